@@ -4,125 +4,269 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"os"
+	"sync/atomic"
 	"time"
 )
 
 const (
 	askAgain = 2 * time.Second        // an unanswered wait is sent again over another connection
 	late     = 250 * time.Millisecond // how long an answer is awaited when the caller's time is over
+	forever  = time.Hour              // the longest WAIT that is sent; an endless wait repeats it
+	endless  = 100 * 365 * 24 * time.Hour
 	pollWait = 100 * time.Millisecond // the WAIT of requests that poll
 	pollEach = time.Second
 )
 
-// An acquisition is one call that asks for a lock, until it is granted or given up.
+// An acquisition is one call that asks for a lock, with everything that follows until it is released or lost.
 type acquisition struct {
 	*request
-	client *Client
-	route  *route
-	owner  string
-	began  time.Time
-	until  time.Time // the caller's time; zero: no end
-	sent   time.Time // when the last ACQUIRE was sent
-	broke  bool      // a request may be at the server whose reply will not be read
-	older  []*attempt
-	slot   *pool // the pool in which this acquisition may wait
-	polled bool
-	// repeated is true if this is not the first request, or if it waited for its turn in this client.
-	repeated bool
+	client   *Client
+	route    *route
+	began    time.Time
+	until    time.Time    // the caller's time
+	asked    time.Time    // when the last ACQUIRE was sent
+	repeated bool         // this is not the first request, or it waited for its turn in this client
+	stale    atomic.Int32 // requests that may be at the server and whose replies were not read
+	place    *pool        // the pool that counts this acquisition as a wait at its server
 }
 
-// An attempt is an ACQUIRE that was sent and not yet answered.
+// An attempt is an ACQUIRE.
 type attempt struct {
-	pool    *pool
-	conn    *conn
-	sent    time.Time
-	ends    time.Time // when the server answers nil
-	final   bool      // nil is the answer; otherwise more requests follow
-	polls   bool
-	asking  bool // the reply to ASKING comes first
-	done    chan struct{}
-	reply   any
-	failure error
-}
-
-// read waits for the reply until the deadline. After a timeout it may be called again.
-func (t *attempt) read(ctx context.Context, deadline time.Time) (any, error) {
-	defer t.conn.interrupt(ctx, deadline)()
-	if t.asking {
-		if _, err := t.conn.receive(); err != nil {
-			return nil, err
-		}
-		t.asking = false
-	}
-	return t.conn.receive()
+	answer
+	conn  *conn
+	wait  time.Duration
+	short bool   // it does not wait for all of the caller's time
+	ended func() // ends the turn of a request that polls
 }
 
 // settle returns the connection, or closes it if no reply came. An ephemeral hold keeps the connection.
-func (t *attempt) settle(reply any, err error, keep bool) {
-	if t.reply, t.failure = reply, err; keep {
-		t.pool.take(t.conn)
+func (t *attempt) settle(reply any, err error, ephemeral bool) {
+	if t.err = err; err == nil {
+		t.replies = []any{reply}
+	}
+	if t.ended(); ephemeral && granted(reply) {
+		t.pool.give()
 	} else {
-		t.pool.put(t.conn, err, reply)
+		t.pool.put(t.conn, t.sent, err, reply)
 	}
-	if t.polls {
-		<-t.pool.client.poll
-	}
-	close(t.done)
 }
 
-// finish reads the reply in the background.
-func (t *attempt) finish(timeout time.Duration) {
-	reply, err := t.read(t.pool.client.ctx, time.Now().Add(timeout))
+// finish reads the reply that the acquisition no longer waits for. It reports whether it may have left something.
+func (t *attempt) finish(deadline time.Time) bool {
+	reply, err := t.conn.receive(t.pool.client.ctx, deadline)
 	t.settle(reply, err, false)
+	return err != nil || granted(reply)
 }
 
-func (c *Client) acquire(ctx context.Context, names []string, wait time.Duration, options []Option) (*Hold, error) {
+func granted(reply any) bool {
+	items, ok := reply.([]any)
+	return ok && len(items) >= 2
+}
+
+func (c *Client) acquire(caller context.Context, names []string, wait time.Duration, options []Option) (*Hold, error) {
 	r, err := c.request(names, wait, options)
 	if err != nil {
 		return nil, err
 	}
-	a := &acquisition{request: r, client: c, route: &route{client: c, key: names[0]}, owner: r.newOwner(), began: time.Now()}
-	if r.wait >= 0 {
-		a.until = a.began.Add(r.wait)
+	if caller.Err() != nil {
+		return nil, notAcquired(caller, nil)
 	}
-	if deadline, ok := ctx.Deadline(); ok && r.wait != 0 && (r.wait < 0 || deadline.Before(a.until)) {
-		a.until = deadline
-	}
-	if c.closing.Err() != nil {
+	if !c.enter() {
 		return nil, ErrClosed
 	}
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotAcquired, context.Cause(ctx))
+	defer c.running.Done()
+	ctx, cancel := context.WithCancelCause(caller)
+	defer cancel(nil)
+	defer context.AfterFunc(c.closing, func() { cancel(ErrClosed) })()
+
+	a := &acquisition{request: r, client: c, route: c.route(names[0], r.lease), began: time.Now()}
+	a.route.replicas = r.replicas > 0
+	if a.until = a.began.Add(r.wait); r.wait == 0 {
+		a.until = a.began.Add(askAgain)
+	} else if deadline, ok := ctx.Deadline(); ok {
+		a.until = earlier(a.until, deadline)
 	}
-	values := ctx
-	if r.wait != 0 {
-		var cancel context.CancelCauseFunc
-		ctx, cancel = context.WithCancelCause(ctx)
-		defer cancel(nil)
-		defer context.AfterFunc(c.closing, func() { cancel(ErrClosed) })()
-	}
-	if r.wait != 0 && len(names) == 1 && !r.shared && r.limit == 0 {
-		turn, stop := ctx, context.CancelFunc(func() {})
-		if !a.until.IsZero() {
-			turn, stop = context.WithDeadline(ctx, a.until)
-		}
-		done, queued, err := c.takeTurn(turn, names[0])
-		stop()
-		if err != nil {
+	if r.wait != 0 && r.mutex() { // only the oldest wait is at the server
+		end, waited := c.takeTurn(ctx, names[0], a.until)
+		if end == nil {
 			return nil, notAcquired(ctx, nil)
 		}
-		defer done()
-		a.repeated = queued
+		defer end()
+		a.repeated = waited
 	}
+	defer a.waitAt(nil)
 	h, err := a.run(ctx)
-	if a.slot != nil {
-		a.slot.freeWait()
-	}
 	if err != nil {
 		return nil, err
 	}
-	return h.establish(values)
+	if handle := h.establish(caller); c.closing.Err() == nil {
+		return handle, nil
+	}
+	return nil, ErrClosed
+}
+
+// run asks until the lock is granted, refused, or given up.
+func (a *acquisition) run(ctx context.Context) (*hold, error) {
+	var current *attempt // the request under way
+	var last error       // why none is
+	resume := a.began    // when the next may be sent
+	for {
+		if current == nil {
+			if sleep(ctx, earlier(resume, a.until)) != nil || !time.Now().Before(a.until) {
+				return nil, a.giveUp(nil, a.timeOver(ctx, last))
+			}
+		}
+		if t := a.ask(ctx); t.err == nil {
+			if current != nil { // the server moves its place in the queue to t
+				a.supersede(current)
+			}
+			current, resume = t, t.sent.Add(askAgain+a.route.confirmation())
+		} else if err := a.failed(ctx, &t.answer); err == nil {
+			last, resume = t.err, t.at
+		} else if current == nil {
+			return nil, a.giveUp(nil, err)
+		} else {
+			resume = time.Now().Add(askAgain)
+		}
+		if current == nil {
+			continue
+		}
+
+		deadline, again := a.until.Add(late), a.wait != 0 && resume.Before(a.until)
+		if again {
+			deadline = resume
+		}
+		reply, err := current.conn.receive(ctx, deadline)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) && again:
+			continue
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, a.giveUp(current, a.lostReply(a.timeOver(ctx, err)))
+		case errors.Is(err, errInterrupted):
+			return nil, a.giveUp(current, notAcquired(ctx, last))
+		}
+		t := current
+		current = nil
+		if t.settle(reply, err, a.ephemeral); err != nil {
+			a.stale.Add(1)
+		}
+		t.answer = a.route.judged(t.answer)
+		switch {
+		case t.err != nil:
+			if err := a.failed(ctx, &t.answer); err != nil {
+				return nil, a.giveUp(nil, err)
+			}
+			last, resume = t.err, t.at
+		case granted(reply):
+			h, err := a.granted(ctx, t)
+			if h != nil || err != nil {
+				return h, err
+			}
+			resume = t.at
+		case t.short && !time.Now().Before(t.sent.Add(t.wait-late)): // earlier, it was CLIENT UNBLOCK
+			if resume = time.Now(); a.place == nil {
+				resume = resume.Add(pollEach)
+			}
+		default:
+			return nil, a.giveUp(nil, notAcquired(ctx, nil))
+		}
+	}
+}
+
+// ask sends an ACQUIRE.
+func (a *acquisition) ask(ctx context.Context) *attempt {
+	limit := earlier(time.Now().Add(askAgain), a.until)
+	t := &attempt{ended: func() {}}
+	p, asking, err := a.route.locate(ctx, limit)
+	if t.pool, t.err = p, err; err != nil {
+		t.answer = a.route.judged(t.answer)
+		return t
+	}
+	if a.wait != 0 {
+		t.wait = min(time.Until(a.until), forever)
+		if !a.waitAt(p) { // all connections are taken by waits: poll over the others, one request at a time
+			if t.wait = min(t.wait, pollWait); a.asked.IsZero() {
+				t.wait = 0
+			} else if t.ended, _ = a.client.takeTurn(ctx, "", limit); t.ended == nil {
+				t.answer = a.route.judged(answer{pool: p, err: errNoConnection})
+				return t
+			}
+		}
+	}
+	t.conn, err = p.get(ctx, forOther, a.lease, limit)
+	if err == nil && (asking || a.given) {
+		first := "PING" // an owner that the application chose is sent only over a connection that has just answered
+		if asking {
+			first = "ASKING"
+		}
+		_, err = t.conn.exchange(ctx, limit, []string{first})
+	}
+	now := time.Now()
+	if err == nil && !now.Before(a.until) {
+		p.put(t.conn, now, nil)
+		t.conn, err = nil, errNoConnection
+	}
+	if err == nil {
+		waited := time.Duration(-1)
+		if a.repeated {
+			waited = now.Sub(a.began)
+		}
+		t.sent, a.asked, a.repeated = now, now, true
+		t.short = a.wait != 0 && t.wait < a.until.Sub(now)
+		if err = t.conn.send(now.Add(askAgain), a.request.acquire(t.wait, waited)); err != nil { // part of it may have arrived
+			a.stale.Add(1)
+		}
+	}
+	if err != nil {
+		if t.err = err; t.conn != nil {
+			t.settle(nil, err, false)
+		} else {
+			t.ended()
+		}
+		t.answer = a.route.judged(t.answer)
+	}
+	return t
+}
+
+// waitAt counts this acquisition among the waits at a node, if enough connections are left for other requests.
+func (a *acquisition) waitAt(p *pool) bool {
+	if a.place != p {
+		if a.place != nil {
+			a.place.freeWait()
+		}
+		if a.place = nil; p != nil && p.takeWait() {
+			a.place = p
+		}
+	}
+	return a.place != nil
+}
+
+// supersede lets go of a request whose place in the queue another one takes over.
+func (a *acquisition) supersede(t *attempt) {
+	a.stale.Add(1)
+	deadline := time.Now().Add(time.Second + a.route.confirmation())
+	a.client.background(func() {
+		if !t.finish(deadline) {
+			a.stale.Add(-1)
+		}
+	})
+}
+
+// failed returns the error with which the acquisition ends after a failure, or nil if it may ask again.
+func (a *acquisition) failed(ctx context.Context, f *answer) error {
+	var reply ServerError
+	switch {
+	case a.given && f.lost():
+		return a.lostReply(f.err)
+	case ctx.Err() != nil:
+		return notAcquired(ctx, f.err)
+	case f.passing && (a.wait != 0 || !f.at.After(time.Now())):
+		return nil
+	case f.passing && errors.As(f.err, &reply):
+		return fmt.Errorf("%w: %w", ErrNotAcquired, f.err)
+	}
+	return f.err
 }
 
 // notAcquired is the error of an acquisition whose time is over, after the last error that it met.
@@ -133,363 +277,97 @@ func notAcquired(ctx context.Context, last error) error {
 	}
 	if errors.Is(cause, ErrClosed) {
 		return ErrClosed
-	} else if cause != nil {
-		last = errors.Join(cause, last)
 	}
-	if last == nil {
+	if last = errors.Join(cause, last); last == nil {
 		return ErrNotAcquired
 	}
 	return fmt.Errorf("%w: %w", ErrNotAcquired, last)
 }
 
-// left is what remains of the caller's time.
-func (a *acquisition) left() time.Duration {
-	if a.until.IsZero() {
-		return forever
+// timeOver is the error of an acquisition whose time is over. A try has asked in vain only if it was answered.
+func (a *acquisition) timeOver(ctx context.Context, last error) error {
+	if a.wait == 0 && last != nil && ctx.Err() == nil {
+		return last
 	}
-	return time.Until(a.until)
+	return notAcquired(ctx, last)
 }
 
-// run asks until the lock is granted, refused, or given up.
-func (a *acquisition) run(ctx context.Context) (*hold, error) {
-	var current *attempt // the request that is under way
-	var last error
-	var resume time.Time // when the next request may be sent
-	for first := true; ; first = false {
-		if current == nil && !first {
-			if !a.until.IsZero() && a.wait != 0 && resume.After(a.until) {
-				resume = a.until
-			}
-			if sleep(ctx, resume) != nil || a.wait != 0 && a.left() <= 0 {
-				return nil, a.giveUp(nil, notAcquired(ctx, last))
-			}
-		}
-		next := time.Now().Add(askAgain)
-		if current == nil || !time.Now().Before(resume) && a.left() > 0 {
-			before := a.sent
-			p, t, err := a.ask(ctx)
-			if err != nil {
-				var sent time.Time
-				if a.sent != before {
-					if sent = a.sent; a.given() {
-						return nil, a.leftBehind(err)
-					}
-				}
-				at, again := a.route.retryAt(p, err, sent, a.lease)
-				if current == nil && (!again || ctx.Err() != nil || a.wait == 0 && time.Until(at) > 0) {
-					return nil, a.giveUp(nil, a.failure(ctx, err, again))
-				}
-				if !again { // the request that is under way may still be answered
-					at = next
-				}
-				last, next, resume = err, at, at
-			} else {
-				if current != nil { // its place in the queue is taken over
-					older := current
-					a.older = append(a.older, older)
-					a.client.background(func() { older.finish(time.Second + a.confirmation(older.pool)) })
-				}
-				current, next = t, t.sent.Add(askAgain+a.confirmation(p))
-			}
-		}
-		if current == nil {
-			continue
-		}
-		end := a.until.Add(late)
-		bounded := a.wait != 0 && !a.until.IsZero()
-		if bounded && next.After(end) {
-			next = end
-		}
-		reply, err := current.read(ctx, next)
-		switch {
-		case err != nil && ctx.Err() != nil, isTimeout(err) && bounded && !time.Now().Before(end):
-			return nil, a.giveUp(current, notAcquired(ctx, last))
-		case isTimeout(err) && a.wait == 0:
-			err = fmt.Errorf("holdfast: no answer from %s: %w", current.pool.addr, err)
-			if a.given() {
-				err = a.leftBehind(err)
-			}
-			return nil, a.giveUp(current, err)
-		case isTimeout(err):
-			continue
-		}
-		t := current
-		current = nil
-		t.settle(reply, err, granted(reply) && a.ephemeral)
-		a.broke = a.broke || err != nil
-		if failure, failed := reply.(ServerError); failed {
-			err = failure
-		} else if err != nil && a.given() {
-			return nil, a.leftBehind(err)
-		}
-		if err != nil {
-			at, again := a.route.retryAt(t.pool, err, t.sent, a.lease)
-			if !again || a.wait == 0 && time.Until(at) > 0 {
-				return nil, a.giveUp(nil, a.failure(ctx, err, again))
-			}
-			last, resume = err, at
-			continue
-		}
-		a.route.answered()
-		if resume = time.Now(); granted(reply) {
-			if h, err := a.granted(ctx, t, reply); h != nil || err != nil {
-				return h, err
-			}
-			continue
-		}
-		if t.final || a.wait != 0 && a.left() <= 0 {
-			return nil, a.giveUp(nil, notAcquired(ctx, nil))
-		}
-		if a.slot == nil {
-			resume = resume.Add(pollEach)
-		} else if time.Until(t.ends) > late { // CLIENT UNBLOCK answers nil early
-			return nil, a.giveUp(nil, notAcquired(ctx, nil))
-		}
+// lostReply adds to an error that a request of an owner whom the application chose may have been granted: it is not
+// repeated, because nil would hide that.
+func (a *acquisition) lostReply(err error) error {
+	if !a.given {
+		return err
 	}
-}
-
-// given reports whether the application chose the owner: then a request must not be repeated, because nil would hide
-// a grant.
-func (a *acquisition) given() bool { return a.request.owner != "" }
-
-func (a *acquisition) leftBehind(err error) error {
 	return fmt.Errorf("holdfast: the reply for owner %q was lost, and its lease may be left at the server: %w", a.owner, err)
 }
 
-// failure is the error of an acquisition that cannot ask again.
-func (a *acquisition) failure(ctx context.Context, err error, again bool) error {
-	if ctx.Err() != nil || again && a.wait != 0 {
-		return notAcquired(ctx, err)
-	}
-	var reply ServerError
-	if errors.As(err, &reply) && reply.unknownCommand() {
-		return fmt.Errorf("%w: %w", ErrModuleNotLoaded, reply)
-	}
-	if errors.As(err, &reply) && again {
-		return fmt.Errorf("%w: %w", ErrNotAcquired, err)
-	}
-	return err
-}
-
-// confirmation is how much longer a request with REPLICAS may take.
-func (a *acquisition) confirmation(p *pool) time.Duration {
-	if a.replicas == 0 {
-		return 0
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.confirm
-}
-
-func granted(reply any) bool {
-	items, ok := reply.([]any)
-	return ok && len(items) >= 2
-}
-
-// ask sends an ACQUIRE.
-func (a *acquisition) ask(ctx context.Context) (*pool, *attempt, error) {
-	limit := time.Now().Add(askAgain)
-	if a.wait != 0 && !a.until.IsZero() && limit.After(a.until) {
-		limit = a.until
-	}
-	p, asking, err := a.route.locate(ctx, limit)
-	if err != nil {
-		return nil, nil, err
-	}
-	wait, polls, final := time.Duration(0), false, a.wait == 0
-	if a.wait != 0 {
-		if a.slot != nil && a.slot != p {
-			a.slot.freeWait()
-			a.slot = nil
-		}
-		if a.slot == nil && p.takeWait() {
-			a.slot = p
-		}
-		final = a.slot != nil && a.left() < forever
-		if wait = min(a.left(), forever); a.slot == nil {
-			if polls = a.polled; polls {
-				select {
-				case a.client.poll <- struct{}{}:
-				case <-ctx.Done():
-					return p, nil, context.Cause(ctx)
-				case <-time.After(time.Until(limit)):
-					return p, nil, errNoConnection
-				}
-			}
-			wait, a.polled = min(wait, pollWait), true
-		}
-	}
-	c, err := p.get(ctx, forOther, a.lease, limit)
-	if err == nil && a.given() { // only over a connection that has just answered
-		if _, err = c.exchange(ctx, limit, []string{"PING"}); err != nil {
-			p.put(c, err)
-		}
-	}
-	if err == nil && a.wait != 0 && a.left() <= 0 {
-		p.put(c, nil)
-		err = errNoConnection
-	}
-	if err != nil {
-		if polls {
-			<-a.client.poll
-		}
-		return p, nil, err
-	}
-	t := &attempt{pool: p, conn: c, sent: time.Now(), final: final, polls: polls, asking: asking, done: make(chan struct{})}
-	t.ends = t.sent.Add(wait)
-	commands := [][]string{a.command("ACQUIRE", a.owner, a.terms(t.sent, wait, polls)...)}
-	a.sent, a.repeated = t.sent, true
-	if asking {
-		commands = append([][]string{{"ASKING"}}, commands...)
-	}
-	if err = c.send(t.sent.Add(askAgain), commands...); err != nil { // part of it may have arrived
-		a.broke = true
-		t.settle(nil, err, false)
-		return p, nil, err
-	}
-	return p, t, nil
-}
-
-// terms are the options of an ACQUIRE that is sent now.
-func (a *acquisition) terms(now time.Time, wait time.Duration, polls bool) []string {
-	terms := make([]string, 0, 16)
-	if a.given() {
-		terms = append(terms, "NEW")
-	} else {
-		terms = append(terms, "HOLDS", "1")
-	}
-	terms = append(terms, "LEASE", millis(a.lease))
-	if wait > 0 && (a.slot != nil || polls) {
-		terms = append(terms, "WAIT", millis(wait))
-		if waited := now.Sub(a.began); a.repeated {
-			terms = append(terms, "WAITED", millis(waited))
-		}
-	}
-	return append(append(terms, a.options()...), "WITHWAITED")
-}
-
-func (r *request) options() (terms []string) {
-	if r.limit > 0 {
-		terms = append(terms, "LIMIT", strconv.Itoa(r.limit))
-	}
-	if r.shared {
-		terms = append(terms, "SHARED")
-	}
-	if r.ephemeral {
-		terms = append(terms, "EPHEMERAL")
-	}
-	if r.replicas > 0 {
-		terms = append(terms, "REPLICAS", strconv.Itoa(r.replicas))
-	}
-	return terms
-}
-
-// granted makes a hold of a token. If less than half the lease is certain, a RENEW decides first; if that says that
-// the lock is no longer held, granted returns nothing, and the acquisition asks again.
-func (a *acquisition) granted(ctx context.Context, t *attempt, reply any) (*hold, error) {
-	items := reply.([]any)
-	h := &hold{request: a.request, client: a.client, route: a.route, owner: a.owner, token: integer(items[0]), index: -1,
-		acquired: time.Now(), waited: time.Since(a.began), lost: make(chan struct{}), ended: make(chan struct{})}
-	h.length.Store(int64(a.lease))
-	h.broke.Store(a.broke)
-	h.certain = t.sent.Add(time.Duration(integer(items[1]))*time.Millisecond + sure(a.lease))
-	for _, older := range a.older {
-		select {
-		case <-older.done:
-			if older.failure != nil {
-				h.broke.Store(true)
-			}
-		default:
-			h.broke.Store(true)
-		}
-	}
+// granted makes a hold of a token. If less than half the lease is certain, a RENEW decides first; if that fails,
+// granted returns nothing, and the acquisition asks again.
+func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
+	items := t.replies[0].([]any)
+	h := newHold(a, integer(items[0]), t.sent.Add(ms(items[1])+sure(a.lease)))
 	if a.ephemeral {
-		h.own(t.conn)
+		h.conn = t.conn
 	}
-	for asked := false; time.Until(h.certain) < a.lease/2; asked = true {
-		over := a.wait == 0 && asked || a.wait != 0 && a.left() <= 0
-		err := sleep(ctx, t.pool.failed(t.sent, a.lease))
-		if err == nil && !over {
-			p, replies, sent, failure := h.send(ctx, forRenew, h.renewal())
-			if failure == nil && h.confirmed(replies[0]) {
-				h.certain = sent.Add(sure(a.lease))
-				continue
-			}
-			if failure == nil && a.wait != 0 {
-				h.disown()
-				return nil, nil
-			}
-			if err = failure; err != nil {
-				if at, again := a.route.retryAt(p, err, sent, a.lease); again && a.wait != 0 && sleep(ctx, at) == nil {
-					continue
-				}
-			}
+	if time.Until(h.certain) >= a.lease/2 {
+		return h, nil
+	}
+	renewed := h.send(ctx, forRenew, h.renewal())
+	if renewed.err == nil && confirmed(renewed.replies[0]) {
+		if h.certain = renewed.sent.Add(sure(a.lease)); time.Until(h.certain) >= a.lease/2 {
+			return h, nil
 		}
-		h.disown()
-		a.broke = h.broke.Load()
-		a.withdraw(nil)
-		return nil, notAcquired(ctx, err)
 	}
-	return h, nil
+	h.disown()
+	a.stale.Add(1)
+	if a.wait == 0 {
+		return nil, a.giveUp(nil, notAcquired(ctx, renewed.err))
+	}
+	t.at = renewed.at
+	return nil, nil
 }
 
 // giveUp ends an acquisition without the lock, and withdraws what may be left at the server.
 func (a *acquisition) giveUp(current *attempt, err error) error {
-	for _, older := range a.older {
-		select {
-		case <-older.done:
-			a.broke = a.broke || older.failure != nil || granted(older.reply)
-		default:
-			a.broke = true
+	if a.given { // RELEASE ALL could release a later hold of the same owner
+		if current != nil {
+			a.client.background(func() { current.finish(a.asked.Add(a.lease)) })
 		}
-	}
-	if current != nil || a.broke {
-		a.withdraw(current)
+	} else if current != nil || a.stale.Load() > 0 {
+		a.client.background(func() { a.withdraw(current) })
 	}
 	return err
 }
 
-// withdraw makes sure, in the background, that the owner neither waits nor holds.
+// withdraw makes sure that the owner neither waits nor holds.
 func (a *acquisition) withdraw(current *attempt) {
-	if a.given() { // ALL could release a later hold of the same owner
+	ctx, end := a.client.ctx, a.asked.Add(a.lease)
+	defer func() {
 		if current != nil {
-			a.client.background(func() { current.finish(a.lease) })
+			current.finish(time.Now())
 		}
-		return
-	}
-	a.client.background(func() {
-		ctx, end := a.client.ctx, a.sent.Add(a.lease)
-		if current != nil {
-			a.client.background(func() { current.finish(time.Until(end)) })
+	}()
+	for answers := 1; ; answers++ {
+		reply := repeat(ctx, end, func() answer { return a.route.do(ctx, forRelease, a.command("RELEASE", "ALL")) })
+		if reply.err != nil {
+			if !reply.passing {
+				a.client.config.Logger.Error("holdfast: cannot withdraw a request", "name", a.name(), "error", reply.err)
+			}
+			return
 		}
-		for answers := 0; ; {
-			p, _, sent, err := a.route.do(ctx, forRelease, a.lease, silence(a.lease), a.command("RELEASE", a.owner, "ALL"))
-			if err != nil {
-				at, again := a.route.retryAt(p, err, sent, a.lease)
-				if !again {
-					a.client.config.Logger.Error("holdfast: cannot withdraw a request", "name", a.name(), "error", err)
-				}
-				if !again || at.After(end) || sleep(ctx, at) != nil {
-					return
-				}
+		if t := current; t != nil {
+			current = nil
+			if t.finish(end) {
+				a.stale.Add(1)
+			}
+			if t.err == nil && granted(t.replies[0]) { // RELEASE had overtaken the ACQUIRE
+				a.stale.Add(-1)
+				answers = 0
 				continue
 			}
-			a.route.answered()
-			if current != nil {
-				select {
-				case <-current.done:
-				case <-ctx.Done():
-					return
-				}
-				if a.broke = a.broke || current.failure != nil; granted(current.reply) {
-					current = nil // RELEASE had overtaken the ACQUIRE
-					continue
-				}
-				current = nil
-			}
-			if answers++; !a.broke || answers == 2 || time.Until(end) < time.Second || sleep(ctx, time.Now().Add(time.Second)) != nil {
-				return
-			}
 		}
-	})
+		if a.stale.Load() == 0 || answers == 2 || time.Until(end) < time.Second || sleep(ctx, time.Now().Add(time.Second)) != nil {
+			return
+		}
+	}
 }

@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -21,6 +22,12 @@ var (
 	ErrClientTooOld = errors.New("holdfast: this client is too old for the server's module")
 	// ErrClosed means that the client was closed.
 	ErrClosed = errors.New("holdfast: client is closed")
+)
+
+// Failures that say nothing about the server.
+var (
+	errNoConnection = errors.New("holdfast: no free connection")
+	errInterrupted  = errors.New("holdfast: interrupted by the caller")
 )
 
 // Reason says why a lock was lost.
@@ -62,23 +69,63 @@ func (e ServerError) Code() string {
 	return code
 }
 
-// Is makes error replies match the errors of this package that they stand for.
-func (e ServerError) Is(target error) bool {
-	return target == ErrDeadlock && e.Code() == "DEADLOCK" || target == ErrModuleNotLoaded && e.unknownCommand()
-}
+// Is makes a reply DEADLOCK match [ErrDeadlock].
+func (e ServerError) Is(target error) bool { return target == ErrDeadlock && e.Code() == "DEADLOCK" }
 
 func (e ServerError) unknownCommand() bool {
 	return strings.HasPrefix(string(e), "ERR unknown command")
 }
 
-// passing reports whether the same request may succeed later. The codes that say where it may succeed are the route's.
-func (e ServerError) passing() bool {
-	switch e.Code() {
-	case "ERR":
-		return strings.Contains(string(e), "too many waiters") || strings.Contains(string(e), "being confirmed") ||
-			strings.Contains(string(e), "max number of clients reached")
-	case "LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "OOM", "UNCONFIRMED":
-		return true
+// failure returns the error that a reply stands for.
+func failure(reply any) error {
+	e, failed := reply.(ServerError)
+	switch {
+	case !failed:
+		return nil
+	case e.unknownCommand():
+		return fmt.Errorf("%w: %w", ErrModuleNotLoaded, e)
 	}
-	return false
+	return e
+}
+
+// A verdict says what a failure means for the request that failed.
+type verdict int
+
+const (
+	fatal       verdict = iota
+	unsent              // the request may be sent again: nothing was wrong with the server
+	passing             // the request may be sent again after the pause
+	broken              // so may it, over another connection
+	demoted             // so may it, to another node: this one is not the primary any more
+	atOnce              // the request may be sent again without a pause, the first time in a row
+	overwritten         // the key is not a lock's any more
+)
+
+// verdicts are the error replies that are not fatal, by their codes or, for ERR, by a part of their texts.
+var verdicts = map[string]verdict{
+	"LOADING": passing, "BUSY": passing, "TRYAGAIN": passing, "MASTERDOWN": passing, "MISCONF": passing, "NOREPLICAS": passing,
+	"CLUSTERDOWN": passing, "OOM": passing, "UNCONFIRMED": passing,
+	"READONLY": demoted, "UNBLOCKED": demoted,
+	"MOVED": atOnce, "ASK": atOnce, "SUPERSEDED": atOnce,
+	"WRONGTYPE": overwritten,
+}
+
+var passingTexts = []string{"too many waiters", "being confirmed", "max number of clients reached"}
+
+func judge(err error) verdict {
+	var reply ServerError
+	switch {
+	case errors.As(err, &reply):
+		for _, text := range passingTexts {
+			if reply.Code() == "ERR" && strings.Contains(string(reply), text) {
+				return passing
+			}
+		}
+		return verdicts[reply.Code()]
+	case errors.Is(err, errNoConnection), errors.Is(err, errInterrupted):
+		return unsent
+	case errors.Is(err, ErrModuleNotLoaded), errors.Is(err, ErrServerTooOld), errors.Is(err, ErrClientTooOld), errors.Is(err, ErrClosed):
+		return fatal
+	}
+	return broken
 }

@@ -27,7 +27,7 @@ import (
 // Lock waits for the lock. It returns [ErrNotAcquired] if ctx ends or [Wait] is over first; nothing stays behind
 // at the server then.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Hold, error) {
-	return c.acquire(ctx, []string{name}, -1, options)
+	return c.acquire(ctx, []string{name}, endless, options)
 }
 
 // TryLock acquires the lock if it is free, and returns [ErrNotAcquired] if it is not.
@@ -38,7 +38,7 @@ func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*
 // LockAll waits for several locks and acquires them in one step: it holds none while it waits. In a cluster, their
 // keys must be in one slot. They are renewed, lost and released together.
 func (c *Client) LockAll(ctx context.Context, names []string, options ...Option) (*Hold, error) {
-	return c.acquire(ctx, names, -1, options)
+	return c.acquire(ctx, names, endless, options)
 }
 
 // TryLockAll acquires several locks if all are free.
@@ -63,7 +63,7 @@ func (h *Hold) run(ctx context.Context, fn func(context.Context) error) (err err
 	stop := context.AfterFunc(h.ctx, func() { cancel(context.Cause(h.ctx)) })
 	defer func() {
 		stop()
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.leased())
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.request.lease)
 		defer cancel()
 		err = errors.Join(err, h.Release(release))
 	}()
@@ -220,34 +220,24 @@ func (c *Client) Force(ctx context.Context, name string) (bool, error) {
 // ReleaseOwner releases the hold of an owner that was set by [Owner]. With a token of 0 it sends one request and
 // does not repeat it, since a late copy could release a later hold. It reports whether the owner held the lock.
 func (c *Client) ReleaseOwner(ctx context.Context, name, owner string, token int64) (bool, error) {
-	command := []string{"LOCK.RELEASE", name, owner}
 	if token != 0 {
-		reply, err := c.call(ctx, name, append(command, "TOKEN", strconv.FormatInt(token, 10))...)
+		reply, err := c.call(ctx, name, "LOCK.RELEASE", name, owner, "TOKEN", strconv.FormatInt(token, 10))
 		return reply != nil, err
 	}
-	r := &route{client: c, key: name}
-	_, replies, _, err := r.do(ctx, forRelease, c.config.Lease, time.Second, command)
-	return err == nil && replies[0] != nil, err
+	a := c.route(name, defaultLease).do(ctx, forRelease, []string{"LOCK.RELEASE", name, owner})
+	return a.err == nil && a.replies[0] != nil, a.err
 }
 
 // call sends a command that may be repeated. Without a deadline of ctx it is bounded by 5 s.
 func (c *Client) call(ctx context.Context, name string, command ...string) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	r := &route{client: c, key: name}
-	for {
-		p, replies, sent, err := r.do(ctx, forOther, c.config.Lease, time.Second, command)
-		if err == nil {
-			return replies[0], nil
-		}
-		at, again := r.retryAt(p, err, sent, c.config.Lease)
-		if !again {
-			return nil, err
-		}
-		if end := sleep(ctx, at); end != nil {
-			return nil, errors.Join(end, err)
-		}
+	r := c.route(name, defaultLease)
+	a := repeat(ctx, time.Now().Add(endless), func() answer { return r.do(ctx, forOther, command) })
+	if a.err != nil {
+		return nil, a.err
 	}
+	return a.replies[0], nil
 }
 
 // fields reads a map, which RESP2 sends as a flat array.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -14,13 +15,9 @@ const (
 	protocol       = 4 // the protocol that this client speaks
 	minPause       = 20 * time.Millisecond
 	maxPause       = time.Second
-	connectTimeout = 2 * time.Second // for a connection with its handshake
-	reserved       = 2               // connections that waits leave free
-)
-
-var (
-	errNoConnection = errors.New("holdfast: no free connection")
-	errInterrupted  = errors.New("interrupted by the caller") // says nothing about the server
+	connectTimeout = 2 * time.Second      // for a connection with its handshake
+	reserved       = 2                    // connections that waits leave free
+	gather         = 5 * time.Millisecond // for which a renewal waits for others that share its pipeline
 )
 
 // priority orders the requests that wait for a connection; each class is first come, first served.
@@ -41,19 +38,21 @@ type pool struct {
 	mu       sync.Mutex
 	closed   bool
 	idle     []*conn // used last in, first out
-	open     map[*conn]bool
+	open     int     // connections, idle and busy; those of ephemeral holds are not counted
 	opening  int
-	waits    int // acquisitions that may wait at the server
-	queues   [priorities][]*waiter
-	proven   bool // the server has answered since a connection broke or could not be opened: until then, one attempt at a time
-	failedAt time.Time
-	pause    time.Duration
-	timer    *time.Timer // opens connections when the pause is over
-	confirm  time.Duration
+	waits    int             // acquisitions that may wait at the server
+	queue    []*waiter       // requests that wait for a connection, by priority
+	proven   bool            // nothing has failed since the server answered; otherwise, one attempt to connect at a time
+	failedAt time.Time       // when the last failure was noted
+	pause    time.Duration   // after it
+	timer    *time.Timer     // opens a connection when the pause is over
+	confirm  time.Duration   // the server's replicas-timeout
+	renewals []sharedRenewal // gathered for the next pipeline
 }
 
 // A waiter is a request that waits for a connection.
 type waiter struct {
+	class priority
 	lease time.Duration
 	ready chan connected
 }
@@ -63,8 +62,21 @@ type connected struct {
 	err  error
 }
 
-// get returns a connection. It fails with errNoConnection, or the cause of ctx, if there is none in time, and with
-// the outcome of the attempt if connecting fails.
+// An answer is what became of a request.
+type answer struct {
+	pool    *pool
+	sent    time.Time // zero: nothing was written
+	replies []any     // none: nothing was read
+	err     error     // also an error reply to the first command
+	passing bool      // the same request may succeed
+	at      time.Time // not before this time
+}
+
+// lost reports whether the request was written, and its reply was not read.
+func (a answer) lost() bool { return !a.sent.IsZero() && len(a.replies) == 0 }
+
+// get returns a connection. It fails with errNoConnection if there is none in time, and with the outcome of the
+// attempt if connecting fails.
 func (p *pool) get(ctx context.Context, class priority, lease time.Duration, deadline time.Time) (*conn, error) {
 	p.mu.Lock()
 	if c := p.pop(); c != nil || p.closed {
@@ -74,30 +86,30 @@ func (p *pool) get(ctx context.Context, class priority, lease time.Duration, dea
 		}
 		return c, nil
 	}
-	w := &waiter{lease, make(chan connected, 1)}
-	p.queues[class] = append(p.queues[class], w)
+	w := &waiter{class, lease, make(chan connected, 1)}
+	i := len(p.queue)
+	for i > 0 && p.queue[i-1].class > class {
+		i--
+	}
+	p.queue = slices.Insert(p.queue, i, w)
 	p.serve()
 	p.mu.Unlock()
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
-	var err error
 	select {
 	case r := <-w.ready:
 		return r.conn, r.err
 	case <-ctx.Done():
-		err = context.Cause(ctx)
 	case <-timer.C:
-		err = errNoConnection
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := slices.Index(p.queues[class], w); i >= 0 {
-		p.queues[class] = slices.Delete(p.queues[class], i, i+1)
-	} else if r := <-w.ready; r.conn != nil { // served in the same moment
-		p.idle = append(p.idle, r.conn)
-		p.serve()
+	if i := slices.Index(p.queue, w); i >= 0 {
+		p.queue = slices.Delete(p.queue, i, i+1)
+		return nil, errNoConnection
 	}
-	return nil, err
+	r := <-w.ready // served in the same moment
+	return r.conn, r.err
 }
 
 // pop takes an idle connection that is alive.
@@ -108,40 +120,33 @@ func (p *pool) pop() *conn {
 		if !c.dead() {
 			return c
 		}
+		p.proven = false
 		p.drop(c)
 	}
 	return nil
 }
 
-// drop closes a connection, or forgets one that an ephemeral hold has taken.
 func (p *pool) drop(c *conn) {
-	delete(p.open, c)
-	p.proven = p.proven && len(p.open) > 0
+	p.open--
 	_ = c.Close()
 }
 
 // serve hands idle connections to the requests that wait, and opens as many as are missing.
 func (p *pool) serve() {
-	missing := 0
-	soon := time.Time{}
-	for class := range p.queues {
-		for len(p.queues[class]) > 0 {
-			c := p.pop()
-			if c == nil {
-				break
-			}
-			p.queues[class][0].ready <- connected{conn: c}
-			p.queues[class] = p.queues[class][1:]
+	for len(p.queue) > 0 {
+		c := p.pop()
+		if c == nil {
+			break
 		}
-		missing += len(p.queues[class])
-		for _, w := range p.queues[class] {
-			if at := p.resumeAt(w.lease); soon.IsZero() || at.Before(soon) {
-				soon = at
-			}
-		}
+		p.queue[0].ready <- connected{conn: c}
+		p.queue = p.queue[1:]
 	}
-	for p.opening < missing && len(p.open)+p.opening < p.client.config.MaxConnections && (p.proven || p.opening == 0) {
-		if wait := time.Until(soon); !p.proven && wait > 0 {
+	lease := p.client.config.Lease
+	for _, w := range p.queue {
+		lease = min(lease, w.lease)
+	}
+	for p.opening < len(p.queue) && p.open+p.opening < p.client.config.MaxConnections && (p.proven || p.opening == 0) {
+		if wait := time.Until(p.resumeAt(lease)); !p.proven && wait > 0 {
 			if p.timer != nil {
 				p.timer.Stop()
 			}
@@ -149,7 +154,7 @@ func (p *pool) serve() {
 			return
 		}
 		p.opening++
-		p.client.background(p.connect)
+		go p.connect()
 	}
 }
 
@@ -173,32 +178,37 @@ func (p *pool) connect() {
 	select {
 	case r = <-result:
 	case <-ctx.Done():
-		r.err = fmt.Errorf("holdfast: connect to %s: %w", p.addr, ctx.Err())
+		r.err = fmt.Errorf("holdfast: connect to %s: %w", p.addr, os.ErrDeadlineExceeded)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opening--
-	if p.closed && r.conn != nil {
-		_ = r.conn.Close()
-		r = connected{nil, ErrClosed}
-	}
 	if r.err != nil {
 		p.proven = false
 		p.fail(began)
-		for class, queue := range p.queues {
-			for _, w := range queue {
-				w.ready <- connected{err: r.err}
-			}
-			p.queues[class] = nil
-		}
+		p.refuse(r.err)
 		return
 	}
-	p.open[r.conn] = true
+	p.open++
+	if p.closed {
+		p.drop(r.conn)
+		return
+	}
+	p.proven = true
 	p.idle = append(p.idle, r.conn)
 	p.serve()
 }
 
-// dial opens a connection and prepares it.
+// refuse fails all requests that wait for a connection.
+func (p *pool) refuse(err error) {
+	for _, w := range p.queue {
+		w.ready <- connected{err: err}
+	}
+	p.queue = nil
+}
+
+// dial opens a connection, sends its first commands, and asks for the version of the module: a server may accept
+// connections and no more, or be another one.
 func (p *pool) dial(ctx context.Context) (*conn, error) {
 	commands, err := p.client.config.Setup(ctx)
 	if err != nil {
@@ -208,82 +218,79 @@ func (p *pool) dial(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: socket}
-	if err := p.prepare(ctx, c, commands); err != nil {
+	c := newConn(socket)
+	if err = p.prepare(ctx, c, commands); err != nil {
 		_ = c.Close()
 		return nil, err
 	}
-	c.used = false
 	return c, nil
 }
 
-// prepare sends the commands of a new connection, and asks for the version of the module if the server has not proven
-// that it answers: it may accept connections and no more, or be another one.
-func (p *pool) prepare(ctx context.Context, c *conn, commands [][]string) error {
-	p.mu.Lock()
-	proven := p.proven
-	p.mu.Unlock()
-	setup := len(commands)
-	if !proven {
-		commands = append(slices.Clone(commands), []string{"LOCK.VERSION"})
-	}
+func (p *pool) prepare(ctx context.Context, c *conn, setup [][]string) error {
 	deadline := time.Now().Add(connectTimeout)
-	replies, err := c.exchange(ctx, deadline, commands...)
+	replies, err := c.exchange(ctx, deadline, append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
 	if err != nil {
 		return err
 	}
-	for i, reply := range replies[:setup] {
-		if err, failed := reply.(ServerError); failed && commands[i][0] != "CLIENT" {
+	for i, command := range setup {
+		if err := failure(replies[i]); err != nil && command[0] != "CLIENT" {
 			return err
 		}
 	}
-	if proven {
-		return nil
-	}
-	if err, failed := replies[setup].(ServerError); failed {
-		if !err.unknownCommand() {
+	reply := replies[len(setup)]
+	if err := failure(reply); errors.Is(err, ErrModuleNotLoaded) {
+		replies, _ = c.exchange(ctx, deadline, []string{"LOCK.ACQUIRE"})
+		if len(replies) == 1 && errors.Is(failure(replies[0]), ErrModuleNotLoaded) {
 			return err
-		}
-		if replies, _ = c.exchange(ctx, deadline, []string{"LOCK.ACQUIRE"}); len(replies) == 1 {
-			if err, failed := replies[0].(ServerError); failed && err.unknownCommand() {
-				return ErrModuleNotLoaded
-			}
 		}
 		return fmt.Errorf("%w: it does not know LOCK.VERSION, this client speaks protocol %d", ErrServerTooOld, protocol)
+	} else if err != nil {
+		return err
 	}
-	version := fields(replies[setup])
+	version := fields(reply)
 	speaks, _ := version["protocol"].([]any)
-	if len(speaks) < 2 || integer(speaks[1]) < protocol {
-		return fmt.Errorf("%w: module %v speaks protocols %v, this client %d", ErrServerTooOld, version["version"], speaks, protocol)
+	switch {
+	case len(speaks) < 2 || integer(speaks[1]) < protocol:
+		err = ErrServerTooOld
+	case integer(speaks[0]) > protocol:
+		err = ErrClientTooOld
+	default:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.confirm = ms(version["replicas-timeout"])
+		return nil
 	}
-	if integer(speaks[0]) > protocol {
-		return fmt.Errorf("%w: module %v speaks protocols %v, this client %d", ErrClientTooOld, version["version"], speaks, protocol)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.proven, p.confirm = true, time.Duration(integer(version["replicas-timeout"]))*time.Millisecond
-	return nil
+	return fmt.Errorf("%w: module %v speaks protocols %v, this client %d", err, version["version"], speaks, protocol)
 }
 
-// put returns a connection after a pipeline. A broken one is closed.
-func (p *pool) put(c *conn, err error, replies ...any) {
+// put returns a connection after a pipeline that was sent at this time, or closes it if err is not nil.
+func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil || p.closed {
-		p.drop(c)
-		p.proven = p.proven && (err == nil || errors.Is(err, errInterrupted))
-	} else {
-		if !slices.ContainsFunc(replies, isError) {
+	switch {
+	case err == nil && !p.closed:
+		if c.used = true; !slices.ContainsFunc(replies, func(reply any) bool { return failure(reply) != nil }) {
 			p.pause, p.failedAt = 0, time.Time{}
 		}
 		p.idle = append(p.idle, c)
+	default:
+		p.drop(c)
+		if err != nil && judge(err) == broken {
+			p.proven = false
+			if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise it may have died while it was idle
+				p.fail(sent)
+			}
+		}
 	}
 	p.serve()
 }
 
-func isError(reply any) bool {
-	_, failed := reply.(ServerError)
-	return failed
+// give hands a connection over to an ephemeral hold.
+func (p *pool) give() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open--
+	p.serve()
 }
 
 // fail notes that an attempt that began at this time failed. The pause doubles once for each outage, however many
@@ -295,37 +302,72 @@ func (p *pool) fail(began time.Time) {
 	}
 }
 
-// failed notes a failure, and returns when a request with this lease may be sent again.
-func (p *pool) failed(began time.Time, lease time.Duration) time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !began.IsZero() {
-		p.fail(began)
-	}
-	return p.resumeAt(lease)
-}
-
 // resumeAt returns when the pause is over for a request with this lease.
 func (p *pool) resumeAt(lease time.Duration) time.Time {
-	pause := max(min(p.pause, lease/16), minPause/20)
+	pause := min(p.pause, max(lease/16, time.Millisecond))
 	return p.failedAt.Add(pause - rand.N(pause/4+1)) //nolint:gosec // jitter needs no secrecy
 }
 
-// do sends commands in one pipeline and reads their replies, all within timeout. Without a connection, sent is zero.
-func (p *pool) do(ctx context.Context, class priority, lease, timeout time.Duration, commands ...[]string) (replies []any, sent time.Time, err error) {
-	deadline := time.Now().Add(timeout)
+// do sends commands in one pipeline and reads their replies.
+func (p *pool) do(ctx context.Context, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
 	c, err := p.get(ctx, class, lease, deadline)
 	if err != nil {
-		return nil, time.Time{}, err
+		return answer{pool: p, err: err}
 	}
-	sent = time.Now()
-	replies, err = c.exchange(ctx, deadline, commands...)
-	if err != nil && ctx.Err() != nil {
-		p.put(c, errInterrupted)
-		return nil, sent, context.Cause(ctx)
+	sent := time.Now()
+	replies, err := c.exchange(ctx, deadline, commands...)
+	p.put(c, sent, err, replies...)
+	return answer{pool: p, sent: sent, replies: replies, err: err}
+}
+
+// A sharedRenewal is a RENEW that shares a pipeline with others that are due within a few milliseconds.
+type sharedRenewal struct {
+	ctx      context.Context
+	lease    time.Duration
+	deadline time.Time
+	command  []string
+	answer   chan answer
+}
+
+// renew sends a RENEW together with others.
+func (p *pool) renew(ctx context.Context, lease time.Duration, deadline time.Time, command []string) answer {
+	r := sharedRenewal{ctx, lease, deadline, command, make(chan answer, 1)}
+	p.mu.Lock()
+	if p.renewals = append(p.renewals, r); len(p.renewals) == 1 {
+		time.AfterFunc(gather, p.sendRenewals)
 	}
-	p.put(c, err, replies...)
-	return replies, sent, err
+	p.mu.Unlock()
+	select {
+	case a := <-r.answer:
+		return a
+	case <-ctx.Done():
+		return answer{pool: p, err: errInterrupted}
+	}
+}
+
+func (p *pool) sendRenewals() {
+	p.mu.Lock()
+	due := p.renewals
+	p.renewals = nil
+	p.mu.Unlock()
+	due = slices.DeleteFunc(due, func(r sharedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
+	for batch := range slices.Chunk(due, pipeline) {
+		go func() {
+			lease, deadline := batch[0].lease, batch[0].deadline
+			commands := make([][]string, len(batch))
+			for i, r := range batch {
+				lease, deadline, commands[i] = min(lease, r.lease), earlier(deadline, r.deadline), r.command
+			}
+			a := p.do(p.client.ctx, forRenew, lease, deadline, commands...)
+			for i, r := range batch {
+				own := a
+				if a.err == nil {
+					own.replies = a.replies[i : i+1]
+				}
+				r.answer <- own
+			}
+		}()
+	}
 }
 
 // takeWait reserves a connection for a wait, if enough are left for other requests.
@@ -345,34 +387,21 @@ func (p *pool) freeWait() {
 	p.waits--
 }
 
-// take removes a connection from the pool's account: an ephemeral hold keeps it.
-func (p *pool) take(c *conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.open, c)
-	p.serve()
-}
-
-// closeIdle closes idle connections, or all if the client closes.
-func (p *pool) closeIdle(all bool) {
+// closeIdle closes idle connections.
+func (p *pool) closeIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.idle {
 		p.drop(c)
 	}
 	p.idle = nil
-	if p.closed = p.closed || all; all {
-		for c := range p.open {
-			p.drop(c)
-		}
-		if p.timer != nil {
-			p.timer.Stop()
-		}
-		for class, queue := range p.queues {
-			for _, w := range queue {
-				w.ready <- connected{err: ErrClosed}
-			}
-			p.queues[class] = nil
-		}
-	}
+}
+
+// close closes all connections; those that are busy, when their requests end with the client's context.
+func (p *pool) close() {
+	p.closeIdle()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	p.refuse(ErrClosed)
 }

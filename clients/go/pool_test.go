@@ -3,10 +3,13 @@
 package holdfast
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -117,7 +120,7 @@ func TestRenewalsGoFirst(t *testing.T) {
 		p := c.pool("unused")
 		busy := &conn{Conn: fakeConn{}}
 		p.mu.Lock()
-		p.open[busy] = true
+		p.open++
 		p.opening = 31 // as many as may be opened
 		p.mu.Unlock()
 		order := make(chan priority, 3)
@@ -128,11 +131,15 @@ func TestRenewalsGoFirst(t *testing.T) {
 					t.Error(err)
 				}
 				order <- class
-				p.put(got, nil)
+				p.put(got, time.Now(), nil)
 			}()
-			eventually(t, "it waits", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.queues[class]) == 1 })
+			eventually(t, "it waits", func() bool {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				return slices.ContainsFunc(p.queue, func(w *waiter) bool { return w.class == class })
+			})
 		}
-		p.put(busy, nil)
+		p.put(busy, time.Now(), nil)
 		for want := forRenew; want < priorities; want++ {
 			if got := <-order; got != want {
 				t.Errorf("class %d before %d", got, want)
@@ -308,8 +315,8 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		reply, rest, err := parse(b)
-		if err == nil && len(rest) >= len(b) {
+		r := bytes.NewReader(b)
+		if reply, err := parse(bufio.NewReader(r)); err == nil && r.Len() == len(b) {
 			t.Errorf("%v consumed nothing", reply)
 		}
 	})

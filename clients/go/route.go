@@ -4,167 +4,189 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"strings"
-	"sync"
 	"time"
 )
 
-// A route finds the node that serves a key, and follows it when it moves.
+// A route sends requests to the node that serves a key, and follows the key when it moves. One goroutine at a time
+// uses it.
 type route struct {
-	client *Client
-	key    string
+	client   *Client
+	key      string
+	lease    time.Duration
+	replicas bool // requests wait for replicas
 
-	mu       sync.Mutex
-	addr     string
-	asking   string // a node to ask once, after -ASK
-	stale    bool   // the address must be looked up again
-	looking  chan struct{}
-	lookErr  error
-	hops     int  // redirects in a row
-	replaced bool // a dead idle connection was replaced
+	addr    string
+	asking  string // a node to ask once, after -ASK
+	stale   bool   // the address must be looked up again
+	looking chan located
+	hops    int // redirects in a row
 }
 
-// current returns the last known address.
-func (r *route) current() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.addr
+type located struct {
+	addr string
+	err  error
 }
 
-// wanders reports whether the next request must find its node first.
-func (r *route) wanders() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.asking != "" || r.stale && r.client.config.Locate != nil
+func (c *Client) route(key string, lease time.Duration) *route {
+	r := &route{client: c, key: key, lease: lease}
+	if c.config.Locate == nil {
+		r.addr = c.config.Addr
+	}
+	return r
 }
 
 // locate returns the pool of the node to ask, and whether ASKING goes first. The last known address is used while a
 // look-up hangs.
 func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking bool, err error) {
-	r.mu.Lock()
 	if addr := r.asking; addr != "" {
 		r.asking = ""
-		r.mu.Unlock()
-		return r.client.pool(addr), true, nil // not under r.mu: the timer takes it under the client's mu
+		return r.client.pool(addr), true, nil
 	}
-	if r.addr == "" && r.client.config.Locate == nil {
-		r.addr = r.client.config.Addr
-	}
-	if known := r.addr; known == "" || r.stale && r.client.config.Locate != nil {
+	if locate := r.client.config.Locate; locate != nil && (r.addr == "" || r.stale) {
 		if r.looking == nil {
-			r.looking = make(chan struct{})
-			go r.look(r.looking, r.stale)
+			looking, stale := make(chan located, 1), r.stale
+			r.looking = looking
+			go func() {
+				ctx, cancel := context.WithTimeout(r.client.ctx, connectTimeout)
+				defer cancel()
+				addr, err := locate(ctx, r.key, stale)
+				looking <- located{addr, err}
+			}()
 		}
-		looking := r.looking
-		r.mu.Unlock()
-		if known != "" {
+		if r.addr != "" {
 			deadline = time.Now().Add(time.Until(deadline) / 4)
 		}
 		timer := time.NewTimer(time.Until(deadline))
 		defer timer.Stop()
 		select {
-		case <-looking:
+		case found := <-r.looking:
+			if r.looking, err = nil, found.err; err == nil {
+				r.addr, r.stale = found.addr, false
+			}
 		case <-timer.C:
 		case <-ctx.Done():
 		}
-		r.mu.Lock()
 	}
-	addr, err := r.addr, r.lookErr
-	r.mu.Unlock()
-	if addr == "" {
-		return nil, false, errors.Join(errNoConnection, err, context.Cause(ctx))
+	if r.addr == "" {
+		return nil, false, errors.Join(errNoConnection, err)
 	}
-	return r.client.pool(addr), false, nil
+	return r.client.pool(r.addr), false, nil
 }
 
-func (r *route) look(done chan struct{}, stale bool) {
-	ctx, cancel := context.WithTimeout(r.client.ctx, connectTimeout)
-	defer cancel()
-	addr, err := r.client.config.Locate(ctx, r.key, stale)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.lookErr = err; err == nil {
-		r.addr, r.stale = addr, false
-	}
-	r.looking = nil
-	close(done)
+// silence is how long a request that does not wait may stay unanswered.
+func (r *route) silence() time.Duration {
+	return min(max(r.lease/8, 50*time.Millisecond), time.Second) + r.confirmation()
 }
 
-// do sends commands to the node of the key in one pipeline. An error reply to the first is its error.
-func (r *route) do(ctx context.Context, class priority, lease, timeout time.Duration, commands ...[]string) (p *pool, replies []any, sent time.Time, err error) {
-	began := time.Now()
-	p, asking, err := r.locate(ctx, began.Add(timeout))
+// confirmation is how much longer a request may take that waits for replicas.
+func (r *route) confirmation() time.Duration {
+	if !r.replicas || r.addr == "" {
+		return 0
+	}
+	p := r.client.pool(r.addr)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.confirm
+}
+
+// do sends commands to the node of the key in one pipeline.
+func (r *route) do(ctx context.Context, class priority, commands ...[]string) answer {
+	deadline := time.Now().Add(r.silence())
+	p, asking, err := r.locate(ctx, deadline)
 	if err != nil {
-		return nil, nil, time.Time{}, err
+		return r.judged(answer{err: err})
 	}
 	if asking {
 		commands = append([][]string{{"ASKING"}}, commands...)
 	}
-	replies, sent, err = p.do(ctx, class, lease, timeout-time.Since(began), commands...)
-	if err == nil && asking {
-		replies = replies[1:]
+	a := p.do(ctx, class, r.lease, deadline, commands...)
+	if a.err == nil && asking {
+		a.replies = a.replies[1:]
 	}
-	if err == nil {
-		if failure, failed := replies[0].(ServerError); failed {
-			err = failure
-		}
-	}
-	return p, replies, sent, err
+	return r.judged(a)
 }
 
-// answered notes that the node serves the key.
-func (r *route) answered() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.hops, r.replaced = 0, false
+// renew sends a RENEW together with those of other holds, if it can.
+func (r *route) renew(ctx context.Context, command []string) answer {
+	if r.replicas || r.asking != "" {
+		return r.do(ctx, forRenew, command)
+	}
+	deadline := time.Now().Add(r.silence())
+	p, _, err := r.locate(ctx, deadline)
+	if err != nil {
+		return r.judged(answer{err: err})
+	}
+	return r.judged(p.renew(ctx, r.lease, deadline, command))
 }
 
-// retryAt says when a request that failed may be sent again, and whether it may at all. It never allows a loop
-// without a pause.
-func (r *route) retryAt(p *pool, err error, sent time.Time, lease time.Duration) (at time.Time, again bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var reply ServerError
-	var idle errDeadIdle
-	switch {
-	case errors.As(err, &reply):
-		switch reply.Code() {
-		case "MOVED", "ASK", "SUPERSEDED":
-			if words := strings.Fields(string(reply)); reply.Code() != "SUPERSEDED" && len(words) > 2 {
-				addr := words[2]
-				if strings.HasPrefix(addr, ":") { // the same host
-					host, _, _ := net.SplitHostPort(p.addr)
-					addr = host + addr
-				}
-				if reply.Code() == "ASK" {
-					r.asking = addr
-				} else {
-					r.addr = addr
-				}
-			}
-			if r.hops++; r.hops == 1 {
-				return time.Now(), true
-			}
-		case "READONLY", "UNBLOCKED":
-			p.closeIdle(false)
-			r.stale = true
-		default:
-			if !reply.passing() {
-				return time.Time{}, false
-			}
+// judged says of a request that failed whether and when it may be sent again. It never allows a loop without a pause.
+func (r *route) judged(a answer) answer {
+	if a.err == nil && len(a.replies) > 0 {
+		a.err = failure(a.replies[0])
+	}
+	if a.err == nil {
+		r.hops = 0
+		return a
+	}
+	verdict := judge(a.err)
+	if a.passing = verdict != fatal && verdict != overwritten; !a.passing {
+		return a
+	}
+	switch verdict {
+	case atOnce:
+		r.follow(a)
+		if r.hops++; r.hops == 1 {
+			return a
 		}
-	case errors.Is(err, ErrModuleNotLoaded), errors.Is(err, ErrServerTooOld), errors.Is(err, ErrClientTooOld), errors.Is(err, ErrClosed):
-		return time.Time{}, false
-	case errors.As(err, &idle) && !r.replaced:
-		r.replaced = true
-		return time.Now(), true
-	case !errors.Is(err, errNoConnection):
-		if r.stale = true; p != nil && isTimeout(err) { // idle connections would be silent, too
-			p.closeIdle(false)
+	case demoted, broken:
+		r.stale = true
+		if verdict == demoted || a.pool != nil && errors.Is(a.err, os.ErrDeadlineExceeded) { // idle connections would be silent, too
+			a.pool.closeIdle()
 		}
 	}
-	if p == nil { // the look-up failed
-		return time.Now().Add(min(maxPause, lease/16)), true
+	if a.pool == nil { // the look-up failed
+		a.at = time.Now().Add(min(maxPause, r.lease/16))
+		return a
 	}
-	return p.failed(sent, lease), true
+	a.pool.mu.Lock()
+	defer a.pool.mu.Unlock()
+	if len(a.replies) > 0 { // other failures are noted where they happen
+		a.pool.fail(a.sent)
+	}
+	a.at = a.pool.resumeAt(r.lease)
+	return a
+}
+
+// follow notes the node that a redirect names.
+func (r *route) follow(a answer) {
+	words := strings.Fields(a.err.Error())
+	if len(words) < 3 || words[0] == "SUPERSEDED" {
+		return
+	}
+	addr := words[2]
+	if strings.HasPrefix(addr, ":") { // the same host
+		host, _, _ := net.SplitHostPort(a.pool.addr)
+		addr = host + addr
+	}
+	if words[0] == "ASK" {
+		r.asking = addr
+	} else {
+		r.addr = addr
+	}
+}
+
+// repeat asks until there is an answer, a failure does not pass, or the time is over.
+func repeat(ctx context.Context, until time.Time, ask func() answer) answer {
+	for {
+		a := ask()
+		if !a.passing || a.at.After(until) {
+			return a
+		}
+		if end := sleep(ctx, a.at); end != nil {
+			a.err = errors.Join(end, a.err)
+			return a
+		}
+	}
 }

@@ -159,7 +159,7 @@ func TestAcquireClosesASupersededConnectionThatStaysSilent(t *testing.T) {
 			p := c.pool(f.addr)
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return len(p.open) == 1
+			return p.open == 1
 		})
 	})
 }
@@ -290,7 +290,7 @@ func TestAcquireFindsThePrimaryAnewWhenItIsReadOnly(t *testing.T) {
 		p := c.pool(first.addr)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if len(p.open) != 0 {
+		if p.open != 0 {
 			t.Error("connections to the old primary are left")
 		}
 	})
@@ -540,7 +540,7 @@ func TestEphemeralHoldIsLostWithItsConnection(t *testing.T) {
 		}
 		p := c.pool(f.addr)
 		p.mu.Lock()
-		if len(p.open)+len(p.idle) != 0 {
+		if p.open+len(p.idle) != 0 {
 			t.Error("the pool still counts the connection")
 		}
 		p.mu.Unlock()

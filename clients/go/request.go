@@ -1,0 +1,148 @@
+package holdfast
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// shortLease is the lease below which there is no time to repeat a renewal.
+const shortLease = 300 * time.Millisecond
+
+// A request is what is asked for: names and terms.
+type request struct {
+	names                     []string
+	lease, wait               time.Duration // wait 0: do not wait
+	manual, ephemeral, shared bool
+	replicas, limit           int
+	value, owner              string
+	given                     bool // the application chose the owner
+}
+
+// An Option is a term of an acquisition.
+type Option func(*request)
+
+// Lease sets for how long a lock is held without a renewal; others wait that long after its holder was killed.
+func Lease(d time.Duration) Option { return func(r *request) { r.lease = d } }
+
+// NoRenew leaves renewal to [Hold.Renew]. By default the client renews a lock until it is released or lost.
+func NoRenew() Option { return func(r *request) { r.manual = true } }
+
+// Wait bounds the wait, as a deadline of the context does, but lets the server end it.
+func Wait(d time.Duration) Option { return func(r *request) { r.wait = max(d, 0) } }
+
+// Ephemeral releases the lock as soon as the server sees its connection end. The server may see that before this
+// client does: what the lock guards should check [Hold.Fence].
+func Ephemeral() Option { return func(r *request) { r.ephemeral = true } }
+
+// Replicas requires that n replicas confirm the lock and each renewal.
+func Replicas(n int) Option { return func(r *request) { r.replicas = n } }
+
+// Limit lets n owners hold the lock at once. All must name the same limit.
+func Limit(n int) Option { return func(r *request) { r.limit = n } }
+
+// Shared lets any number of shared owners hold the lock at once.
+func Shared() Option { return func(r *request) { r.shared = true } }
+
+// Value puts a readable value before the owner's random part: "value#…", where "%" and "#" in the value are "%25" and "%23".
+func Value(v string) Option { return func(r *request) { r.value = v } }
+
+// Owner sets the whole owner, for interfaces that dictate it. The lock is refused if this owner holds it already, and
+// a request whose reply was lost is not repeated: its error says that a lease may be left.
+func Owner(owner string) Option { return func(r *request) { r.owner, r.given = owner, owner != "" } }
+
+func (c *Client) request(names []string, wait time.Duration, options []Option) (*request, error) {
+	r := &request{names: names, lease: c.config.Lease, wait: wait}
+	for _, option := range options {
+		option(r)
+	}
+	switch {
+	case len(names) == 0 || slices.Contains(names, ""):
+		return nil, errors.New("holdfast: a lock needs a name")
+	case r.lease <= 0:
+		return nil, fmt.Errorf("holdfast: lease must be positive, got %v", r.lease)
+	case r.limit < 0 || r.replicas < 0 || r.shared && r.limit > 0:
+		return nil, errors.New("holdfast: Limit and Replicas must be positive, and Limit and Shared exclude each other")
+	case len(names) > 1 && (r.shared || r.limit > 0):
+		return nil, errors.New("holdfast: several names are locked exclusively")
+	case r.given && r.wait != 0:
+		return nil, errors.New("holdfast: Owner is for TryLock only: a wait could not be repeated safely")
+	}
+	if r.lease < shortLease && !r.manual {
+		c.config.Logger.Warn("holdfast: the lease is too short to repeat a renewal", "name", r.name(), "lease", r.lease)
+	}
+	if !r.given {
+		r.drawOwner()
+	}
+	return r, nil
+}
+
+// escaped and unescaped translate the value of an owner, which contains no "#".
+var (
+	escaped   = strings.NewReplacer("%", "%25", "#", "%23")
+	unescaped = strings.NewReplacer("%25", "%", "%23", "#")
+)
+
+// drawOwner draws an owner that no other acquisition has.
+func (r *request) drawOwner() {
+	var random [16]byte
+	_, _ = rand.Read(random[:]) // it never fails
+	if r.owner = hex.EncodeToString(random[:]); r.value != "" {
+		r.owner = escaped.Replace(r.value) + "#" + r.owner
+	}
+}
+
+func (r *request) name() string { return strings.Join(r.names, ",") }
+
+// mutex reports whether one owner at a time holds the one lock.
+func (r *request) mutex() bool { return len(r.names) == 1 && !r.shared && r.limit == 0 }
+
+// command returns LOCK.<verb> or LOCK.M<verb> for these names and this owner.
+func (r *request) command(verb string, terms ...string) []string {
+	command := []string{"LOCK." + verb}
+	if len(r.names) > 1 {
+		command = []string{"LOCK.M" + verb, strconv.Itoa(len(r.names))}
+	}
+	return append(append(append(command, r.names...), r.owner), terms...)
+}
+
+// acquire returns the command that asks for the lock. A wait of 0 is left out, and so is a negative waited.
+func (r *request) acquire(wait, waited time.Duration) []string {
+	terms := []string{"HOLDS", "1"}
+	if r.given {
+		terms = []string{"NEW"}
+	}
+	terms = append(terms, "LEASE", millis(r.lease))
+	if wait > 0 {
+		terms = append(terms, "WAIT", millis(wait))
+	}
+	if wait > 0 && waited >= 0 {
+		terms = append(terms, "WAITED", millis(waited))
+	}
+	if r.limit > 0 {
+		terms = append(terms, "LIMIT", strconv.Itoa(r.limit))
+	}
+	if r.shared {
+		terms = append(terms, "SHARED")
+	}
+	if r.ephemeral {
+		terms = append(terms, "EPHEMERAL")
+	}
+	if r.replicas > 0 {
+		terms = append(terms, "REPLICAS", strconv.Itoa(r.replicas))
+	}
+	return r.command("ACQUIRE", append(terms, "WITHWAITED")...)
+}
+
+// millis rounds up to whole milliseconds, at least 1.
+func millis(d time.Duration) string {
+	return strconv.FormatInt(max(1, int64((d+time.Millisecond-1)/time.Millisecond)), 10)
+}
+
+// sure is the part of a lease that clocks of different speeds leave.
+func sure(lease time.Duration) time.Duration { return lease / 100 * 99 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -92,6 +93,23 @@ func dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	var d net.Dialer
 	return d.DialContext(ctx, network, addr)
+}
+
+// Handshake returns the commands of [Config.Setup] for a user, a password, a database and a name of the connection,
+// each of which may be empty.
+func Handshake(user, password string, db int, name string) (commands [][]string) {
+	if user != "" {
+		commands = append(commands, []string{"AUTH", user, password})
+	} else if password != "" {
+		commands = append(commands, []string{"AUTH", password})
+	}
+	if db > 0 {
+		commands = append(commands, []string{"SELECT", strconv.Itoa(db)})
+	}
+	if name != "" {
+		commands = append(commands, []string{"CLIENT", "SETNAME", name})
+	}
+	return commands
 }
 
 // Close ends waits with [ErrClosed], releases what is held, and closes the connections. It returns within 3 s.

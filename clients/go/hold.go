@@ -103,19 +103,11 @@ func (h *hold) attend() {
 	if h.dropped.CompareAndSwap(true, false) {
 		h.client.config.Logger.Warn("holdfast: a Hold was dropped without a release; it is renewed until the client closes", "name", h.name())
 	}
-	send := h.route.renew
-	if h.conn != nil {
-		send = h.sendRenewal
-	}
-	h.renew(0, send)
-}
-
-func (h *hold) sendRenewal(ctx context.Context, command []string) answer {
-	return h.send(ctx, forRenew, command)
+	h.renew(forTimer, 0)
 }
 
 // renew sends a RENEW and judges its reply.
-func (h *hold) renew(lease time.Duration, send func(context.Context, []string) answer) answer {
+func (h *hold) renew(class priority, lease time.Duration) answer {
 	if lease > 0 {
 		h.lease, h.route.lease = lease, lease
 		h.setCertain(earlier(h.certain, time.Now().Add(sure(lease))))
@@ -125,7 +117,7 @@ func (h *hold) renew(lease time.Duration, send func(context.Context, []string) a
 	if h.conn != nil {
 		ctx = h.client.ctx // its connection is not given up
 	}
-	a := send(ctx, h.renewal())
+	a := h.send(ctx, class, h.renewal())
 	switch {
 	case a.err == nil && !confirmed(a.replies[0]):
 		h.lose(ReasonGone)
@@ -340,7 +332,7 @@ func (h *Hold) Check(ctx context.Context) error {
 func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	a := repeat(ctx, time.Now().Add(endless), func() answer {
 		reply := make(chan answer, 1)
-		if err := h.do(ctx, func() { reply <- h.renew(lease, h.sendRenewal) }); err != nil {
+		if err := h.do(ctx, func() { reply <- h.renew(forRenew, lease) }); err != nil {
 			return answer{err: err}
 		}
 		return <-reply

@@ -24,7 +24,8 @@ const (
 type priority int
 
 const (
-	forRenew priority = iota
+	forTimer priority = iota // renewals of the timer, which share pipelines
+	forRenew
 	forRelease
 	forOther
 	priorities
@@ -40,26 +41,23 @@ type pool struct {
 	idle     []*conn // used last in, first out
 	open     int     // connections, idle and busy; those of ephemeral holds are not counted
 	opening  int
-	waits    int             // acquisitions that may wait at the server
-	queue    []*waiter       // requests that wait for a connection, by priority
-	proven   bool            // nothing has failed since the server answered; otherwise, one attempt to connect at a time
-	failedAt time.Time       // when the last failure was noted
-	pause    time.Duration   // after it
-	timer    *time.Timer     // opens a connection when the pause is over
-	confirm  time.Duration   // the server's replicas-timeout
-	renewals []sharedRenewal // gathered for the next pipeline
+	waits    int            // acquisitions that may wait at the server
+	queue    []*waiter      // requests that wait for a connection, by priority
+	proven   bool           // nothing has failed since the server answered; otherwise, one attempt to connect at a time
+	failedAt time.Time      // when the last failure was noted
+	pause    time.Duration  // after it
+	timer    *time.Timer    // opens a connection when the pause is over
+	confirm  time.Duration  // the server's replicas-timeout
+	renewals []timedRenewal // gathered for the next pipeline
 }
 
 // A waiter is a request that waits for a connection.
 type waiter struct {
 	class priority
 	lease time.Duration
-	ready chan connected
-}
-
-type connected struct {
-	conn *conn
-	err  error
+	ready chan struct{} // closed when conn or err is set
+	conn  *conn
+	err   error
 }
 
 // An answer is what became of a request.
@@ -86,7 +84,7 @@ func (p *pool) get(ctx context.Context, class priority, lease time.Duration, dea
 		}
 		return c, nil
 	}
-	w := &waiter{class, lease, make(chan connected, 1)}
+	w := &waiter{class: class, lease: lease, ready: make(chan struct{})}
 	i := len(p.queue)
 	for i > 0 && p.queue[i-1].class > class {
 		i--
@@ -97,8 +95,8 @@ func (p *pool) get(ctx context.Context, class priority, lease time.Duration, dea
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	select {
-	case r := <-w.ready:
-		return r.conn, r.err
+	case <-w.ready:
+		return w.conn, w.err
 	case <-ctx.Done():
 	case <-timer.C:
 	}
@@ -108,8 +106,7 @@ func (p *pool) get(ctx context.Context, class priority, lease time.Duration, dea
 		p.queue = slices.Delete(p.queue, i, i+1)
 		return nil, errNoConnection
 	}
-	r := <-w.ready // served in the same moment
-	return r.conn, r.err
+	return w.conn, w.err // served in the same moment
 }
 
 // pop takes an idle connection that is alive.
@@ -134,11 +131,11 @@ func (p *pool) drop(c *conn) {
 // serve hands idle connections to the requests that wait, and opens as many as are missing.
 func (p *pool) serve() {
 	for len(p.queue) > 0 {
-		c := p.pop()
-		if c == nil {
+		w := p.queue[0]
+		if w.conn = p.pop(); w.conn == nil {
 			break
 		}
-		p.queue[0].ready <- connected{conn: c}
+		close(w.ready)
 		p.queue = p.queue[1:]
 	}
 	lease := p.client.config.Lease
@@ -163,46 +160,48 @@ func (p *pool) connect() {
 	ctx, cancel := context.WithTimeout(p.client.ctx, connectTimeout)
 	defer cancel()
 	began := time.Now()
-	result := make(chan connected)
-	go func() { // the dialer may ignore ctx
-		c, err := p.dial(ctx)
+	once := make(chan struct{}, 1)
+	done := func(c *conn, err error) {
 		select {
-		case result <- connected{c, err}:
-		case <-ctx.Done():
+		case once <- struct{}{}:
+			p.connected(c, began, err)
+		default:
 			if c != nil {
 				_ = c.Close()
 			}
 		}
-	}()
-	var r connected
-	select {
-	case r = <-result:
-	case <-ctx.Done():
-		r.err = fmt.Errorf("holdfast: connect to %s: %w", p.addr, os.ErrDeadlineExceeded)
 	}
+	defer context.AfterFunc(ctx, func() { // the dialer may ignore ctx
+		done(nil, fmt.Errorf("holdfast: connect to %s: %w", p.addr, os.ErrDeadlineExceeded))
+	})()
+	done(p.dial(ctx))
+}
+
+func (p *pool) connected(c *conn, began time.Time, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opening--
-	if r.err != nil {
+	if err != nil {
 		p.proven = false
 		p.fail(began)
-		p.refuse(r.err)
+		p.refuse(err)
 		return
 	}
 	p.open++
 	if p.closed {
-		p.drop(r.conn)
+		p.drop(c)
 		return
 	}
 	p.proven = true
-	p.idle = append(p.idle, r.conn)
+	p.idle = append(p.idle, c)
 	p.serve()
 }
 
 // refuse fails all requests that wait for a connection.
 func (p *pool) refuse(err error) {
 	for _, w := range p.queue {
-		w.ready <- connected{err: err}
+		w.err = err
+		close(w.ready)
 	}
 	p.queue = nil
 }
@@ -320,8 +319,8 @@ func (p *pool) do(ctx context.Context, class priority, lease time.Duration, dead
 	return answer{pool: p, sent: sent, replies: replies, err: err}
 }
 
-// A sharedRenewal is a RENEW that shares a pipeline with others that are due within a few milliseconds.
-type sharedRenewal struct {
+// A timedRenewal is a RENEW of the timer.
+type timedRenewal struct {
 	ctx      context.Context
 	lease    time.Duration
 	deadline time.Time
@@ -329,9 +328,9 @@ type sharedRenewal struct {
 	answer   chan answer
 }
 
-// renew sends a RENEW together with others.
+// renew sends a RENEW in one pipeline with those that are due within a few milliseconds.
 func (p *pool) renew(ctx context.Context, lease time.Duration, deadline time.Time, command []string) answer {
-	r := sharedRenewal{ctx, lease, deadline, command, make(chan answer, 1)}
+	r := timedRenewal{ctx, lease, deadline, command, make(chan answer, 1)}
 	p.mu.Lock()
 	if p.renewals = append(p.renewals, r); len(p.renewals) == 1 {
 		time.AfterFunc(gather, p.sendRenewals)
@@ -350,7 +349,7 @@ func (p *pool) sendRenewals() {
 	due := p.renewals
 	p.renewals = nil
 	p.mu.Unlock()
-	due = slices.DeleteFunc(due, func(r sharedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
+	due = slices.DeleteFunc(due, func(r timedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
 	for batch := range slices.Chunk(due, pipeline) {
 		go func() {
 			lease, deadline := batch[0].lease, batch[0].deadline
@@ -358,7 +357,7 @@ func (p *pool) sendRenewals() {
 			for i, r := range batch {
 				lease, deadline, commands[i] = min(lease, r.lease), earlier(deadline, r.deadline), r.command
 			}
-			a := p.do(p.client.ctx, forRenew, lease, deadline, commands...)
+			a := p.do(p.client.ctx, forTimer, lease, deadline, commands...)
 			for i, r := range batch {
 				own := a
 				if a.err == nil {

@@ -98,6 +98,9 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 	if err != nil {
 		return r.judged(answer{err: err})
 	}
+	if class == forTimer && !asking && !r.replicas {
+		return r.judged(p.renew(ctx, r.lease, deadline, commands[0]))
+	}
 	if asking {
 		commands = append([][]string{{"ASKING"}}, commands...)
 	}
@@ -106,19 +109,6 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 		a.replies = a.replies[1:]
 	}
 	return r.judged(a)
-}
-
-// renew sends a RENEW together with those of other holds, if it can.
-func (r *route) renew(ctx context.Context, command []string) answer {
-	if r.replicas || r.asking != "" {
-		return r.do(ctx, forRenew, command)
-	}
-	deadline := time.Now().Add(r.silence())
-	p, _, err := r.locate(ctx, deadline)
-	if err != nil {
-		return r.judged(answer{err: err})
-	}
-	return r.judged(p.renew(ctx, r.lease, deadline, command))
 }
 
 // judged says of a request that failed whether and when it may be sent again. It never allows a loop without a pause.

@@ -6,10 +6,8 @@ package goredis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"strconv"
 	"sync"
 	"time"
 
@@ -91,19 +89,7 @@ func setup(o *redis.Options) func(context.Context) ([][]string, error) {
 		case o.CredentialsProvider != nil:
 			user, password = o.CredentialsProvider()
 		}
-		switch {
-		case user != "":
-			commands = append(commands, []string{"AUTH", user, password})
-		case password != "":
-			commands = append(commands, []string{"AUTH", password})
-		}
-		if o.DB > 0 {
-			commands = append(commands, []string{"SELECT", strconv.Itoa(o.DB)})
-		}
-		if o.ClientName != "" {
-			commands = append(commands, []string{"CLIENT", "SETNAME", o.ClientName})
-		}
-		return commands, nil
+		return holdfast.Handshake(user, password, o.DB, o.ClientName), nil
 	}
 }
 
@@ -125,39 +111,38 @@ func (s *sentinel) dial(ctx context.Context, addr string) (net.Conn, error) {
 		conn net.Conn
 		err  error
 	}
-	found := make(chan result)
-	done := make(chan struct{})
-	defer close(done)
-	go func() {
+	found, left := make(chan result), make(chan struct{})
+	defer close(left)
+	go func() { // the dialer does not end with ctx while a Sentinel is silent
 		conn, err := s.options.Dialer(ctx, s.options.Network, addr)
 		select {
 		case found <- result{conn, err}:
-		case <-done:
+		case <-left:
 			if conn != nil {
 				_ = conn.Close()
 			}
 		}
 	}()
-	var r result
-	select {
-	case r = <-found:
-	case <-time.After(lookUp):
-		r.err = context.DeadlineExceeded
-	}
 	s.mu.Lock()
 	primary := s.primary
-	if r.err == nil {
-		s.primary = r.conn.RemoteAddr().String()
-	}
 	s.mu.Unlock()
-	if r.err == nil || primary == "" {
-		if errors.Is(r.err, context.DeadlineExceeded) {
-			select {
-			case r = <-found:
-			case <-ctx.Done():
-			}
+	var patience <-chan time.Time
+	if primary != "" {
+		patience = time.After(lookUp)
+	}
+	select {
+	case r := <-found:
+		if r.err == nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.primary = r.conn.RemoteAddr().String()
 		}
-		return r.conn, r.err
+		if r.err == nil || primary == "" {
+			return r.conn, r.err
+		}
+	case <-patience:
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	return redis.NewDialer(s.options)(ctx, "tcp", primary)
 }

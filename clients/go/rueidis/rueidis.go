@@ -57,7 +57,7 @@ func dial(ctx context.Context, addr string, o *rueidis.ClientOption) (net.Conn, 
 }
 
 // setup returns the commands that rueidis, too, sends first on a connection.
-func setup(o *rueidis.ClientOption) (commands [][]string, err error) {
+func setup(o *rueidis.ClientOption) ([][]string, error) {
 	user, password := o.Username, o.Password
 	if o.AuthCredentialsFn != nil {
 		credentials, err := o.AuthCredentialsFn(rueidis.AuthCredentialsContext{})
@@ -66,19 +66,7 @@ func setup(o *rueidis.ClientOption) (commands [][]string, err error) {
 		}
 		user, password = credentials.Username, credentials.Password
 	}
-	switch {
-	case user != "":
-		commands = append(commands, []string{"AUTH", user, password})
-	case password != "":
-		commands = append(commands, []string{"AUTH", password})
-	}
-	if o.SelectDB > 0 {
-		commands = append(commands, []string{"SELECT", strconv.Itoa(o.SelectDB)})
-	}
-	if o.ClientName != "" {
-		commands = append(commands, []string{"CLIENT", "SETNAME", o.ClientName})
-	}
-	return commands, nil
+	return holdfast.Handshake(user, password, o.SelectDB, o.ClientName), nil
 }
 
 // primary returns the address of the primary that rueidis learned from its Sentinels.

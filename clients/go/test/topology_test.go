@@ -140,7 +140,7 @@ func TestSentinelFailover(t *testing.T) {
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sentinel := testserver.StartPlain(t, "--port", testserver.Port(t), conf)
+	sentinel := testserver.StartPlain(t, conf, "--sentinel", "--port", testserver.Port(t))
 	sdb := goredislib.NewSentinelClient(&goredislib.Options{Addr: sentinel.Addr})
 	t.Cleanup(func() { _ = sdb.Close() })
 	testserver.Eventually(t, "the sentinel knows the replica", func() bool {

@@ -2,9 +2,11 @@
 package dapr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -32,7 +34,7 @@ func New(client *holdfast.Client) *Store {
 }
 
 // InitLockStore connects to the server that the metadata names, unless the store was given a client.
-func (s *Store) InitLockStore(_ context.Context, m lock.Metadata) (err error) {
+func (s *Store) InitLockStore(_ context.Context, m lock.Metadata) error {
 	if s.client != nil {
 		return nil
 	}
@@ -40,19 +42,13 @@ func (s *Store) InitLockStore(_ context.Context, m lock.Metadata) (err error) {
 	if host == "" {
 		return errors.New("holdfast: the component's metadata must name redisHost")
 	}
+	db, err := strconv.Atoi(cmp.Or(m.Properties["redisDB"], "0"))
+	if err != nil {
+		return fmt.Errorf("holdfast: redisDB: %w", err)
+	}
+	handshake := holdfast.Handshake(m.Properties["redisUsername"], m.Properties["redisPassword"], db, "")
 	s.owns = true
-	s.client, err = holdfast.New(holdfast.Config{Addr: host, Setup: func(context.Context) (commands [][]string, err error) {
-		user, password := m.Properties["redisUsername"], m.Properties["redisPassword"]
-		if user != "" {
-			commands = append(commands, []string{"AUTH", user, password})
-		} else if password != "" {
-			commands = append(commands, []string{"AUTH", password})
-		}
-		if db := m.Properties["redisDB"]; db != "" {
-			commands = append(commands, []string{"SELECT", db})
-		}
-		return commands, nil
-	}})
+	s.client, err = holdfast.New(holdfast.Config{Addr: host, Setup: func(context.Context) ([][]string, error) { return handshake, nil }})
 	return err
 }
 

@@ -1,0 +1,141 @@
+// Package bench compares the cost of an uncontended pair and of a hand-off with other Go locks, in one run:
+//
+//	HOLDFAST_MODULE=target/release/libholdfast.so go test -bench .
+//
+// Two servers run on unix sockets: one with the module, one without, for the others.
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	redsyncgoredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast"
+	"holdfast/internal/testserver"
+)
+
+const (
+	lease     = 10 * time.Second
+	processes = 16 // clients of their own in the hand-off: as if each were a process
+)
+
+// A lockFunc acquires the lock of a name, waiting for it, and returns how to release it.
+type lockFunc func(ctx context.Context, name string) (release func() error, err error)
+
+// contenders make a client of each kind for a server with the module and one without.
+var contenders = []struct {
+	name   string
+	client func(b *testing.B, with, without *redis.Client) lockFunc
+}{
+	{"bare-commands", func(_ *testing.B, with, _ *redis.Client) lockFunc {
+		var owners atomic.Int64
+		return func(ctx context.Context, name string) (func() error, error) {
+			owner := fmt.Sprintf("bare-%p-%d", &owners, owners.Add(1))
+			err := with.Do(ctx, "LOCK.ACQUIRE", name, owner, "HOLDS", 1, "LEASE", lease.Milliseconds(), "WAIT", 60000).Err()
+			return func() error { return with.Do(ctx, "LOCK.RELEASE", name, owner).Err() }, err
+		}
+	}},
+	{"holdfast", func(b *testing.B, with, _ *redis.Client) lockFunc {
+		client, err := holdfast.New(holdfast.Config{Addr: with.Options().Addr})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = client.Close() })
+		return func(ctx context.Context, name string) (func() error, error) {
+			h, err := client.Lock(ctx, name, holdfast.Lease(lease))
+			return func() error { return h.Release(ctx) }, err
+		}
+	}},
+	{"redislock", func(_ *testing.B, _, without *redis.Client) lockFunc {
+		client := redislock.New(without)
+		return func(ctx context.Context, name string) (func() error, error) {
+			l, err := client.Obtain(ctx, name, lease, &redislock.Options{RetryStrategy: redislock.LinearBackoff(20 * time.Millisecond)})
+			return func() error { return l.Release(ctx) }, err
+		}
+	}},
+	{"redsync", func(_ *testing.B, _, without *redis.Client) lockFunc {
+		client := redsync.New(redsyncgoredis.NewPool(without))
+		return func(ctx context.Context, name string) (func() error, error) {
+			m := client.NewMutex(name, redsync.WithExpiry(lease), redsync.WithTries(1_000_000))
+			err := m.LockContext(ctx)
+			return func() error { _, err := m.UnlockContext(ctx); return err }, err
+		}
+	}},
+}
+
+// compare runs a benchmark for each contender, with n clients.
+func compare(b *testing.B, n int, run func(b *testing.B, clients []lockFunc)) {
+	with, without := testserver.Start(b), testserver.StartPlain(b)
+	for _, contender := range contenders {
+		b.Run(contender.name, func(b *testing.B) {
+			var clients []lockFunc
+			for range n {
+				open := func(s *testserver.Server) *redis.Client {
+					rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Addr, ReadTimeout: -1})
+					b.Cleanup(func() { _ = rdb.Close() })
+					return rdb
+				}
+				clients = append(clients, contender.client(b, open(with), open(without)))
+			}
+			run(b, clients)
+		})
+	}
+}
+
+func BenchmarkUncontendedPair(b *testing.B) {
+	compare(b, 1, func(b *testing.B, clients []lockFunc) {
+		for b.Loop() {
+			release, err := clients[0](context.Background(), "pair")
+			if err == nil {
+				err = release()
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// A hand-off is a change of the owner among clients that all want the lock; a client that takes its own lock again
+// hands nothing off.
+func BenchmarkHandOff(b *testing.B) {
+	compare(b, processes, func(b *testing.B, clients []lockFunc) {
+		var mu sync.Mutex
+		last, changed, served := -1, 0, make([]int, len(clients))
+		began := time.Now()
+		var done sync.WaitGroup
+		for i, lock := range clients {
+			done.Go(func() {
+				for {
+					release, err := lock(context.Background(), "hand-off")
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					mu.Lock()
+					over := changed >= b.N
+					if served[i]++; last != i && !over {
+						last = i
+						changed++
+					}
+					mu.Unlock()
+					if _ = release(); over {
+						return
+					}
+				}
+			})
+		}
+		done.Wait()
+		b.ReportMetric(float64(changed)/time.Since(began).Seconds(), "changes/s")
+		b.ReportMetric(float64(slices.Max(served))/float64(max(slices.Min(served), 1)), "most/least")
+	})
+}

@@ -308,6 +308,7 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 	h := newHold(a, integer(items[0]), t.sent.Add(ms(items[1])+sure(a.lease)))
 	if a.ephemeral {
 		h.conn = t.conn
+		h.conn.watch()
 	}
 	if time.Until(h.certain) >= a.lease/2 {
 		return h, nil

@@ -1,7 +1,7 @@
 package holdfast
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,43 +9,47 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 )
 
 // pipeline is how many commands are sent together at most.
 const pipeline = 256
 
-// A conn is a connection that carries one pipeline at a time. A goroutine of its own reads the replies: the end of an
-// idle connection is noticed, and a caller may stop waiting for a reply and continue later.
+var (
+	errIncomplete = errors.New("incomplete reply")
+	crlf          = []byte("\r\n")
+	past          = time.Unix(1, 0)
+)
+
+// A conn is a connection that carries one pipeline at a time. A read that a deadline or its caller ends can be
+// continued: what has arrived stays in buf.
 type conn struct {
 	net.Conn
-	replies chan any // closed when the connection has ended
-	err     error    // why it has ended
+	buf     []byte
 	used    bool     // it has answered a request: if it breaks under the next one, it may have died while it was idle
+	replies chan any // of a watched connection; closed when the connection has ended
+	gone    chan struct{}
 }
 
-func newConn(socket net.Conn) *conn {
-	c := &conn{Conn: socket, replies: make(chan any, pipeline+1)}
-	go c.read()
-	return c
-}
-
-func (c *conn) read() {
-	defer close(c.replies)
-	for r := bufio.NewReader(c.Conn); ; {
-		reply, err := parse(r)
-		if err != nil {
-			c.err = fmt.Errorf("holdfast: connection lost: %w", err)
-			return
+// watch lets a goroutine read the replies, so that the end of the connection is noticed between requests.
+func (c *conn) watch() {
+	c.replies, c.gone = make(chan any, pipeline), make(chan struct{})
+	_ = c.SetReadDeadline(time.Time{})
+	go func() {
+		defer close(c.gone)
+		defer close(c.replies)
+		for {
+			reply, err := c.read()
+			if err != nil {
+				return
+			}
+			select {
+			case c.replies <- reply:
+			default: // nobody asked for so many
+				return
+			}
 		}
-		select {
-		case c.replies <- reply:
-		default:
-			c.err = errors.New("holdfast: protocol error: more replies than requests")
-			return
-		}
-	}
+	}()
 }
 
 // send writes commands.
@@ -66,18 +70,50 @@ func (c *conn) send(deadline time.Time, commands ...[]string) error {
 // receive returns the next reply. An error reply is a value, a [ServerError]. After [os.ErrDeadlineExceeded] and
 // errInterrupted, it may be called again.
 func (c *conn) receive(ctx context.Context, deadline time.Time) (any, error) {
-	timer := time.NewTimer(time.Until(deadline))
-	defer timer.Stop()
-	select {
-	case reply, open := <-c.replies:
-		if !open {
-			return nil, c.err
+	if c.replies != nil {
+		timer := time.NewTimer(time.Until(deadline))
+		defer timer.Stop()
+		select {
+		case reply, open := <-c.replies:
+			if !open {
+				return nil, io.EOF
+			}
+			return reply, nil
+		case <-timer.C:
+			return nil, os.ErrDeadlineExceeded
+		case <-ctx.Done():
+			return nil, errInterrupted
 		}
-		return reply, nil
-	case <-timer.C:
-		return nil, fmt.Errorf("holdfast: no answer: %w", os.ErrDeadlineExceeded)
-	case <-ctx.Done():
-		return nil, errInterrupted
+	}
+	_ = c.SetReadDeadline(deadline) // fails only on a closed connection, as does the read that follows
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(past); close(interrupted) })
+	reply, err := c.read()
+	if !stop() {
+		<-interrupted
+		if err != nil {
+			return nil, errInterrupted
+		}
+	}
+	return reply, err
+}
+
+func (c *conn) read() (any, error) {
+	for {
+		reply, rest, err := parse(c.buf)
+		if err == nil {
+			c.buf = append(c.buf[:0], rest...)
+			return reply, nil
+		}
+		if !errors.Is(err, errIncomplete) {
+			return nil, err
+		}
+		size := len(c.buf)
+		c.buf = append(c.buf, make([]byte, max(512, size))...)
+		n, err := c.Read(c.buf[size:])
+		if c.buf = c.buf[:size+n]; n == 0 && err != nil {
+			return nil, fmt.Errorf("holdfast: no reply: %w", err)
+		}
 	}
 }
 
@@ -96,53 +132,43 @@ func (c *conn) exchange(ctx context.Context, deadline time.Time, commands ...[]s
 	return replies, nil
 }
 
-// dead reports whether an idle connection has ended, or has sent what nobody asked for.
-func (c *conn) dead() bool {
-	select {
-	case <-c.replies:
-		return true
-	default:
-		return false
+// parse returns the first reply in b and what follows it, or errIncomplete.
+func parse(b []byte) (reply any, rest []byte, err error) {
+	line, rest, found := bytes.Cut(b, crlf)
+	if !found {
+		return nil, nil, errIncomplete
 	}
-}
-
-// parse reads one reply.
-func parse(r *bufio.Reader) (any, error) {
-	line, err := r.ReadString('\n')
-	if err != nil {
-		return nil, err
+	if len(line) == 0 {
+		return nil, nil, errors.New("holdfast: protocol error: empty line")
 	}
-	kind, text := line[0], strings.TrimSuffix(line[1:], "\r\n")
+	kind, text := line[0], string(line[1:])
 	switch kind {
 	case '+':
-		return text, nil
+		return text, rest, nil
 	case '-':
-		return ServerError(text), nil
+		return ServerError(text), rest, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	switch {
 	case err != nil:
 	case kind == ':':
-		return n, nil
+		return n, rest, nil
 	case (kind == '$' || kind == '*') && n < 0:
-		return nil, nil
+		return nil, rest, nil
+	case kind == '$' && int64(len(rest)) < n+int64(len(crlf)):
+		return nil, nil, errIncomplete
 	case kind == '$':
-		var b strings.Builder // grows with what arrives
-		if _, err := io.CopyN(&b, r, n); err != nil {
-			return nil, err
-		}
-		_, err := r.Discard(len("\r\n"))
-		return b.String(), err
+		return string(rest[:n]), rest[n+int64(len(crlf)):], nil
 	case kind == '*':
 		items := []any{}
 		for range n {
-			item, err := parse(r)
-			if err != nil {
-				return nil, err
+			var item any
+			if item, rest, err = parse(rest); err != nil {
+				return nil, nil, err
 			}
 			items = append(items, item)
 		}
-		return items, nil
+		return items, rest, nil
 	}
-	return nil, fmt.Errorf("protocol error: %q", line)
+	return nil, nil, fmt.Errorf("holdfast: protocol error: %q", line)
 }

@@ -124,7 +124,7 @@ func (f *fake) admit(c net.Conn) {
 
 func (f *fake) serve(id int, c net.Conn) {
 	defer func() { _ = c.Close() }()
-	r := bufio.NewReader(c)
+	r := bufio.NewReaderSize(c, 1<<16) // takes a pipeline whole, as the buffer of a socket does
 	for {
 		command, err := readCommand(r)
 		if err != nil {

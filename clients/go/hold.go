@@ -11,24 +11,27 @@ import (
 	"time"
 )
 
-// A hold is a lock that was granted. Its goroutine, see keep, sends all requests about it.
+// A hold is a lock that was granted.
 type hold struct {
 	*acquisition
 	token    int64
-	lease    time.Duration // which Renew may change
-	due      time.Time     // when it is renewed next
-	conn     *conn         // of an ephemeral hold
+	conn     *conn // of an ephemeral hold
 	acquired time.Time
 	ctx      context.Context // ends when the lock is lost or released
 	cancel   context.CancelCauseFunc
-	kept     context.Context // ends when the release begins
+	kept     context.Context // ends when the release begins, or the client's
 	stop     context.CancelFunc
-	tasks    chan func()   // run in the goroutine of the hold
+	unwatch  func() bool   // the end of kept does not release the lock any more
 	lost     chan struct{} // closed if the lock is lost
 	ended    chan struct{} // closed when outcome is set
 	outcome  error         // what Release returns
 	release  sync.Once
 	dropped  atomic.Bool // the application can no longer reach it
+
+	busy  chan struct{} // full while a request about this lock is under way
+	lease time.Duration // which Renew may change
+	due   time.Time     // when the lock is renewed next
+	timer *time.Timer
 
 	mu      sync.Mutex
 	certain time.Time     // no other client holds the lock before
@@ -43,14 +46,23 @@ type Hold struct{ *hold }
 
 func newHold(a *acquisition, token int64, certain time.Time) *hold {
 	return &hold{acquisition: a, token: token, lease: a.lease, certain: certain, acquired: time.Now(), due: time.Now().Add(a.lease / 4),
-		tasks: make(chan func()), lost: make(chan struct{}), ended: make(chan struct{})}
+		lost: make(chan struct{}), ended: make(chan struct{}), busy: make(chan struct{}, 1)}
 }
 
 // establish hands a hold to the application.
 func (h *hold) establish(caller context.Context) *Hold {
+	h.client.running.Add(1)
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(caller))
 	h.kept, h.stop = context.WithCancel(h.client.closing)
-	h.client.background(h.keep)
+	h.timer = time.AfterFunc(endless, func() { h.inTurn(h.attend) })
+	h.unwatch = context.AfterFunc(h.kept, h.letGo)
+	h.inTurn(func() {}) // sets the timer
+	if h.conn != nil {
+		go func() {
+			<-h.conn.gone
+			h.inTurn(func() { h.lose(ReasonDisconnected) })
+		}()
+	}
 	if hook := h.client.config.Hooks.Acquired; hook != nil {
 		hook(h.name(), h.acquired.Sub(h.began))
 	}
@@ -59,38 +71,21 @@ func (h *hold) establish(caller context.Context) *Hold {
 	return handle
 }
 
-// keep renews the hold until it is released or lost.
-func (h *hold) keep() {
-	defer h.disown()
-	defer h.stop()
-	var broken chan any
-	if h.conn != nil {
-		broken = h.conn.replies // nothing arrives between requests
+// inTurn runs a task when no request about the lock is under way, unless its release has begun or it is lost.
+func (h *hold) inTurn(task func()) {
+	h.busy <- struct{}{}
+	defer func() { <-h.busy }()
+	if h.failure() != nil {
+		return
 	}
-	timer := time.NewTimer(forever)
-	defer timer.Stop()
-	for h.outcome == nil {
-		due := h.certain
-		if !h.manual {
-			due = earlier(due, h.due)
-		}
-		timer.Reset(time.Until(due))
-		task := h.attend
-		select {
-		case <-timer.C:
-		case task = <-h.tasks:
-		case <-broken:
-			task = func() { h.lose(ReasonDisconnected) }
-		case <-h.kept.Done():
-		}
-		if h.kept.Err() != nil {
-			h.letGo()
-			return
-		}
-		task()
-	}
-	if len(h.names) > 1 { // the others may still be held
+	task()
+	switch {
+	case h.outcome != nil && len(h.names) > 1: // the others may still be held
 		h.send(h.client.ctx, forRelease, h.releases(0)...)
+	case h.outcome == nil && h.manual:
+		h.timer.Reset(time.Until(h.certain))
+	case h.outcome == nil:
+		h.timer.Reset(time.Until(earlier(h.due, h.certain)))
 	}
 }
 
@@ -203,8 +198,13 @@ func (h *hold) disown() {
 	}
 }
 
-// letGo releases the hold.
+// letGo releases the lock, unless it is lost.
 func (h *hold) letGo() {
+	h.busy <- struct{}{}
+	defer func() { <-h.busy }()
+	if h.outcome != nil {
+		return
+	}
 	tried, wasCertain := false, false // a request was sent whose reply was lost; the lock was certain when the first was
 	h.mu.Lock()
 	rest := h.rest
@@ -243,6 +243,11 @@ func (h *hold) lose(reason Reason) { h.end(&LostError{h.name(), reason}, reason)
 // end sets the outcome of the hold.
 func (h *hold) end(outcome error, reason Reason) {
 	h.outcome = outcome
+	h.unwatch()
+	h.stop()
+	h.timer.Stop()
+	h.disown()
+	defer h.client.running.Done()
 	hooks := &h.client.config.Hooks
 	if reason != "" {
 		h.cancel(outcome)
@@ -287,10 +292,7 @@ func (h *Hold) Remaining() time.Duration {
 	now := time.Now()
 	left := min(certain.Sub(now), certain.Round(0).Sub(now.Round(0))) // the wall clock goes on during suspend
 	if left <= 0 && now.Before(certain) && !h.manual {
-		select {
-		case h.tasks <- h.attend:
-		default: // it is being renewed
-		}
+		h.timer.Reset(0)
 	}
 	return max(left, 0)
 }
@@ -343,23 +345,22 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	return a.err
 }
 
-// do runs a task in the goroutine of the hold. It fails if ctx ends or the hold is released or lost first.
+// do runs a task in its turn. It fails if ctx ends or the lock is released or lost first.
 func (h *hold) do(ctx context.Context, task func()) error {
-	done := make(chan struct{})
+	done, ran := make(chan struct{}), false
+	go func() {
+		defer close(done)
+		h.inTurn(func() { task(); ran = true })
+	}()
 	select {
-	case h.tasks <- func() { task(); close(done) }:
-	case <-h.ended:
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	}
-	select {
 	case <-done:
-		return nil
-	case <-h.ended:
-		return h.failure()
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
+	if !ran {
+		return h.failure()
+	}
+	return nil
 }
 
 // Release releases the lock. It returns a [*LostError] if the lock had been lost. If ctx ends first, it returns the
@@ -376,7 +377,10 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 			h.mu.Lock()
 			h.rest = d
 			h.mu.Unlock()
-			h.stop()
+			here := ctx.Done() == nil && h.unwatch() // since the caller cannot leave before it ends
+			if h.stop(); here {
+				h.letGo()
+			}
 		}
 	})
 	select {

@@ -217,7 +217,7 @@ func (p *pool) dial(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := newConn(socket)
+	c := &conn{Conn: socket}
 	if err = p.prepare(ctx, c, commands); err != nil {
 		_ = c.Close()
 		return nil, err

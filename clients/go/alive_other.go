@@ -1,0 +1,6 @@
+//go:build !unix
+
+package holdfast
+
+// dead reports whether the peer has closed an idle connection. Where it cannot be asked, the next command finds out.
+func (c *conn) dead() bool { return false }

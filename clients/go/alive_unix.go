@@ -1,0 +1,35 @@
+//go:build unix
+
+package holdfast
+
+import (
+	"net"
+	"syscall"
+)
+
+// dead reports whether the peer has closed an idle connection.
+func (c *conn) dead() bool {
+	raw, ok := underlying(c.Conn).(syscall.Conn)
+	if !ok {
+		return false
+	}
+	descriptor, err := raw.SyscallConn()
+	if err != nil {
+		return true
+	}
+	dead := false
+	err = descriptor.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		dead = n == 0 && err == nil || err != nil && err != syscall.EAGAIN && err != syscall.EINTR
+	})
+	return dead || err != nil
+}
+
+// underlying returns the connection below TLS.
+func underlying(c net.Conn) net.Conn {
+	if tls, ok := c.(interface{ NetConn() net.Conn }); ok {
+		return tls.NetConn()
+	}
+	return c
+}

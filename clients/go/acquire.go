@@ -138,10 +138,12 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 			deadline = resume
 		}
 		reply, err := current.conn.receive(ctx, deadline)
+		silent := errors.Is(err, os.ErrDeadlineExceeded)
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && again:
+		case silent && again && a.place != nil:
 			continue
-		case errors.Is(err, os.ErrDeadlineExceeded):
+		case silent && again: // a poll has no place in the queue that another request could take over
+		case silent:
 			return nil, a.giveUp(current, a.lostReply(a.timeOver(ctx, err)))
 		case errors.Is(err, errInterrupted):
 			return nil, a.giveUp(current, notAcquired(ctx, last))

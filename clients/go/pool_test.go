@@ -84,6 +84,34 @@ func TestWaitsLeaveConnectionsFree(t *testing.T) {
 	})
 }
 
+func TestPollThatIsNotAnsweredIsRepeated(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		release := make(chan struct{})
+		polls := []string{silent, token}
+		f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(r received) string {
+			switch r.option("WAIT") {
+			case "":
+				return null
+			case "100":
+				reply := polls[0]
+				polls = polls[1:]
+				return reply
+			}
+			<-release
+			return token
+		}}})
+		c := f.client(func(config *Config) { config.MaxConnections = 4 })
+		var done sync.WaitGroup
+		for range 2 {
+			done.Go(func() { mustLock(t, c, Shared()) })
+		}
+		f.await("LOCK.ACQUIRE", 2)
+		mustLock(t, c, Shared())
+		close(release)
+		done.Wait()
+	})
+}
+
 func TestOnlyTheOldestWaitOfAMutexIsAtTheServer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		grant := make(chan struct{})

@@ -52,10 +52,12 @@ func newHold(a *acquisition, token int64, certain time.Time) *hold {
 // establish hands a hold to the application.
 func (h *hold) establish(caller context.Context) *Hold {
 	h.client.running.Add(1)
+	h.busy <- struct{}{} // the client may close meanwhile
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(caller))
 	h.kept, h.stop = context.WithCancel(h.client.closing)
 	h.timer = time.AfterFunc(endless, func() { h.inTurn(h.attend) })
 	h.unwatch = context.AfterFunc(h.kept, h.letGo)
+	<-h.busy
 	h.inTurn(func() {}) // sets the timer
 	if h.conn != nil {
 		go func() {

@@ -108,7 +108,7 @@ def test_order_and_terms_are_checked(kind, three, name):
     with pytest.raises(ValueError, match="different servers"):
         kind.redlock([one, one], name)
     lock = kind.redlock([two, one], name)
-    engines = lock._inner._engines if hasattr(lock, "_inner") else lock._engines
+    engines = lock._inner.engines if hasattr(lock, "_inner") else lock.engines
     assert [engine.source.server_name for engine in engines] == sorted(engine.source.server_name for engine in engines)
 
 

@@ -218,7 +218,8 @@ def test_acquire_in_the_client_queues_for_a_mutex(faked, kind, fake):
 
 
 def test_renewal_is_due_at_a_quarter_of_the_lease():
-    grant = rules.granted(rules.Terms((b"k",), "k", lease=8.0), b"owner", [1, 500], 1000.0)
+    grant = rules.Grant(rules.Terms((b"k",), "k", lease=8.0))
+    grant.granted([1, 500], 1000.0)
     assert grant.due == pytest.approx(1000.5 + 2)
     assert grant.certain == pytest.approx(1000.5 + 8 * 0.99)
 

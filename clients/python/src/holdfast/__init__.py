@@ -4,64 +4,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
-from ._api import ElectionBase, HoldBase, HoldfastBase, Leader, LockBase, ReadWriteLock, ReentrantBase
-from ._engine import EXIT_TIME, RELEASE_TIME, Engine, Hooks
+from ._api import ElectionBase, HoldBase, HoldfastBase, LockBase, ReentrantBase
+from ._api import Leader as Leader
+from ._api import ReadWriteLock as ReadWriteLock
+from ._engine import EXIT_TIME, RELEASE_TIME, Engine
+from ._engine import Hooks as Hooks
 from ._io import Threads, run
 from ._rules import Name
-from .errors import (
-    DeadlockError,
-    HoldfastError,
-    LockLostError,
-    LossReason,
-    ModuleNotLoadedError,
-    NotAcquiredError,
-    NotHeldError,
-    ServerTooOldError,
-    WrongTypeError,
-)
+from .errors import DeadlockError as DeadlockError
+from .errors import HoldfastError as HoldfastError
+from .errors import LockLostError as LockLostError
+from .errors import LossReason as LossReason
+from .errors import ModuleNotLoadedError as ModuleNotLoadedError
+from .errors import NotAcquiredError as NotAcquiredError
+from .errors import NotHeldError as NotHeldError
+from .errors import ServerTooOldError as ServerTooOldError
+from .errors import WrongTypeError as WrongTypeError
 
 __version__ = "0.4.0"
-
-__all__ = [
-    "DeadlockError",
-    "Election",
-    "Hold",
-    "Holdfast",
-    "HoldfastError",
-    "Hooks",
-    "Leader",
-    "Lock",
-    "LockLostError",
-    "LossReason",
-    "ModuleNotLoadedError",
-    "NotAcquiredError",
-    "NotHeldError",
-    "ReadWriteLock",
-    "ReentrantLock",
-    "ServerTooOldError",
-    "WrongTypeError",
-]
 
 
 class Hold(HoldBase):
     """A lock that is held. As a context manager it is released at the end of the block."""
 
-    @property
-    def lost(self) -> threading.Event:
-        """Set when the hold is lost."""
-        event: threading.Event = self._grant.event
-        return event
+    lost: threading.Event
 
     def check(self) -> None:
         """Asks the server whether the lock is held still. Raises LockLostError. Lengthens nothing."""
-        run(self._engine.check(self._grant))
+        run(self._check())
 
     def renew(self, lease: float | None = None) -> None:
         """Begins the lease anew, with this length in seconds from now on if one is given. Raises LockLostError."""
-        run(self._engine.renew(self._grant, lease))
+        run(self._renew(lease))
 
     def release(self, timeout: float = RELEASE_TIME) -> None:
         """Releases the lock. Raises LockLostError if it had been lost. A second call does nothing.
@@ -69,20 +45,13 @@ class Hold(HoldBase):
         If the server does not answer within `timeout` seconds, the error of the connection is raised, and the release
         goes on in the background until the lease is over.
         """
-        run(self._engine.release(self._grant, timeout))
+        run(self._release(timeout))
 
     def __enter__(self) -> Hold:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.release()
-        except Exception as failure:
-            if error is None:
-                raise
-            error.__context__ = error.__context__ or failure
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        run(self._exit(error))
 
 
 class Lock(LockBase[Hold]):
@@ -102,35 +71,16 @@ class Lock(LockBase[Hold]):
     def __enter__(self) -> Hold:
         return run(self._enter())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._left().__exit__(kind, error, trace)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        run(self._exit(error))
 
 
-class ReentrantLock(ReentrantBase[Hold]):
+class ReentrantLock(ReentrantBase[Hold], Lock):
     """A lock that the thread which holds it may take again; it is released as often as it was taken."""
-
-    def acquire(self, wait: float | None = None) -> Hold:
-        """Waits for the lock for at most `wait` seconds, None: as long as it takes. Raises NotAcquiredError."""
-        hold = run(self._take(wait))
-        if hold is None:
-            raise NotAcquiredError(f"lock {self.name!r} was not acquired at once", self.name)
-        return hold
-
-    def try_acquire(self) -> Hold | None:
-        """The lock if it is free or held by this thread, else None."""
-        return run(self._take(0))
 
     def release(self) -> None:
         """Releases it once. Raises NotHeldError in a thread that does not hold it, LockLostError after a loss."""
         run(self._release())
-
-    def __enter__(self) -> Hold:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Election(ElectionBase):

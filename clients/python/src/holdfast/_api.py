@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
-import os
+import functools
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from . import _rules as rules
 from ._engine import RELEASE_TIME, Engine, Hooks, logger
+from ._io import Source
 from ._rules import Grant, Name, State, Terms
 from .errors import LockLostError, LossReason, NotAcquiredError, NotHeldError
 
@@ -33,10 +35,13 @@ class Leader:
 class HoldBase:
     """A lock that is held. See `fence`, `is_held`, `remaining`, `lost`."""
 
+    lost: Any
+    """Set when the hold is lost."""
+
     def __init__(self, engine: Engine, grant: Grant) -> None:
         self._engine = engine
         self._grant = grant
-        self._count = 1
+        self.lost = grant.event
 
     @property
     def name(self) -> Any:
@@ -58,11 +63,29 @@ class HoldBase:
 
         Of an ephemeral hold, only that nothing is known of a loss: guard by the fence.
         """
-        return self._grant.remaining() > 0
+        return self.remaining() > 0
 
     def remaining(self) -> float:
         """For how many seconds it is held for certain, if it is not renewed again; 0: not held."""
         return self._grant.remaining()
+
+    async def _check(self) -> None:
+        await self._engine.check(self._grant)
+
+    async def _renew(self, lease: float | None) -> None:
+        await self._engine.renew(self._grant, lease)
+
+    async def _release(self, timeout: float) -> None:
+        await self._engine.release(self._grant, timeout)
+
+    async def _exit(self, error: BaseException | None) -> None:
+        """At the end of a block. The block's own error goes first."""
+        try:
+            await self._release(RELEASE_TIME)
+        except Exception as failure:
+            if error is None:
+                raise
+            error.__context__ = error.__context__ or failure
 
     def __del__(self) -> None:
         grant = self.__dict__.get("_grant")
@@ -71,15 +94,14 @@ class HoldBase:
             self._engine.dropped.append(grant.terms.name)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.name!r}, fence {self.fence}, {self._grant.state.name.lower()}>"
+        return f"<{type(self).__name__} of {self.name!r}, fence {self.fence}, {self.remaining():.3f} s left>"
 
 
 class LockBase(Generic[HoldT]):
     """What a lock is asked for with. It holds nothing itself, and may be used by any number of threads and tasks."""
 
-    def __init__(self, client: HoldfastBase[Any, Any, Any], hold: type[HoldT], terms: Terms) -> None:
-        self._client = client
-        self._engine = client._engine
+    def __init__(self, engine: Engine, hold: type[HoldT], terms: Terms) -> None:
+        self._engine = engine
         self._hold = hold
         self._terms = terms
         self._entered: dict[Any, list[HoldT]] = {}
@@ -89,72 +111,66 @@ class LockBase(Generic[HoldT]):
         """The lock's name, or names."""
         return self._terms.name
 
-    async def _acquire(self, wait: float | None, cancel: Any) -> HoldT:
-        grant, error = await self._engine.acquire(self._terms, wait, cancel)
-        if grant is None:
-            why = "it was cancelled" if cancel is not None and cancel.is_set() else f"not within {wait} s"
-            said = "" if error is None else f": {error}"
-            raise NotAcquiredError(f"lock {self.name!r} was not acquired, {why}{said}", self.name) from error
-        return self._hold(self._engine, grant)
+    async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
+        return self._hold(self._engine, await self._engine.acquire(self._terms, wait, cancel))
 
     async def _try_acquire(self) -> HoldT | None:
-        grant, _ = await self._engine.acquire(self._terms, 0)
-        return None if grant is None else self._hold(self._engine, grant)
+        try:
+            return await self._acquire(0)
+        except NotAcquiredError:
+            return None
 
     async def _enter(self) -> HoldT:
-        hold = await self._acquire(None, None)
+        hold = await self._acquire(None)
         self._entered.setdefault(self._engine.io.me(), []).append(hold)
         return hold
 
-    def _left(self) -> HoldT:
+    async def _exit(self, error: BaseException | None) -> None:
         me = self._engine.io.me()
         if me not in self._entered:
             raise NotHeldError(f"lock {self.name!r} was entered by another thread or task", self.name)
         hold = self._entered[me].pop()
         if not self._entered[me]:
             del self._entered[me]
-        return hold
+        await hold._exit(error)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
 
 class ReentrantBase(LockBase[HoldT]):
-    """Bound to a thread or task: the one that holds it may take it again. The count is kept here."""
+    """Bound to a thread or task: the one that holds it may take it again. The count is kept here (B3)."""
 
-    _mine: dict[Any, HoldT]
+    def __init__(self, engine: Engine, hold: type[HoldT], terms: Terms) -> None:
+        super().__init__(engine, hold, terms)
+        self._mine: dict[Any, list[HoldT]] = {}
 
-    def __init__(self, client: HoldfastBase[Any, Any, Any], hold: type[HoldT], terms: Terms) -> None:
-        super().__init__(client, hold, terms)
-        self._mine = {}
-
-    async def _take(self, wait: float | None) -> HoldT | None:
+    async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         me = self._engine.io.me()
-        hold = self._mine.get(me)
-        if hold is not None:
+        if me in self._mine:
+            hold = self._mine[me][0]
             self._engine.must_hold(hold._grant)
-            hold._count += 1
-            return hold
-        # All acquisitions of a thread are one actor to the search for deadlocks.
-        actor = b"%s:%d##" % (self._client._actor, hash(me))
-        terms = dataclasses.replace(self._terms, prefix=actor)
-        grant, error = await self._engine.acquire(terms, wait)
-        if grant is None:
-            if wait == 0:
-                return None
-            raise NotAcquiredError(f"lock {self.name!r} was not acquired, not within {wait} s", self.name) from error
-        hold = self._mine[me] = self._hold(self._engine, grant)
+        else:
+            # All acquisitions of a thread are one actor to the search for deadlocks.
+            terms = dataclasses.replace(self._terms, prefix=b"%s:%d##" % (self._engine.actor, hash(me)))
+            hold = self._hold(self._engine, await self._engine.acquire(terms, wait, cancel))
+        self._mine.setdefault(me, []).append(hold)
         return hold
 
     async def _release(self) -> None:
         me = self._engine.io.me()
-        hold = self._mine.get(me)
-        if hold is None:
+        if me not in self._mine:
             raise NotHeldError(f"lock {self.name!r} is not held by this thread or task", self.name)
-        hold._count -= 1
-        if hold._count == 0:
+        hold = self._mine[me].pop()
+        if not self._mine[me]:
             del self._mine[me]
-            await self._engine.release(hold._grant)
+            await hold._release(RELEASE_TIME)
+
+    async def _enter(self) -> HoldT:
+        return await self._acquire(None)
+
+    async def _exit(self, error: BaseException | None) -> None:
+        await self._release()
 
 
 class ElectionBase:
@@ -162,19 +178,21 @@ class ElectionBase:
 
     def __init__(
         self,
-        client: HoldfastBase[Any, Any, Any],
+        engine: Engine,
         terms: Terms,
         on_elected: Callable[[Any], Any],
         on_lost: Callable[[LossReason], Any] | None,
-        hold: Any,
+        hold: type[HoldBase],
     ) -> None:
-        self._engine = client._engine
+        self._engine = engine
         self._terms = terms
         self._on_elected, self._on_lost = on_elected, on_lost
-        self._make = hold
-        self._stop = self._engine.io.event()
-        self._ended = self._engine.io.event()
+        self._hold = hold
+        self._stop, self._ended = engine.io.event(), engine.io.event()
         self._grant: Grant | None = None
+        engine.enter()
+        if not engine.io.spawn(self._campaign):
+            raise RuntimeError("cannot start a thread for the election")
 
     @property
     def is_leader(self) -> bool:
@@ -187,43 +205,29 @@ class ElectionBase:
         return self._grant.token if self._grant is not None and self.is_leader else None
 
     async def _campaign(self) -> None:
-        engine, io = self._engine, self._engine.io
         try:
-            while not self._stop.is_set() and not engine.is_closed:
+            while not self._stop.is_set() and not self._engine.is_closed:
                 try:
-                    grant, _ = await engine.acquire(self._terms, None, self._stop)
+                    self._grant = await self._engine.acquire(self._terms, None, self._stop)
+                    await self._lead(self._grant)
                 except Exception as error:
-                    if engine.is_closed:
-                        return
-                    logger.warning("election %r: %s", self._terms.name, error)
-                    await io.wait(self._stop, 1.0)
-                    continue
-                if grant is None:
-                    continue
-                self._grant = grant
-                try:
-                    await self._lead(grant)
-                finally:
-                    self._grant = None
+                    if not self._stop.is_set() and not self._engine.is_closed:
+                        logger.warning("election %r: %s", self._terms.name, error)
+                        await self._engine.io.wait(self._stop, 1.0)
         finally:
-            io.set(self._ended)
+            self._engine.io.set(self._ended)
 
     async def _lead(self, grant: Grant) -> None:
-        io = self._engine.io
-        hold = self._make(self._engine, grant)
+        # A hold that is not referred to would be logged.
+        hold = self._hold(self._engine, grant)
         await self._call(self._on_elected, hold)
         while grant.state is State.HELD and not self._stop.is_set():
-            await io.wait(grant.event, 0.1)
-        reason = hold._grant.reason
+            await self._engine.io.wait(grant.event, 0.1)
         if grant.state is State.HELD:
-            try:
-                await self._engine.release(grant)
-            except LockLostError as error:
-                reason = error.reason
-            except Exception as error:
-                logger.warning("election %r: %s", self._terms.name, error)
-        if reason is not None and self._on_lost is not None:
-            await self._call(self._on_lost, reason)
+            with contextlib.suppress(LockLostError):
+                await hold._release(RELEASE_TIME)
+        if grant.reason is not None and self._on_lost is not None:
+            await self._call(self._on_lost, grant.reason)
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> None:
         try:
@@ -250,9 +254,8 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     _classes: tuple[type[HoldBase], type[LockT], type[ReentrantT], type[ElectionT]]
 
     def __init__(self, client: Any, io: Any, max_connections: int, hooks: Hooks | None, close: Any) -> None:
-        self._engine = Engine(client, io, max_connections, hooks)
-        self._actor = os.urandom(8).hex().encode()
-        self._at_exit = _AtExit(self._engine, close)
+        self._engine = Engine(Source(client), io, max_connections, hooks)
+        self._at_exit = functools.partial(_release_at_exit, weakref.ref(self._engine), close)
         atexit.register(self._at_exit)
 
     def lock(
@@ -277,7 +280,7 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         if limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit!r}")
         terms = _terms(name, lease, renew, ephemeral, replicas, 0 if shared else limit)
-        return self._classes[1](self, self._classes[0], terms)
+        return self._classes[1](self._engine, self._classes[0], terms)
 
     def semaphore(self, name: Name, limit: int, **terms: Any) -> LockT:
         """A lock that `limit` holders may have at once. The terms are those of `lock`."""
@@ -291,7 +294,8 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         self, name: Name | Sequence[Name], *, lease: float = 10.0, renew: bool = True, replicas: int = 0
     ) -> ReentrantT:
         """A lock that the thread or task which holds it may take again."""
-        return self._classes[2](self, self._classes[0], _terms(name, lease, renew, False, replicas, 1))
+        terms = _terms(name, lease, renew, replicas=replicas)
+        return self._classes[2](self._engine, self._classes[0], terms)
 
     def elect(
         self,
@@ -308,18 +312,13 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
 
         on_elected gets the hold. A normal exit hands over at once; a killed leader is replaced when its lease is over.
         """
-        terms = _terms(name, lease, True, ephemeral, replicas, 1)
         escaped = value.replace("%", "%25").replace(_SEPARATOR, "%23")
-        terms = dataclasses.replace(terms, prefix=f"{escaped}{_SEPARATOR}".encode() if value else b"")
-        election = self._classes[3](self, terms, on_elected, on_lost, self._classes[0])
-        self._engine.enter()
-        if not self._engine.io.spawn(election._campaign):
-            raise RuntimeError("cannot start a thread for the election")
-        return election
+        prefix = f"{escaped}{_SEPARATOR}".encode() if value else b""
+        terms = _terms(name, lease, True, ephemeral, replicas, prefix=prefix)
+        return self._classes[3](self._engine, terms, on_elected, on_lost, self._classes[0])
 
     async def _info(self, name: Name) -> dict[str, Any] | None:
-        key = rules.encode(name)
-        reply = await self._engine.ask((b"LOCK.INFO", key), key)
+        reply = await self._engine.ask(b"LOCK.INFO", rules.encode(name))
         if reply is None:
             return None
         info = rules.as_map(reply)
@@ -327,12 +326,10 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         return info
 
     async def _waiters(self, name: Name) -> list[dict[str, Any]]:
-        key = rules.encode(name)
-        return [rules.as_map(one) for one in await self._engine.ask((b"LOCK.WAITERS", key), key)]
+        return [rules.as_map(one) for one in await self._engine.ask(b"LOCK.WAITERS", rules.encode(name))]
 
     async def _force(self, name: Name) -> int:
-        key = rules.encode(name)
-        return int(await self._engine.ask((b"LOCK.FORCE", key), key, again=False))
+        return int(await self._engine.ask(b"LOCK.FORCE", rules.encode(name), again=False))
 
     async def _leader(self, name: Name) -> Leader | None:
         info = await self._info(name)
@@ -355,20 +352,13 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         await self._engine.close()
 
 
-def _terms(name: Name | Sequence[Name], lease: float, renew: bool, ephemeral: bool, replicas: int, limit: int) -> Terms:
+def _terms(name: Name | Sequence[Name], *terms: Any, **more: Any) -> Terms:
     names = (name,) if isinstance(name, (str, bytes)) else tuple(name)
-    shown = names[0] if len(names) == 1 else names
-    return Terms(tuple(map(rules.encode, names)), shown, lease, renew, ephemeral, replicas, limit)
+    return Terms(tuple(map(rules.encode, names)), names[0] if len(names) == 1 else names, *terms, **more)
 
 
-class _AtExit:
-    """A normal exit of the program releases what it holds."""
-
-    def __init__(self, engine: Engine, close: Callable[[Engine], None]) -> None:
-        self._engine = weakref.ref(engine)
-        self._close = close
-
-    def __call__(self) -> None:
-        engine = self._engine()
-        if engine is not None and engine.is_of_this_process and not engine.is_closed and engine.grants:
-            self._close(engine)
+def _release_at_exit(engine: weakref.ref[Engine], close: Callable[[Engine], None]) -> None:
+    """A normal exit of the program releases what it holds (B38)."""
+    found = engine()
+    if found is not None and found.is_of_this_process and not found.is_closed and found.grants:
+        close(found)

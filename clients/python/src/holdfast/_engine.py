@@ -6,30 +6,29 @@ import asyncio
 import collections
 import contextlib
 import functools
-import heapq
-import itertools
 import logging
 import math
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from . import _rules as rules
-from ._clock import LOOK_AGAIN, now
 from ._io import Address, Source
 from ._pool import LONGEST_PAUSE, RELEASE, RENEW, REST, Pool
-from ._rules import BATCH, DRIFT, GRACE, Grant, NotSent, Silence, State, Terms, Verdict, Words, judge, pack
-from .errors import HoldfastError, LockLostError, LossReason, WrongTypeError
+from ._rules import BATCH, GRACE, LOOK_AGAIN, Grant, NotSent, Silence, State, Terms, Verdict, Words, judge, now, pack
+from .errors import HoldfastError, LockLostError, LossReason, NotAcquiredError, WrongTypeError
 
 logger = logging.getLogger("holdfast")
 
-POLLS: Any = object()
+POLLS = object()
 """The line of those that found no connection for a wait."""
 RELEASE_TIME = 5.0
 EXIT_TIME = 1.0
+TICK = 0.02
+"""What is due within so many seconds is done together."""
 
 
 class Hooks:
@@ -48,43 +47,25 @@ class Hooks:
         """A hold was released, after so long."""
 
 
-class _Asked:
+class _Asked(NamedTuple):
     """An ACQUIRE whose reply has not come."""
 
-    def __init__(self, line: Any, pool: Pool, sent: float) -> None:
-        self.line, self.pool, self.sent = line, pool, sent
-        self.silent_at = math.inf
-
-
-class _Request:
-    """One acquisition, until it is granted or given up."""
-
-    def __init__(self, terms: Terms, wait: float | None, cancel: Any) -> None:
-        self.terms = terms
-        self.owner = terms.new_owner()
-        self.began = now()
-        self.waits = wait is None or wait > 0
-        self.until = math.inf if wait is None else self.began + wait
-        self.cancel = cancel
-        self.asked: list[_Asked] = []
-        self.sent: float | None = None
-        self.broke = False
-        self.slot: Pool | None = None
-        self.error: Exception | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self.cancel is not None and self.cancel.is_set()
+    line: Any
+    pool: Pool
+    sent: float
+    silent_at: float
+    keeps_place: bool
+    """Silence is followed by another one, which takes over its place in the queue."""
 
 
 class Engine:
     """All that a Holdfast object does."""
 
-    def __init__(self, client: Any, io: Any, max_connections: int, hooks: Hooks | None) -> None:
+    def __init__(self, source: Source, io: Any, max_connections: int, hooks: Hooks | None) -> None:
         if max_connections < 3:
             raise ValueError(f"max_connections must be at least 3, got {max_connections!r}")
         self.io = io
-        self.source = Source(client)
+        self.source = source
         self.hooks = hooks or Hooks()
         self.dropped: collections.deque[Any] = collections.deque()
         self._limit = max_connections
@@ -93,27 +74,32 @@ class Engine:
 
     def _start(self) -> None:
         self._pid = os.getpid()
+        self.actor = os.urandom(8).hex().encode()
         self.mutex = threading.Lock()
         self.grants: set[Grant] = set()
-        self._keepers: dict[Pool, _Keeper] = {}
         self._lines: dict[Any, collections.deque[Any]] = {}
-        self.router = _Cluster(self) if self.source.is_cluster else _One(self)
+        self._has_timer = False
+        self._wake = self.io.event()
+        self._asleep_until = math.inf
+        self.router = _Router(self)
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Not of a parent."""
+        return os.getpid() == self._pid
 
     def enter(self) -> None:
         """Before anything is sent."""
-        if os.getpid() != self._pid:
-            # The child of a fork holds nothing. Its parent's connections are forgotten, not closed.
+        if not self.is_of_this_process:
+            # The child of a fork holds nothing. Its parent's connections are forgotten, not closed (B39).
             self._start()
         if self.is_closed:
             raise HoldfastError("this Holdfast object is closed")
 
-    def become_blocking(self, io: Any) -> None:
-        """What is held stays held; everything else begins anew, with connections that block."""
-        grants, self.io = self.grants, io
-        self.source.become_blocking()
-        self._start()
-        self.grants = grants
-        for grant in grants:
+    def adopt(self, other: Engine) -> None:
+        """What the other one holds is this one's, over connections of its own."""
+        self.grants, self.router.slots = other.grants, other.router.slots
+        for grant in self.grants:
             grant.pool = None
 
     def new_pool(self, address: Address | None) -> Pool:
@@ -122,7 +108,8 @@ class Engine:
         async def open_line() -> Any:
             line = await self.io.open(self.source, address)
             try:
-                await self._greet(pool, line)
+                if not pool.is_greeted:
+                    await self._greet(pool, line)
             except BaseException:
                 line.close()
                 raise
@@ -132,17 +119,15 @@ class Engine:
         return pool
 
     async def _greet(self, pool: Pool, line: Any) -> None:
-        """Looks once whether this client and the node's module understand each other."""
-        if pool.is_greeted:
-            return
-        line.start(pack((b"LOCK.VERSION",)), 1)
+        """Looks once whether this client and the node's module understand each other (B26)."""
+        line.start(pack([(b"LOCK.VERSION",)]), 1)
         [reply] = await line.wait(2.0)
         if isinstance(reply, ResponseError):
-            if judge(reply) is not Verdict.FATAL or "unknown command" not in str(reply).lower():
+            if "unknown command" not in str(reply).lower():
                 # It may not be asked, or cannot answer now.
                 return
             # One that knows ACQUIRE complains about the number of its arguments.
-            line.start(pack((b"LOCK.ACQUIRE",)), 1)
+            line.start(pack([(b"LOCK.ACQUIRE",)]), 1)
             [other] = await line.wait(2.0)
             if "unknown command" not in str(other).lower():
                 rules.check_version(3, 3, "0.3 or older")
@@ -155,470 +140,434 @@ class Engine:
         pool.replicas_timeout = found["replicas-timeout"] / 1000
         pool.is_greeted = True
 
-    def keeper(self, pool: Pool) -> _Keeper:
-        """What renews the holds of a node."""
-        with self.mutex:
-            keeper = self._keepers.get(pool)
-            if keeper is None:
-                keeper = _Keeper(self, pool)
-                if not self.io.spawn(keeper.run):
-                    raise RuntimeError("cannot start a thread for renewals")
-                self._keepers[pool] = keeper
-        return keeper
-
     # Acquire
 
-    async def acquire(
-        self, terms: Terms, wait: float | None, cancel: Any = None
-    ) -> tuple[Grant | None, Exception | None]:
-        """The hold; or None, and the last error if there was one."""
+    async def acquire(self, terms: Terms, wait: float | None, cancel: Any = None) -> Grant:
+        """A hold. `wait` 0: without waiting. Raises NotAcquiredError."""
         self.enter()
-        request = _Request(terms, wait, cancel)
-        turn = None
+        self._start_timer()
+        grant = Grant(terms, self.io.event(), wait, cancel)
+        # Of this client's waits for one mutex only the oldest is at the server (B31).
+        is_queued_here = grant.waits and terms.limit == 1 and len(terms.keys) == 1
         try:
-            if request.waits and terms.is_queued_here:
-                turn = await self._line_up(terms.keys[0], request)
-                grant = None if turn is None else await self._ask(request)
-            else:
-                grant = await self._ask(request)
+            async with self._turn(terms.keys[0], grant) if is_queued_here else contextlib.nullcontext(True) as is_mine:
+                if is_mine:
+                    await self._ask(grant)
         except BaseException:
-            await self._give_up(request)
+            await self._give_up(grant)
             raise
         finally:
-            self._leave_slot(request)
-            if turn is not None:
-                self._leave_line(terms.keys[0], turn)
-        if grant is None:
-            await self._give_up(request)
-        else:
-            self._tell("acquired", terms.name, grant.token, now() - request.began)
-        return grant, request.error
-
-    async def _ask(self, request: _Request) -> Grant | None:
-        terms, redirects, is_replaced, asking = request.terms, 0, False, False
-        pool = None
-        while not request.is_cancelled:
-            if request.waits and request.until <= now():
-                return None
-            if not request.waits and request.sent is not None and not (is_replaced or redirects):
-                return None
-            fresh, polling = True, None
-            try:
-                if not asking:
-                    pool = await self.router.pool(terms.keys[0], self._bound(request))
-                assert pool is not None  # noqa: S101
-                self.keeper(pool)
-                wait = self._wait_for(request, pool)
-                if request.waits and request.slot is None and request.sent is not None:
-                    polling = await self._line_up(POLLS, request)
-                    if polling is None:
-                        return None
-                fresh = await self._send(request, pool, wait, asking)
-                asking = False
-                reply, asked = await self._hear(request, wait)
-            except Exception as error:
-                if not rules.is_transport(error) or self.is_closed:
-                    raise
-                request.error = error
-                self.router.doubt(pool)
-                if terms.owner is not None and request.broke:
-                    # A request with NEW must not be repeated.
-                    raise ConnectionError(f"{error}. The lock may be held by {terms.owner!r} for a lease") from error
-                if not fresh and not is_replaced and not isinstance(error, TimeoutError):
-                    # It had died while it was idle.
-                    is_replaced = True
-                    continue
-                if not request.waits or terms.patience is not None:
-                    raise
-                await self._rest(request, pool)
-                continue
-            finally:
-                if polling is not None:
-                    self._leave_line(POLLS, polling)
-            is_replaced = False
-            verdict = judge(reply)
-            if verdict is Verdict.YES:
-                grant = await self._begin(request, reply, asked)
-                if grant is not None:
-                    return grant
-                if not request.waits:
-                    return None
-                continue
-            asked.pool.put(asked.line)
-            if verdict is Verdict.NIL:
-                asked.pool.succeeded()
-                if not request.waits:
-                    return None
-                # Its time at the server is over, which a limit there or CLIENT UNBLOCK may bring about early.
-                if request.until > now():
-                    pause = 0.02 if request.slot is not None else rules.POLL_EVERY
-                    await self._sleep(request, min(pause, request.until - now()))
-                continue
-            request.error = reply
-            if verdict is Verdict.FATAL:
-                raise rules.fatal(reply, terms.name)
-            if verdict is Verdict.MOVED:
-                redirects += 1
-                asking = rules.code_of(reply) == "ASK"
-                pool = self.router.redirected(reply, terms.keys[0], asked.pool)
-                if redirects < 2:
-                    continue
-            else:
-                self._note(reply, terms.keys[0], asked.pool)
-            if not request.waits or terms.patience is not None:
-                raise reply
-            await self._rest(request, pool)
-        return None
-
-    def _bound(self, request: _Request) -> float:
-        """How long the next step may take."""
-        if not request.waits:
-            return request.terms.silence(0.0)
-        return max(request.until + GRACE - now(), 0.0) if request.until < math.inf else rules.LONGEST_WAIT
-
-    def _wait_for(self, request: _Request, pool: Pool) -> float | None:
-        """The WAIT to ask with; None: without. A wait has a slot, or polls over the connections left free."""
-        if not request.waits:
-            return None
-        if request.slot is not pool:
-            self._leave_slot(request)
-            if pool.take_slot():
-                request.slot = pool
-        if request.slot is not None:
-            return request.until - now()
-        return 0.1 if request.sent is not None else None
-
-    async def _send(self, request: _Request, pool: Pool, wait: float | None, asking: bool = False) -> bool:
-        """Whether the connection had received nothing before."""
-        terms = request.terms
-        if terms.owner is not None:
-            # It is not repeated, so over a connection that has just answered.
-            await self._command(pool, REST, [(b"LOCK.VERSION",)], min(self._bound(request), rules.LONGEST_SILENCE))
-        line = await pool.get(REST, min(self._bound(request), rules.LONGEST_SILENCE), terms.lease / 16)
-        is_fresh: bool = line.is_fresh
-        sent = now()
-        words = terms.acquire(request.owner, wait, sent - request.began if request.sent is not None else 0.0)
-        asked = _Asked(line, pool, sent)
-        extra = pool.replicas_timeout if terms.replicas else 0.0
-        asked.silent_at = sent + (terms.silence(extra) if wait is None else rules.WAIT_SILENCE + extra)
-        request.asked.append(asked)
-        request.sent = sent
-        try:
-            line.start(pack((b"ASKING",), words) if asking else pack(words), 2 if asking else 1)
-        except Exception:
-            self._broke(request, asked)
-            raise
-        return is_fresh
-
-    def _broke(self, request: _Request, asked: _Asked) -> None:
-        request.asked.remove(asked)
-        request.broke = True
-        asked.pool.drop(asked.line)
-
-    async def _hear(self, request: _Request, wait: float | None) -> tuple[Any, _Asked]:
-        """The reply to the newest request. After a silence it is sent again, and takes over the place in the queue."""
-        terms = request.terms
-        while True:
-            asked = request.asked[-1]
-            extra = asked.pool.replicas_timeout if terms.replicas else 0.0
-            over = math.inf if not request.waits else request.until + GRACE + extra
-            try:
-                return await self._listen(request, asked, min(asked.silent_at, over)), asked
-            except Silence:
-                if request.is_cancelled or now() >= over:
-                    raise
-                if wait is None or terms.patience is not None:
-                    self._broke(request, asked)
-                    raise
-                if terms.owner is not None or request.until <= now():
-                    # A request with NEW must not be repeated; nor is any sent once the time is over.
-                    with contextlib.suppress(Silence):
-                        return await self._listen(request, asked, min(over, now() + LOOK_AGAIN)), asked
-                    continue
-            except Exception:
-                self._broke(request, asked)
-                raise
-            self.router.doubt(asked.pool)
-            asked.pool.flush()
-            try:
-                pool = await self.router.pool(terms.keys[0], 1.0)
-                wait = 0.1 if request.slot is None else request.until - now()
-                await self._send(request, pool, wait)
-            except Exception as error:
-                # The older request is under way still: it may yet be answered.
-                if not rules.is_transport(error):
-                    raise
-                asked.pool.failed()
-                asked.silent_at = now() + asked.pool.rest(terms.lease)
-                request.error = error
-                continue
-            await self._settle(request)
-
-    async def _listen(self, request: _Request, asked: _Asked, until: float) -> Any:
-        while True:
-            slice_end = until if request.cancel is None else min(until, now() + GRACE)
-            try:
-                reply = (await asked.line.wait(max(slice_end - now(), 0.0)))[-1]
-            except Silence:
-                if request.is_cancelled or now() >= until:
-                    raise
-                continue
-            request.asked.remove(asked)
-            return reply
-
-    async def _settle(self, request: _Request) -> None:
-        """Reads the replies to older requests, which the newest one has superseded."""
-        while len(request.asked) > 1:
-            old, newest = request.asked[0], request.asked[-1]
-            try:
-                await old.line.wait(0.05)
-            except Silence:
-                if now() >= newest.sent + rules.SUPERSEDED_WITHIN:
-                    self._broke(request, old)
-                else:
-                    with contextlib.suppress(Silence, RedisError, OSError):
-                        await newest.line.wait(0.01)
-            except (RedisError, OSError):
-                self._broke(request, old)
-            else:
-                request.asked.remove(old)
-                old.pool.put(old.line)
-
-    async def _begin(self, request: _Request, reply: Any, asked: _Asked) -> Grant | None:
-        """The hold, if enough of its lease is certain; else it is renewed first."""
-        terms, pool, line = request.terms, asked.pool, asked.line
-        grant = rules.granted(terms, request.owner, reply, asked.sent)
-        grant.broke = request.broke
-        grant.event = self.io.event()
-        pool.succeeded()
-        if terms.ephemeral:
-            pool.leave(line)
-            grant.pool = Pool.of_one(self.io, line)
-        else:
-            pool.put(line)
-        if grant.remaining() < terms.lease / 2:
-            await self.io.sleep(min(0.02, terms.lease / 16))
-            [answer] = await self._renew_all([grant], grant.pool or pool)
-            if answer is not True:
-                request.broke = True
-                if grant.pool is not None:
-                    grant.pool.close()
-                return None
-        with self.mutex:
-            self.grants.add(grant)
-        self.keeper(pool).add(grant)
+            self._leave_slot(grant)
+        if grant.state is State.WAITING:
+            await self._give_up(grant)
+            why = "it was cancelled" if grant.is_cancelled else f"not within {wait} s"
+            said = "" if grant.error is None else f": {grant.error}"
+            raise NotAcquiredError(f"lock {terms.name!r} was not acquired, {why}{said}", terms.name) from grant.error
+        self._tell("acquired", terms.name, grant.token, now() - grant.began)
         return grant
 
-    async def _rest(self, request: _Request, pool: Pool | None) -> None:
-        """The pause after an error that may pass."""
-        if pool is None:
-            pause = request.terms.lease / 16
-        else:
-            pool.failed()
-            pause = pool.rest(request.terms.lease)
-        await self._sleep(request, min(pause, 1.0, max(request.until - now(), 0.0)))
+    async def _ask(self, grant: Grant) -> None:
+        """Sends ACQUIRE until it is answered with the lock, or the caller's time is over (B10 to B13)."""
+        terms, key = grant.terms, grant.terms.keys[0]
+        target: Pool | None = None
+        hurried = False
+        async with contextlib.AsyncExitStack() as poll:
+            while not grant.is_cancelled and now() < (grant.over if grant.asked else grant.until):
+                asked, pool = None, target
+                try:
+                    if grant.ask_at <= now() < grant.until:
+                        pool = pool or await self.router.pool(key, self._bound(grant))
+                        is_asking = hurried and type(grant.error).__name__ == "AskError"
+                        await self._send(grant, pool, poll, is_asking)
+                    if not grant.asked:
+                        await self._sleep(grant, min(grant.ask_at, grant.until) - now())
+                        continue
+                    asked = grant.asked[-1]
+                    pool, line = asked.pool, asked.line
+                    reply = await self._listen(grant, asked)
+                except Exception as error:
+                    reply = error
+                    if asked is not None:
+                        if isinstance(error, Silence) and (asked.keeps_place or now() < asked.silent_at):
+                            continue
+                        await self._broke(grant, asked)
+                else:
+                    grant.asked.remove(asked)
+                await poll.aclose()
+                verdict, is_broken = judge(reply), rules.is_transport(reply)
+                if asked is not None and verdict is Verdict.YES:
+                    if await self._begin(grant, reply, asked) or not grant.waits:
+                        return
+                    grant.ask_at = now()
+                    continue
+                if asked is not None and not is_broken:
+                    asked.pool.put(line)
+                if asked is not None and verdict is Verdict.NIL:
+                    asked.pool.succeeded()
+                    if not grant.waits:
+                        return
+                    # Its time at the server is over, which a limit there or CLIENT UNBLOCK may bring about early.
+                    grant.ask_at = now() + (rules.POLL_EVERY if grant.slot is None else TICK)
+                    continue
+                grant.error = reply
+                if self.is_closed or verdict is Verdict.FATAL:
+                    raise rules.fatal(reply, terms.name)
+                if terms.owner and grant.broke:
+                    raise ConnectionError(f"{reply}. The lock may be held by {terms.owner!r} for a lease") from reply
+                # A redirect is followed at once, and a dead idle connection is replaced at once: once.
+                target = self.router.redirected(reply, key, pool) if verdict is Verdict.MOVED and pool else None
+                was_idle = asked is not None and is_broken and not isinstance(reply, TimeoutError) and not line.is_fresh
+                hurried = not hurried and (was_idle or target is not None)
+                if hurried:
+                    grant.ask_at = now()
+                elif not grant.waits or terms.patience is not None:
+                    raise reply
+                else:
+                    target, grant.ask_at = None, now() + self._pause(reply, key, pool, terms.lease)
 
-    async def _sleep(self, request: _Request, seconds: float) -> None:
-        if request.cancel is not None:
-            await self.io.wait(request.cancel, seconds)
+    def _bound(self, grant: Grant) -> float:
+        """How long the next step of an acquisition may take."""
+        return min(grant.until + GRACE - now(), rules.LONGEST_SILENCE) if grant.waits else grant.terms.silence
+
+    async def _send(self, grant: Grant, pool: Pool, poll: contextlib.AsyncExitStack, is_asking: bool) -> None:
+        terms, was_sent = grant.terms, grant.sent > 0
+        if grant.asked:
+            # A silence: idle connections are no better.
+            self.router.doubt(grant.asked[-1].pool)
+        if grant.waits and grant.slot is not pool:
+            self._leave_slot(grant)
+            grant.slot = pool if pool.take_slot() else None
+        if grant.waits and grant.slot is None and was_sent:
+            # Without a connection for its wait, one request at a time (B30).
+            await poll.enter_async_context(self._turn(POLLS, grant))
+        if terms.owner is not None:
+            # It is not repeated, so over a connection that has just answered.
+            await self.command(pool, REST, lambda: [(b"LOCK.VERSION",)], self._bound(grant))
+        line = await pool.get(REST, self._bound(grant), terms.lease / 16)
+        sent = now()
+        if grant.is_cancelled or sent >= grant.until:
+            pool.put(line)
+            return
+        wait = grant.until - sent if grant.slot is not None else rules.POLL if grant.waits and was_sent else None
+        words = grant.acquisition(sent, wait)
+        extra = pool.replicas_timeout if terms.replicas else 0.0
+        silent_at = sent + extra + (terms.silence if wait is None else rules.WAIT_SILENCE)
+        keeps_place = grant.slot is not None
+        grant.asked.append(_Asked(line, pool, sent, silent_at, keeps_place))
+        grant.sent, grant.over = sent, grant.until + GRACE + extra
+        # A request with NEW must not be repeated (B22).
+        grant.ask_at = silent_at if keeps_place and terms.owner is None else math.inf
+        commands: list[Words] = [(b"ASKING",), words] if is_asking else [words]
+        line.start(pack(commands), len(commands))
+
+    async def _listen(self, grant: Grant, asked: _Asked) -> Any:
+        """The reply to the newest request, which has superseded the older ones (B11). Silence: later, perhaps."""
+        for old in grant.asked[:-1]:
+            await self._read_off(grant, old, 0.0, asked.sent + rules.SUPERSEDED_WITHIN)
+        end = min(grant.ask_at, grant.until) if now() < grant.until else grant.over
+        if not asked.keeps_place:
+            end = min(end, asked.silent_at)
+        if len(grant.asked) > 1:
+            end = min(end, now() + 0.05)
+        if grant.cancel is not None:
+            end = min(end, now() + GRACE)
+        return (await asked.line.wait(end - now()))[-1]
+
+    async def _read_off(self, grant: Grant, asked: _Asked, seconds: float, until: float = 0.0) -> Any:
+        """Reads a reply that is owed, so that its connection is good again. Without one `until` then, it is closed."""
+        try:
+            reply = (await asked.line.wait(seconds))[-1]
+        except Exception as error:
+            if not isinstance(error, Silence) or now() >= until:
+                await self._broke(grant, asked)
+            return None
+        grant.asked.remove(asked)
+        asked.pool.put(asked.line)
+        return reply
+
+    async def _broke(self, grant: Grant, asked: _Asked) -> None:
+        grant.asked.remove(asked)
+        grant.broke = True
+        await asked.pool.drop(asked.line)
+
+    async def _begin(self, grant: Grant, reply: Any, asked: _Asked) -> bool:
+        """Whether enough of its lease is certain; else it is renewed first (B8)."""
+        pool = asked.pool
+        pool.succeeded()
+        grant.granted(reply, asked.sent)
+        if grant.terms.ephemeral:
+            pool.leave(asked.line)
+            pool = grant.pool = Pool(self.io, None, 1)
+        pool.put(asked.line)
+        if grant.left() < grant.lease / 2:
+            await self.io.sleep(min(TICK, grant.lease / 16))
+            if await self._renew([grant], pool) != [True]:
+                grant.broke = True
+                if grant.pool is not None:
+                    grant.pool.close()
+                    grant.pool = None
+                return False
+        with self.mutex:
+            grant.state = State.HELD
+            self.grants.add(grant)
+        self._schedule(grant, grant.due)
+        return True
+
+    async def _sleep(self, grant: Grant, seconds: float) -> None:
+        if grant.cancel is not None:
+            await self.io.wait(grant.cancel, max(seconds, 0.0))
         else:
             await self.io.sleep(seconds)
 
-    async def _line_up(self, key: Any, request: _Request) -> Any:
-        """This caller's turn among those of this client that wait for the same. None: its time was over first."""
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: Any, grant: Grant) -> AsyncIterator[bool]:
+        """Waits for those of this client that wait for the same and came first. Whether that ended in time."""
         turn = self.io.event()
         with self.mutex:
             line = self._lines.setdefault(key, collections.deque())
             line.append(turn)
-            if line[0] is turn:
-                return turn
+            is_mine = line[0] is turn
         try:
-            while not turn.is_set() and request.until > now() and not request.is_cancelled:
-                left = min(request.until - now(), LOOK_AGAIN)
-                await self.io.wait(turn, left if request.cancel is None else min(left, GRACE))
-        except BaseException:
-            self._leave_line(key, turn)
-            raise
-        if turn.is_set() and not request.is_cancelled:
-            return turn
-        self._leave_line(key, turn)
-        return None
+            while not is_mine and now() < grant.until and not grant.is_cancelled:
+                left = min(grant.until - now(), LOOK_AGAIN if grant.cancel is None else GRACE)
+                is_mine = await self.io.wait(turn, left)
+            yield is_mine
+        finally:
+            with self.mutex:
+                line.remove(turn)
+                if line:
+                    self.io.set(line[0])
+                else:
+                    self._lines.pop(key, None)
 
-    def _leave_line(self, key: Any, turn: Any) -> None:
-        with self.mutex:
-            line = self._lines.get(key)
-            if line is None or turn not in line:
-                return
-            line.remove(turn)
-            if line:
-                self.io.set(line[0])
-            else:
-                del self._lines[key]
-
-    def _leave_slot(self, request: _Request) -> None:
-        if request.slot is not None:
-            request.slot.leave_slot()
-            request.slot = None
+    def _leave_slot(self, grant: Grant) -> None:
+        if grant.slot is not None:
+            grant.slot.leave_slot()
+            grant.slot = None
 
     # Withdraw
 
-    async def _give_up(self, request: _Request) -> None:
-        if self.is_closed or request.sent is None or not (request.asked or request.broke):
+    async def _give_up(self, grant: Grant) -> None:
+        if self.is_closed or not (grant.asked or grant.broke):
             return
-        if request.terms.owner is not None:
-            # Others may use this owner: never ALL. The server forgets a wait with its connection.
-            for asked in list(request.asked):
-                self._broke(request, asked)
+        if grant.terms.owner is None:
+            await self.io.background(lambda: self._withdraw(grant))
             return
-        if not self.io.spawn(lambda: self._withdraw(request)):
-            await self._withdraw(request)
+        # Others may use this owner: never ALL. The server forgets a wait with its connection.
+        for asked in list(grant.asked):
+            await self._broke(grant, asked)
 
-    async def _withdraw(self, request: _Request) -> None:
-        """Releases what may come of a request, until the server has said that nothing can, or a lease is over."""
-        terms, answers = request.terms, 0
-        end = (request.sent or now()) + terms.lease
-        words, pool = terms.withdrawal(request.owner), None
-        while now() < end and not self.is_closed:
+    async def _withdraw(self, grant: Grant) -> None:
+        """Releases what may come of a request, until nothing can, or a lease is over (B20, B21)."""
+        answers, end = 0, (grant.sent or now()) + grant.lease
+        while answers < (2 if grant.broke else 1) and now() < end and not self.is_closed:
+            if answers:
+                await self.io.sleep(1.0)
             try:
-                pool = await self.router.pool(terms.keys[0], 1.0)
-                [reply] = await self._command(pool, RELEASE, [words], terms.silence(0.0))
+                await self.answer(grant.terms.keys[0], RELEASE, lambda: [grant.withdrawal()], end, grant.lease)
             except Exception as error:
-                reply = error
-            verdict = judge(reply)
-            if verdict not in (Verdict.YES, Verdict.NIL):
-                if verdict is Verdict.FATAL and not rules.is_transport(reply):
-                    logger.warning("lock %r: a request could not be withdrawn: %s", terms.name, reply)
-                    return
-                await self._pause(reply, terms, pool)
-                continue
-            answers += 1
-            # A token under way: RELEASE ALL had overtaken the request.
-            if await self._read_to_end(request):
-                answers = 0
-                continue
-            if not request.broke or answers >= 2:
+                if judge(error) is Verdict.FATAL:
+                    logger.warning("lock %r: a request could not be withdrawn: %s", grant.terms.name, error)
                 return
-            await self.io.sleep(1.0)
-
-    async def _read_to_end(self, request: _Request) -> bool:
-        """Whether one of the replies that were owed is a token."""
-        found = False
-        for asked in list(request.asked):
-            try:
-                reply = (await asked.line.wait(rules.SUPERSEDED_WITHIN))[-1]
-            except (Silence, RedisError, OSError):
-                self._broke(request, asked)
-            else:
-                request.asked.remove(asked)
-                asked.pool.put(asked.line)
-                found = found or judge(reply) is Verdict.YES
-        return found
-
-    def _note(self, error: Exception, key: bytes, pool: Pool) -> None:
-        """What an error says about where a key is served."""
-        verdict = judge(error)
-        if verdict is Verdict.MOVED:
-            self.router.redirected(error, key, pool)
-        elif verdict is Verdict.DEMOTED or rules.is_transport(error):
-            pool.flush()
-            self.router.doubt(pool)
-        pool.failed()
-
-    async def _pause(self, error: Exception, terms: Terms, pool: Pool | None) -> None:
-        """After an error that passes."""
-        if pool is not None:
-            self._note(error, terms.keys[0], pool)
-        await self.io.sleep(0.02 if pool is None else pool.rest(terms.lease))
-
-    def _abandon(self, pool: Pool, line: Any, error: BaseException) -> None:
-        """The reply is not waited for. Of a cancelled task the connection stays good."""
-        if not isinstance(error, asyncio.CancelledError) or not self.io.spawn(lambda: self._read_off(pool, line)):
-            pool.drop(line)
-
-    async def _read_off(self, pool: Pool, line: Any) -> None:
-        try:
-            await line.wait(1.0)
-        except Exception:
-            pool.drop(line)
-        else:
-            pool.put(line)
+            owed = [await self._read_off(grant, asked, rules.SUPERSEDED_WITHIN) for asked in list(grant.asked)]
+            # A token was under way: RELEASE ALL had overtaken the request.
+            answers = 0 if any(judge(reply) is Verdict.YES for reply in owed) else answers + 1
 
     # Commands
 
-    async def _command(self, pool: Pool, priority: int, commands: Sequence[Words], seconds: float) -> list[Any]:
-        """The replies to a pipeline, of which errors are elements. A connection that was dead is replaced once."""
+    def _pause(self, error: Exception, key: bytes, pool: Pool | None, lease: float) -> float:
+        """How long to pause after an error, and what it says about where a key is served."""
+        verdict = judge(error)
+        if pool is None:
+            return min(TICK, lease / 16)
+        if verdict is Verdict.MOVED:
+            self.router.redirected(error, key, pool)
+        elif verdict is Verdict.DEMOTED:
+            self.router.doubt(pool)
+        pool.failed()
+        return pool.rest(lease)
+
+    async def command(
+        self,
+        pool: Pool,
+        priority: int,
+        make: Callable[[], list[Words]],
+        seconds: float,
+        grants: Sequence[Grant] = (),
+    ) -> tuple[float, list[Any]]:
+        """When a pipeline was sent, and its replies, of which errors are elements.
+
+        A connection that was dead is replaced once (B28). `grants` are those that it is about.
+        """
         end = now() + seconds
         for is_last in (False, True):
-            # The keeper has kept the pause of its holds' leases.
+            # Renewals have kept the pause of their leases.
             line = await pool.get(priority, end - now(), 0.0 if priority == RENEW else LONGEST_PAUSE)
-            was_fresh = line.is_fresh
+            sent = now()
             try:
-                line.start(pack(*commands), len(commands))
-                replies: list[Any] = await line.wait(end - now())
-            except Exception as error:
-                pool.drop(line)
-                if is_last or was_fresh or isinstance(error, TimeoutError):
-                    raise
-                continue
+                commands = make()
+                line.start(pack(commands), len(commands))
+                replies = await line.wait(end - now())
             except BaseException as error:
-                self._abandon(pool, line, error)
-                raise
-            pool.put(line)
-            return replies
+                for grant in grants:
+                    grant.broke = True
+                # Of a cancelled task the connection stays good.
+                if not isinstance(error, asyncio.CancelledError):
+                    await pool.drop(line)
+                else:
+                    await self.io.background(functools.partial(self._finish, pool, line))
+                is_dead = isinstance(error, Exception) and not isinstance(error, TimeoutError) and not line.is_fresh
+                if is_last or not is_dead:
+                    raise
+            else:
+                pool.put(line)
+                return sent, replies
         raise AssertionError
 
-    async def ask(self, words: Words, key: bytes, seconds: float = RELEASE_TIME, *, again: bool = True) -> Any:
-        """The reply to a command, from the node that serves this key. `again`: it is harmless to repeat."""
-        self.enter()
-        end = now() + seconds
+    async def _finish(self, pool: Pool, line: Any) -> None:
+        try:
+            await line.wait(1.0)
+        except Exception:
+            await pool.drop(line)
+        else:
+            pool.put(line)
+
+    async def answer(
+        self,
+        key: bytes,
+        priority: int,
+        make: Callable[[], list[Words]],
+        end: float,
+        lease: float,
+        grant: Grant | None = None,
+        again: bool = True,
+    ) -> Any:
+        """The first reply to a pipeline, sent again until `end` after errors that pass. `again`: also if lost."""
+        own = None if grant is None else grant.pool
         while True:
-            pool = await self.router.pool(key, end - now())
+            pool = own
             try:
-                [reply] = await self._command(pool, REST, [words], max(min(end - now(), rules.LONGEST_SILENCE), 0.05))
-                verdict = judge(reply)
-                if verdict in (Verdict.YES, Verdict.NIL):
+                pool = pool or await self.router.pool(key, max(end - now(), 0.05))
+                seconds = max(min(end - now(), rules.silence(lease)), 0.05)
+                reply = (await self.command(pool, priority, make, seconds, [grant] if grant else ()))[1][0]
+            except Exception as error:
+                reply = error
+            verdict = judge(reply)
+            if verdict in (Verdict.YES, Verdict.NIL):
+                if pool is not None:
                     pool.succeeded()
-                    return reply
-                if verdict is Verdict.FATAL:
-                    raise rules.fatal(reply, key)
-                error = reply
-            except Exception as raised:
-                if not rules.is_transport(raised):
-                    raise
-                error = raised
-            self._note(error, key, pool)
-            if now() >= end or not (again or isinstance(error, NotSent) or judge(error) is Verdict.MOVED):
-                raise error
-            await self.io.sleep(pool.rest(RELEASE_TIME))
+                return reply
+            if verdict is Verdict.FATAL:
+                raise rules.fatal(reply, key if grant is None else grant.terms.name)
+            pause = self._pause(reply, key, pool, lease)
+            is_harmless = again or verdict is not Verdict.DEMOTED or isinstance(reply, NotSent)
+            if now() >= end or own is not None or self.is_closed or not is_harmless:
+                raise reply
+            await self.io.sleep(pause)
+
+    async def ask(self, *words: bytes, again: bool = True) -> Any:
+        """The reply to a command about one key. `again`: it is harmless to repeat."""
+        self.enter()
+        return await self.answer(words[1], REST, lambda: [words], now() + RELEASE_TIME, RELEASE_TIME, again=again)
 
     # Renew
 
-    async def _renew_all(self, grants: Sequence[Grant], pool: Pool) -> list[Any]:
-        """Of each: True if it was renewed, False if it is gone, or what went wrong."""
-        terms = grants[0].terms
-        seconds = min(rules.silence(grant.lease) for grant in grants)
-        seconds += pool.replicas_timeout if terms.replicas else 0.0
-        sent, tokens = now(), [grant.token for grant in grants]
-        commands = [grant.terms.renewal(grant.owner, grant.token, grant.lease) for grant in grants]
-        try:
-            replies = await self._command(pool, RENEW, commands, seconds)
-        except Exception as error:
-            if not isinstance(error, NotSent):
-                for grant in grants:
-                    grant.broke = True
-            return [error] * len(grants)
-        found = zip(grants, replies, tokens, strict=True)
-        return [self._judge_renewal(grant, reply, sent, token) for grant, reply, token in found]
+    def _start_timer(self) -> None:
+        with self.mutex:
+            if not self._has_timer:
+                self._wake = self.io.event()
+                if not self.io.spawn(self._run_timer):
+                    raise RuntimeError("cannot start a thread for renewals")
+                self._has_timer = True
 
-    def _judge_renewal(self, grant: Grant, reply: Any, sent: float, token: int) -> Any:
+    async def _run_timer(self) -> None:
+        """The one timer for all holds, in a thread or task of its own."""
+        try:
+            while not self.is_closed:
+                try:
+                    await self._renew_due()
+                except Exception:
+                    logger.exception("renewals failed")
+                    await self.io.sleep(0.1)
+        except asyncio.CancelledError:
+            # The loop ends.
+            self._has_timer = False
+            await self.release_all(EXIT_TIME)
+            raise
+
+    async def _renew_due(self) -> None:
+        self._wake.clear()
+        self._asleep_until = -math.inf
+        with self.mutex:
+            due = [grant for grant in self.grants if grant.due <= now()]
+        for grant in due:
+            if grant.certain <= now():
+                self.lost(grant, LossReason.EXPIRED)
+            # Until the reply has come, only its end by the clock is to be looked for.
+            grant.due = grant.certain
+        for pool, batch in self._batches(grant for grant in due if grant.state is State.HELD):
+            # One that is silent does not delay the others (B15).
+            await self.io.background(functools.partial(self._renew, batch, pool))
+        while self.dropped:
+            logger.warning("lock %r: its hold was dropped without a release", self.dropped.popleft())
+        with self.mutex:
+            first = min((grant.due for grant in self.grants), default=math.inf)
+            self._asleep_until = max(first, now() + TICK)
+        await self.io.wait(self._wake, None if first == math.inf else min(self._asleep_until - now(), LOOK_AGAIN))
+
+    def _schedule(self, grant: Grant, due: float) -> None:
+        with self.mutex:
+            grant.due = min(due, grant.certain)
+            is_early = grant.due < self._asleep_until
+        if is_early:
+            self.io.set(self._wake)
+
+    def _batches(self, grants: Iterable[Grant]) -> Iterator[tuple[Pool, list[Grant]]]:
+        """Those of one node share a pipeline; one that waits for replicas would hold up those behind it."""
+        groups: dict[Any, list[Grant]] = {}
+        for grant in grants:
+            pool = grant.pool or self.router.known(grant.terms.keys[0])
+            groups.setdefault((pool, grant if grant.terms.replicas else None), []).append(grant)
+        for (pool, _), group in groups.items():
+            for begin in range(0, len(group), BATCH):
+                yield pool, group[begin : begin + BATCH]
+
+    async def _renew(self, grants: Sequence[Grant], pool: Pool) -> list[Any]:
+        """Of each: True if it was renewed, False if it is gone or released, or what went wrong (B14)."""
+        seconds = min(rules.silence(grant.lease) for grant in grants)
+        seconds += pool.replicas_timeout if grants[0].terms.replicas else 0.0
+        asked: list[tuple[Grant, int]] = []
+
+        def make() -> list[Words]:
+            # Once a release has begun, none is sent (B16).
+            asked[:] = [(one, one.token) for one in grants if one.state in (State.WAITING, State.HELD)]
+            return [one.renewal() for one, _ in asked]
+
+        try:
+            sent, replies = await self.command(pool, RENEW, make, seconds, grants)
+        except Exception as error:
+            return [self._take_renewal(grant, error, 0.0, pool) for grant in grants]
+        found = zip(asked, replies, strict=True)
+        # nil to a token that was raised meanwhile says nothing.
+        return [
+            self._take_renewal(grant, reply if token == grant.token else NotSent(), sent, pool)
+            for (grant, token), reply in found
+        ]
+
+    def _take_renewal(self, grant: Grant, reply: Any, sent: float, pool: Pool) -> Any:
         verdict = judge(reply)
-        if verdict is Verdict.NIL and token != grant.token:
-            return NotSent("its token was raised meanwhile")
         if verdict is Verdict.YES:
-            grant.renewed_until(max(grant.certain, sent + grant.lease * DRIFT))
+            pool.succeeded()
+            grant.renewed(sent)
+            self._schedule(grant, grant.due)
             return True
-        if verdict is Verdict.NIL or rules.code_of(reply) == "WRONGTYPE":
+        if verdict is Verdict.NIL or rules.is_overwritten(reply):
+            self.lost(grant, LossReason.GONE)
             return False
+        if grant.pool is not None and rules.is_transport(reply) and not isinstance(reply, NotSent):
+            self.lost(grant, LossReason.DISCONNECTED)
+        again_at = now() + self._pause(reply, grant.terms.keys[0], pool, grant.lease)
+        self._schedule(grant, again_at if grant.terms.renew else grant.certain)
         return reply
 
     async def renew(self, grant: Grant, lease: float | None) -> None:
@@ -627,61 +576,56 @@ class Engine:
         if lease is not None:
             grant.lease = lease
             # It may end earlier now.
-            grant.certain = min(grant.certain, now() + lease * DRIFT)
-        pool = grant.pool or await self.router.pool(grant.terms.keys[0], 1.0)
+            grant.certain = min(grant.certain, now() + lease * rules.DRIFT)
+            self._schedule(grant, grant.due)
         while True:
-            [answer] = await self._renew_all([grant], pool)
-            if answer is True:
-                grant.keeper.add(grant)
-                return
-            if answer is False:
-                self.lost(grant, LossReason.GONE)
-            self.must_hold(grant)
-            assert isinstance(answer, Exception)  # noqa: S101
-            if not rules.is_transport(answer) and judge(answer) is Verdict.FATAL:
-                raise rules.fatal(answer, grant.terms.name)
-            await self._pause(answer, grant.terms, pool)
             pool = grant.pool or await self.router.pool(grant.terms.keys[0], 1.0)
+            [answer] = await self._renew([grant], pool) or [False]
+            self.must_hold(grant)
+            if answer is True:
+                return
+            if judge(answer) is Verdict.FATAL:
+                raise rules.fatal(answer, grant.terms.name)
+            await self.io.sleep(pool.rest(grant.lease))
 
     async def raise_token(self, grant: Grant, fence: int, seconds: float) -> bool:
         """Whether the server holds it under just this token now, for a lease. For several independent servers."""
         pool = await self.router.pool(grant.terms.keys[0], seconds)
-        words = (*grant.terms.renewal(grant.owner, grant.token, grant.lease), b"FENCE", fence)
-        sent = now()
-        [reply] = await self._command(pool, RENEW, [words], seconds)
+        sent, [reply] = await self.command(pool, RENEW, lambda: [(*grant.renewal(), b"FENCE", fence)], seconds)
         if judge(reply) is not Verdict.YES:
             return False
-        grant.token = int(reply)
-        grant.renewed_until(sent + grant.lease * DRIFT - 0.002)
+        grant.token, grant.certain = int(reply), 0.0
+        # What the clocks of several servers may differ by (docs/redlock.md).
+        grant.renewed(sent - 0.002)
         return grant.token == fence
 
     def must_hold(self, grant: Grant) -> None:
         """Raises LockLostError if it is lost, by what is known here."""
         if grant.pid != os.getpid():
             raise LockLostError(grant.terms.name, grant.token, LossReason.FORKED)
-        if grant.state is State.HELD and grant.remaining() <= 0:
+        if grant.certain <= now():
             self.lost(grant, LossReason.EXPIRED)
-        if grant.state is State.LOST:
-            assert grant.reason is not None  # noqa: S101
+        if grant.reason is not None:
             raise LockLostError(grant.terms.name, grant.token, grant.reason)
 
     async def check(self, grant: Grant) -> None:
-        """Asks the server, and lengthens nothing."""
+        """Asks the server, and lengthens nothing (B9)."""
         self.must_hold(grant)
         for key in grant.terms.keys:
             try:
-                info = await self.ask((b"LOCK.INFO", key, b"COUNT", 5000), key)
+                info = await self.ask(b"LOCK.INFO", key, b"COUNT", b"5000")
             except WrongTypeError:
                 info = None
             if not rules.holds(info, grant.owner, grant.token):
                 self.lost(grant, LossReason.GONE)
         self.must_hold(grant)
 
-    def lost(self, grant: Grant, reason: LossReason) -> None:
+    def lost(self, grant: Grant, reason: LossReason, of: State = State.HELD) -> None:
         """A hold is lost: its holder is told once."""
         with self.mutex:
-            if not grant.lose(reason):
+            if grant.state is not of:
                 return
+            grant.state, grant.reason = State.LOST, reason
             self.grants.discard(grant)
         self.io.set(grant.event)
         self._tell("lost", grant.terms.name, grant.token, reason)
@@ -697,20 +641,17 @@ class Engine:
     # Release
 
     async def release(self, grant: Grant, seconds: float = RELEASE_TIME) -> None:
-        """Raises LockLostError if it had been lost. What cannot be done in time goes on in the background."""
-        terms = grant.terms
+        """Raises LockLostError if it had been lost. What cannot be done in time goes on in the background (B19)."""
         if grant.state is State.RELEASED:
             return
-        if self.is_closed:
-            self.must_hold(grant)
-        self.enter()
         loss = None
         try:
             self.must_hold(grant)
         except LockLostError as error:
-            if error.reason is LossReason.FORKED:
+            if error.reason is LossReason.FORKED or self.is_closed:
                 raise
             loss = error
+        self.enter()
         with self.mutex:
             self.grants.discard(grant)
             if grant.state is State.HELD:
@@ -718,26 +659,25 @@ class Engine:
         try:
             is_released = await self._release(grant, now() + seconds)
         except BaseException as error:
-            if isinstance(error, Exception) and not rules.is_transport(error):
+            if isinstance(error, Exception) and judge(error) is Verdict.FATAL:
                 raise
             if grant.pool is not None:
                 grant.pool.close()
-                grant.state, grant.reason = State.LOST, LossReason.DISCONNECTED
-                raise loss or LockLostError(terms.name, grant.token, grant.reason) from error
-            # It goes on, for as long as the server may hold it.
-            end = max(grant.certain, now()) + grant.lease * (1 - DRIFT)
-            self.io.spawn(lambda: self._release_quietly(grant, end))
+                self.lost(grant, LossReason.DISCONNECTED, State.RELEASING)
+                loss = loss or LockLostError(grant.terms.name, grant.token, LossReason.DISCONNECTED)
+            else:
+                # For as long as the server may hold it.
+                end = max(grant.certain, now()) + grant.lease * (1 - rules.DRIFT)
+                await self.io.background(lambda: self._release_quietly(grant, end))
             if loss is not None and isinstance(error, Exception):
                 raise loss from error
             raise
+        if not is_released:
+            self.lost(grant, LossReason.GONE, State.RELEASING)
+            loss = loss or LockLostError(grant.terms.name, grant.token, LossReason.GONE)
         if loss is not None:
             raise loss
-        if not is_released:
-            grant.state, grant.reason = State.LOST, LossReason.GONE
-            self.io.set(grant.event)
-            self._tell("lost", terms.name, grant.token, grant.reason)
-            raise LockLostError(terms.name, grant.token, LossReason.GONE)
-        self._tell("released", terms.name, grant.token, now() - grant.since)
+        self._tell("released", grant.terms.name, grant.token, now() - grant.since)
 
     async def _release_quietly(self, grant: Grant, end: float) -> None:
         try:
@@ -747,306 +687,114 @@ class Engine:
 
     async def _release(self, grant: Grant, end: float) -> bool:
         """Whether this released it; else it had been lost."""
-        terms = grant.terms
-        while grant.state is not State.RELEASED:
-            pool = grant.pool or await self.router.pool(terms.keys[0], max(end - now(), 0.05))
-            error: Exception
-            try:
-                line = await pool.get(RELEASE, max(min(end - now(), terms.silence(0.0)), 0.05), terms.lease / 16)
-            except Exception as raised:
-                if not rules.is_transport(raised) or grant.pool is not None:
-                    raise
-                error = raised
-            else:
-                commands = [terms.release(grant.owner, grant.token)]
-                if grant.broke and terms.owner is None:
-                    # A stale ACQUIRE may be in the queue still.
-                    commands.append(terms.withdrawal(grant.owner))
-                grant.attempts += 1
-                grant.first_release = grant.first_release or now()
-                was_fresh = line.is_fresh
-                try:
-                    line.start(pack(*commands), len(commands))
-                    replies = await line.wait(max(min(end - now(), terms.silence(0.0)), 0.05))
-                except BaseException as raised:
-                    self._abandon(pool, line, raised)
-                    grant.broke = True
-                    if not isinstance(raised, Exception) or not rules.is_transport(raised):
-                        raise
-                    error = raised
-                    if not was_fresh and grant.attempts == 1 and not isinstance(raised, TimeoutError):
-                        continue
-                else:
-                    if grant.pool is not None:
-                        grant.pool.leave(line)
-                        (grant.keeper.pool if grant.keeper else pool).adopt(line)
-                    else:
-                        pool.put(line)
-                    verdict = grant.judge_release(replies[0])
-                    if verdict is Verdict.YES or verdict is Verdict.NIL:
-                        pool.succeeded()
-                        if verdict is Verdict.YES and grant.state is State.RELEASING:
-                            grant.state = State.RELEASED
-                        return verdict is Verdict.YES
-                    if verdict is Verdict.FATAL:
-                        raise rules.fatal(replies[0], terms.name)
-                    error = replies[0]
-            if now() >= min(end, max(grant.certain, grant.first_release) + 1.0) or self.is_closed or grant.pool:
-                raise error
-            await self._pause(error, terms, pool)
-        return True
 
-    async def release_all(self, grants: Iterable[Grant], seconds: float) -> None:
-        """Of what is held: without a repetition. Those who hold it are told that it is lost: closed."""
+        def make() -> list[Words]:
+            grant.attempts += 1
+            grant.first_release = grant.first_release or now()
+            return grant.releases()
+
+        home = grant.pool
+        end = min(end, max(grant.certain, now()) + 1.0)
+        try:
+            reply = await self.answer(grant.terms.keys[0], RELEASE, make, end, grant.lease, grant)
+        except WrongTypeError:
+            reply = None
+        is_released = grant.is_released(reply)
+        if is_released and grant.state is State.RELEASING:
+            grant.state = State.RELEASED
+        if home is not None:
+            home.join(self.router.known(grant.terms.keys[0]))
+        return is_released
+
+    async def release_all(self, seconds: float) -> None:
+        """Of what is held: without a repetition. Those that hold it are told that it is lost: closed (B38)."""
         end = now() + seconds
-        by_pool: dict[Pool, list[Grant]] = {}
-        for grant in grants:
-            self.lost(grant, LossReason.CLOSED)
+        for pool, batch in self._batches(list(self.grants)):
+            for grant in batch:
+                self.lost(grant, LossReason.CLOSED)
+            words = [one for grant in batch for one in grant.releases()]
             try:
-                pool = grant.pool or await self.router.pool(grant.terms.keys[0], max(end - now(), 0.0))
+                await self.command(pool, RELEASE, words.copy, max(end - now(), 0.05))
             except Exception as error:
-                logger.warning("lock %r could not be released, it ends with its lease: %s", grant.terms.name, error)
-                continue
-            by_pool.setdefault(pool, []).append(grant)
-        for pool, group in by_pool.items():
-            for begin in range(0, len(group), BATCH):
-                batch = group[begin : begin + BATCH]
-                words = [one.terms.release(one.owner, one.token) for one in batch]
-                try:
-                    await self._command(pool, RELEASE, words, max(end - now(), 0.05))
-                except Exception as error:
-                    logger.warning("%d locks could not be released, they end with their leases: %s", len(words), error)
+                logger.warning("%d locks could not be released, they end with their leases: %s", len(batch), error)
 
     async def close(self, seconds: float = EXIT_TIME) -> None:
         """Releases what is held, and closes the connections."""
-        if self.is_closed or os.getpid() != self._pid:
+        if self.is_closed or not self.is_of_this_process:
             return
-        with self.mutex:
-            grants = list(self.grants)
-        await self.release_all(grants, seconds)
+        await self.release_all(seconds)
         self.is_closed = True
         for pool in self.router.all():
             pool.close()
-        for keeper in list(self._keepers.values()):
-            keeper.stop()
+        self.io.set(self._wake)
         await self.io.drain()
 
-    @property
-    def is_of_this_process(self) -> bool:
-        """Not of a parent."""
-        return os.getpid() == self._pid
 
-
-class _Keeper:
-    """Renews the holds of one node when they are due, and tells of those whose time is over."""
-
-    def __init__(self, engine: Engine, pool: Pool) -> None:
-        self.engine = engine
-        self.pool = pool
-        self._due: list[tuple[float, int, Grant]] = []
-        self._numbers = itertools.count()
-        self._wake = engine.io.event()
-        self._asleep_until = -math.inf
-        self._is_stopped = False
-        self._mutex = threading.Lock()
-
-    def add(self, grant: Grant) -> None:
-        """From any thread."""
-        grant.keeper = self
-        with self._mutex:
-            grant.entry = (grant.due, next(self._numbers), grant)
-            heapq.heappush(self._due, grant.entry)
-            if len(self._due) > 2 * len(self.engine.grants) + 1024:
-                # Most of them were released.
-                self._due = [one for one in self._due if self._counts(one)]
-                heapq.heapify(self._due)
-            is_early = grant.due < self._asleep_until
-        if is_early:
-            self.engine.io.set(self._wake)
-
-    def stop(self) -> None:
-        """It ends."""
-        self._is_stopped = True
-        self.engine.io.set(self._wake)
-
-    def _counts(self, entry: tuple[float, int, Grant]) -> bool:
-        return entry[2].state is State.HELD and entry[2].entry is entry and entry[2].keeper is self
-
-    async def run(self) -> None:
-        """In a thread or task of its own."""
-        engine = self.engine
-        try:
-            while not self._is_stopped:
-                try:
-                    await self._turn()
-                except Exception:
-                    logger.exception("renewals failed")
-                    await engine.io.sleep(0.1)
-        except asyncio.CancelledError:
-            # The loop ends.
-            if not self._is_stopped:
-                engine._keepers.pop(self.pool, None)
-                await engine.release_all([one for one in list(engine.grants) if one.keeper is self], EXIT_TIME)
-            raise
-
-    async def _turn(self) -> None:
-        due, seconds = self._next()
-        if due:
-            try:
-                await self._keep(due)
-            except Exception:
-                for grant in due:
-                    self.add(grant)
-                raise
-        else:
-            await self.engine.io.wait(self._wake, seconds)
-        while self.engine.dropped:
-            logger.warning("lock %r: its hold was dropped without a release", self.engine.dropped.popleft())
-
-    def _next(self) -> tuple[list[Grant], float | None]:
-        """What is due now, or how long to sleep."""
-        due: list[Grant] = []
-        with self._mutex:
-            self._wake.clear()
-            at = now()
-            # What was released stays in its place until then: the next one need not wake this.
-            while self._due and len(due) < BATCH and self._due[0][0] <= at:
-                entry = heapq.heappop(self._due)
-                if self._counts(entry):
-                    due.append(entry[2])
-            self._asleep_until = -math.inf if due else self._due[0][0] if self._due else math.inf
-            seconds = min(self._asleep_until - at, LOOK_AGAIN) if self._due else None
-        return due, seconds
-
-    async def _keep(self, due: Sequence[Grant]) -> None:
-        groups: dict[Any, list[Grant]] = {}
-        for grant in due:
-            if grant.certain <= now():
-                self.engine.lost(grant, LossReason.EXPIRED)
-                continue
-            home = self.engine.router.known(grant.terms.keys[0])
-            if grant.pool is None and home is not None and home is not self.pool:
-                # Its slot is served by another node now.
-                self.engine.keeper(home).add(grant)
-                continue
-            # A renewal that waits for replicas would hold up those behind it.
-            groups.setdefault((grant.pool, grant if grant.terms.replicas else None), []).append(grant)
-        rest = list(groups.items())
-        while rest:
-            (pool, _), group = rest.pop()
-            work = functools.partial(self._renew, group, pool or self.pool)
-            if not rest or not self.engine.io.spawn(work):
-                await work()
-
-    async def _renew(self, group: Sequence[Grant], pool: Pool) -> None:
-        answers = await self.engine._renew_all(group, pool)
-        for grant, answer in zip(group, answers, strict=True):
-            self._take(grant, answer)
-
-    def _take(self, grant: Grant, answer: Any) -> None:
-        engine = self.engine
-        if answer is False:
-            engine.lost(grant, LossReason.GONE)
-        elif grant.pool is not None and rules.is_transport(answer) and not isinstance(answer, NotSent):
-            engine.lost(grant, LossReason.DISCONNECTED)
-        elif answer is not True:
-            engine._note(answer, grant.terms.keys[0], self.pool)
-            grant.next_renewal = now() + self.pool.rest(grant.lease)
-        if grant.state is State.HELD:
-            self.add(grant)
-
-
-class _One:
-    """One server, or the primary that Sentinels name: new connections find it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._pool = engine.new_pool(None)
-
-    async def pool(self, key: bytes, seconds: float) -> Pool:
-        """The connections to the node that serves a key."""
-        return self._pool
-
-    def known(self, key: bytes) -> Pool | None:
-        """The same, if it is known without a question."""
-        return self._pool
-
-    def all(self) -> list[Pool]:
-        """All that were used."""
-        return [self._pool]
-
-    def redirected(self, error: Any, key: bytes, pool: Pool) -> Pool:
-        """Where a redirect leads."""
-        return pool
-
-    def doubt(self, pool: Pool | None) -> None:
-        """Something went wrong there: it may not be the primary any more."""
-
-
-class _Cluster(_One):
-    """The nodes of a cluster, by slots."""
+class _Router:
+    """Which node serves a key: the only one (or the primary that Sentinels name), or a cluster's, by slots (B40)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pools: dict[Address, Pool] = {}
-        self._slots: dict[int, Address] = {}
+        self._pools: dict[Address | None, Pool] = {}
+        self.slots: dict[int, Address] = {}
         self._is_doubtful = True
-        self._refreshing: Any = None
-        self._refreshed = -math.inf
+        self._reading: Any = None
+        self._read_at = -math.inf
 
-    def _at(self, address: Address) -> Pool:
+    def _at(self, address: Address | None) -> Pool:
         with self._engine.mutex:
             if address not in self._pools:
                 self._pools[address] = self._engine.new_pool(address)
             return self._pools[address]
 
-    async def pool(self, key: bytes, seconds: float) -> Pool:
-        slot, end = rules.slot_of(key), now() + seconds
-        while slot not in self._slots:
-            done = await self._refresh()
-            if not await self._engine.io.wait(done, max(end - now(), 0.0)) or now() >= end:
-                raise NotSent("no node of the cluster said in time who serves the slot")
-            if slot not in self._slots:
-                await self._engine.io.sleep(min(0.1, max(end - now(), 0.0)))
-        if self._is_doubtful and now() - self._refreshed > 0.1:
-            # What is known is used meanwhile.
-            await self._refresh()
-        return self._at(self._slots[slot])
-
-    def known(self, key: bytes) -> Pool | None:
-        address = self._slots.get(rules.slot_of(key))
-        return self._pools.get(address) if address else None
-
     def all(self) -> list[Pool]:
+        """All that were used."""
         return list(self._pools.values())
 
+    def known(self, key: bytes) -> Pool:
+        """The connections to the node that served a key when it was looked for the last time."""
+        return self._at(self.slots[rules.slot_of(key)] if self._engine.source.is_cluster else None)
+
+    async def pool(self, key: bytes, seconds: float) -> Pool:
+        """The connections to the node that serves a key. What is known is used while the map is read again (B24)."""
+        slot, end, io = rules.slot_of(key), now() + seconds, self._engine.io
+        while self._engine.source.is_cluster:
+            done = self._reading
+            if done is None and (slot not in self.slots or (self._is_doubtful and now() - self._read_at > 0.1)):
+                done = self._reading = io.event()
+                await io.background(functools.partial(self._read, done))
+            if slot in self.slots:
+                break
+            await io.wait(done, max(end - now(), 0.0))
+            if now() >= end:
+                raise NotSent("no node of the cluster said in time who serves the slot")
+            if slot not in self.slots:
+                await io.sleep(min(0.1, max(end - now(), 0.0)))
+        return self.known(key)
+
     def redirected(self, error: Any, key: bytes, pool: Pool) -> Pool:
-        address = next((one for one, its in self._pools.items() if its is pool), ("", 0))
+        """Where a redirect leads."""
+        address = next((one for one, its in self._pools.items() if its is pool), None)
+        if address is None:
+            return pool
         host, _, port = str(error).split()[-1].rpartition(":")
         address = self._engine.source.remap((host or address[0], int(port)))
-        if rules.code_of(error) == "MOVED":
-            self._slots[rules.slot_of(key)] = address
+        if type(error).__name__ == "MovedError":
+            self.slots[rules.slot_of(key)] = address
             self._is_doubtful = True
         return self._at(address)
 
-    def doubt(self, pool: Pool | None) -> None:
-        # It is read again before the next request.
+    def doubt(self, pool: Pool) -> None:
+        """It may not be the primary any more (B41): idle connections go, and the map is read again."""
+        pool.flush()
         self._is_doubtful = True
-
-    async def _refresh(self) -> Any:
-        """An event for when the map has been read again. One at a time."""
-        with self._engine.mutex:
-            if self._refreshing is not None:
-                return self._refreshing
-            done = self._refreshing = self._engine.io.event()
-        if not self._engine.io.spawn(lambda: self._read(done)):
-            await self._read(done)
-        return done
 
     async def _read(self, done: Any) -> None:
         try:
-            for address in dict.fromkeys([*self._pools, *self._engine.source.addresses]):
+            for address in dict.fromkeys([*filter(None, self._pools), *self._engine.source.addresses]):
                 try:
-                    [reply] = await self._engine._command(self._at(address), REST, [(b"CLUSTER", b"SLOTS")], 1.0)
+                    make: Callable[[], list[Words]] = lambda: [(b"CLUSTER", b"SLOTS")]  # noqa: E731
+                    _, [reply] = await self._engine.command(self._at(address), REST, make, 1.0)
                 except Exception as error:
                     logger.debug("%s:%d does not say who serves the slots: %s", *address, error)
                     continue
@@ -1054,15 +802,12 @@ class _Cluster(_One):
                     self._take(reply, address)
                     return
         finally:
-            self._refreshed = now()
-            self._refreshing = None
+            self._read_at, self._reading = now(), None
             self._engine.io.set(done)
 
     def _take(self, reply: list[Any], asked: Address) -> None:
-        slots: dict[int, Address] = {}
         for first, last, node, *_ in reply:
             host = node[0].decode() if node[0] else asked[0]
             address = self._engine.source.remap((host, node[1]))
-            slots.update(dict.fromkeys(range(first, last + 1), address))
-        self._slots = slots
+            self.slots.update(dict.fromkeys(range(first, last + 1), address))
         self._is_doubtful = False

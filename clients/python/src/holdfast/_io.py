@@ -7,12 +7,13 @@ blocks, so such a coroutine runs to its end in one go (`run`).
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import redis.connection
@@ -21,28 +22,19 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, ResponseError
 from redis.retry import Retry
 
-from ._clock import now
-from ._rules import Silence
+from ._rules import Silence, now
 
 logger = logging.getLogger("holdfast")
 T = TypeVar("T")
 Address = tuple[str, int]
+Work = Callable[[], Coroutine[Any, Any, Any]]
 
 HANDSHAKE = 5.0
 """How long it may take to connect and to log in, in seconds."""
-_OF_THE_POOL = frozenset(
-    (
-        "event_dispatcher",
-        "maint_notifications_config",
-        "maint_notifications_pool_handler",
-        "oss_cluster_maint_notifications_handler",
-        "retry_on_error",
-        "retry_on_timeout",
-        "response_callbacks",
-        "cache",
-        "cache_config",
-    )
-)
+_ERROR_REPLIES = (ResponseError, BusyLoadingError, AuthenticationError)
+# Settings that no connection has, or that make it repeat requests.
+_OF_THE_POOL = """event_dispatcher maint_notifications_config maint_notifications_pool_handler response_callbacks
+    oss_cluster_maint_notifications_handler retry_on_error retry_on_timeout cache cache_config"""
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -58,47 +50,47 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 class _Line:
     """A connection on which one pipeline at a time is under way."""
 
-    def __init__(self, raw: Any, address: Address | None) -> None:
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.address = address
         self.is_fresh = True
         """Nothing was received yet: if it breaks, it was not for having been idle."""
         self.is_closed = False
         self.is_spent = False
-        """redis-py would read the last reply again: it is good for nothing more."""
+
+    def _error(self, error: Exception) -> Exception:
+        """An error reply. One that is no ResponseError stays in redis-py's buffer: it would be read again."""
+        self.is_spent = self.is_spent or not isinstance(error, ResponseError)
+        return error
 
 
 class ThreadLine(_Line):
-    """With threads: the caller's thread reads."""
+    """With threads: the caller's thread writes and reads."""
 
-    def start(self, payload: bytes, replies: int) -> None:
-        """Sends a pipeline."""
-        self._left = replies
+    def start(self, payload: bytes, count: int) -> None:
+        """A pipeline, which is sent when its replies are waited for."""
+        self._payload, self._count = payload, count
         self._replies: list[Any] = []
-        self.raw.send_packed_command([payload])
 
     async def wait(self, seconds: float) -> list[Any]:
         """The replies, of which errors are elements. Raises Silence if they do not come in time: then call it again."""
         end = now() + seconds
-        while self._left:
-            if self.is_closed:
-                # redis-py would connect anew.
-                raise ConnectionError("this connection is closed")
-            try:
+        try:
+            while len(self._replies) < self._count:
+                if self.is_closed:
+                    # redis-py would connect anew.
+                    raise ConnectionError("this connection is closed")
+                payload, self._payload = self._payload, b""
+                if payload:
+                    self.raw.send_packed_command([payload])
                 if not self.raw.can_read(max(end - now(), 0.0)):
                     raise Silence("no reply in time")
-                self._replies.append(self.raw.read_response(disable_decoding=True, disconnect_on_error=False))
-            except (AttributeError, TypeError, ValueError) as error:
-                # redis-py's, if another thread has closed it.
-                raise ConnectionError("this connection is closed") from error
-            except ResponseError as error:
-                self._replies.append(error)
-            except (BusyLoadingError, AuthenticationError) as error:
-                self.is_spent = True
-                self._replies.extend([error] * self._left)
-                break
-            self._left -= 1
-        self._left = 0
+                try:
+                    self._replies.append(self.raw.read_response(disable_decoding=True, disconnect_on_error=False))
+                except _ERROR_REPLIES as error:
+                    self._replies.append(self._error(error))
+        except (AttributeError, TypeError, ValueError) as error:
+            # redis-py's, if another thread has closed it.
+            raise ConnectionError("this connection is closed") from error
         self.is_fresh = False
         return self._replies
 
@@ -112,54 +104,46 @@ class ThreadLine(_Line):
 class TaskLine(_Line):
     """With asyncio: a task of its own reads, so that a cancelled caller leaves the reply to be read to its end."""
 
-    _task: asyncio.Task[list[Any]]
+    _task: asyncio.Task[list[Any]] | None = None
 
-    def start(self, payload: bytes, replies: int) -> None:
+    def start(self, payload: bytes, count: int) -> None:
         """Sends a pipeline."""
-        self._task = asyncio.get_running_loop().create_task(self._exchange(payload, replies))
+        self._task = asyncio.get_running_loop().create_task(self._exchange(payload, count))
 
-    async def _exchange(self, payload: bytes, replies: int) -> list[Any]:
+    async def _exchange(self, payload: bytes, count: int) -> list[Any]:
         await self.raw.send_packed_command([payload])
-        found: list[Any] = []
-        while len(found) < replies:
+        replies: list[Any] = []
+        while len(replies) < count:
             try:
-                found.append(await self.raw.read_response(disable_decoding=True, disconnect_on_error=False))
-            except ResponseError as error:
-                found.append(error)
-            except (BusyLoadingError, AuthenticationError) as error:
-                self.is_spent = True
-                found.extend([error] * (replies - len(found)))
+                replies.append(await self.raw.read_response(disable_decoding=True, disconnect_on_error=False))
+            except _ERROR_REPLIES as error:
+                replies.append(self._error(error))
         self.is_fresh = False
-        return found
+        return replies
 
     async def wait(self, seconds: float) -> list[Any]:
         """The replies, of which errors are elements. Raises Silence if they do not come in time: then call it again."""
+        assert self._task is not None  # noqa: S101
         if not self._task.done():
             await asyncio.wait((self._task,), timeout=max(seconds, 0.0))
         if not self._task.done():
             raise Silence("no reply in time")
         if self._task.cancelled():
-            raise ConnectionError("the task that read from this connection was cancelled")
+            raise ConnectionError("this connection is closed")
         return self._task.result()
 
     def close(self) -> None:
         """A caller that waits gets an error."""
-        task = getattr(self, "_task", None)
-        if task is not None:
-            task.cancel()
-            task.add_done_callback(_forget)
+        if self._task is not None:
+            self._task.cancel()
+            # An error that was fetched is not logged.
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         with contextlib.suppress(RuntimeError):
-            _background(asyncio.get_running_loop(), self._disconnect(), _closing)
+            _start(self._disconnect, _closing)
 
     async def _disconnect(self) -> None:
         with contextlib.suppress(Exception):
             await self.raw.disconnect(nowait=True)
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    # An error that was fetched is not logged.
-    if not task.cancelled():
-        task.exception()
 
 
 # A loop refers to its tasks weakly only.
@@ -167,10 +151,8 @@ _tasks: set[asyncio.Task[Any]] = set()
 _closing: set[asyncio.Task[Any]] = set()
 
 
-def _background(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]] = _tasks
-) -> None:
-    task = loop.create_task(coroutine)
+def _start(work: Work, tasks: set[asyncio.Task[Any]]) -> None:
+    task = asyncio.get_running_loop().create_task(work())
     tasks.add(task)
     task.add_done_callback(tasks.discard)
 
@@ -190,13 +172,13 @@ class Threads:
 
     async def sleep(self, seconds: float) -> None:
         """Does nothing for a while."""
-        time.sleep(seconds)
+        time.sleep(max(seconds, 0.0))
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the application."""
         return function(*args)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
+    def spawn(self, work: Work) -> bool:
         """Runs something in the background. False if there is no thread to be had."""
 
         def to_its_end() -> None:
@@ -211,24 +193,16 @@ class Threads:
             return False
         return True
 
-    async def gather(self, works: Sequence[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
+    async def background(self, work: Work) -> None:
+        """Runs something in the background, or here if there is no thread to be had."""
+        if not self.spawn(work):
+            await work()
+
+    async def gather(self, works: Sequence[Work]) -> list[Any]:
         """The results of what runs at the same time, of which errors are elements."""
-        results: list[Any] = [None] * len(works)
-
-        def work(number: int) -> None:
-            try:
-                results[number] = run(works[number]())
-            except Exception as error:
-                results[number] = error
-
-        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(1, len(works))]
-        for thread in threads:
-            thread.start()
-        if works:
-            work(0)
-        for thread in threads:
-            thread.join()
-        return results
+        with concurrent.futures.ThreadPoolExecutor(max(len(works), 1)) as executor:
+            futures = [executor.submit(run, work()) for work in works]
+        return [future.exception() or future.result() for future in futures]
 
     async def drain(self) -> None:
         """Waits until closed connections are closed."""
@@ -245,7 +219,7 @@ class Threads:
         except BaseException:
             raw.disconnect()
             raise
-        return ThreadLine(raw, address)
+        return ThreadLine(raw)
 
 
 class Tasks:
@@ -276,12 +250,16 @@ class Tasks:
         result = function(*args)
         return await result if inspect.isawaitable(result) else result
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
+    def spawn(self, work: Work) -> bool:
         """Runs something in the background."""
-        _background(asyncio.get_running_loop(), work())
+        _start(work, _tasks)
         return True
 
-    async def gather(self, works: Sequence[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
+    async def background(self, work: Work) -> None:
+        """The same."""
+        _start(work, _tasks)
+
+    async def gather(self, works: Sequence[Work]) -> list[Any]:
         """The results of what runs at the same time, of which errors are elements."""
         return list(await asyncio.gather(*(work() for work in works), return_exceptions=True))
 
@@ -306,7 +284,7 @@ class Tasks:
             raise
         # From here on the reader's own times count.
         raw.socket_timeout = None
-        return TaskLine(raw, address)
+        return TaskLine(raw)
 
 
 class Source:
@@ -314,17 +292,17 @@ class Source:
 
     def __init__(self, client: Any) -> None:
         self.is_cluster = hasattr(client, "nodes_manager")
-        self._is_blocking = False
         self._client = client
-        if not self.is_cluster:
-            self._use(client.connection_pool.connection_class, client.connection_pool.connection_kwargs)
+
+    def _nodes(self) -> list[Any]:
+        """Of a cluster: those that are known, and those that were configured."""
+        manager = self._client.nodes_manager
+        return [*manager.nodes_cache.values(), *manager.startup_nodes.values()]
 
     @property
     def addresses(self) -> list[Address]:
-        """Of a cluster: the nodes that are known, and those that were configured."""
-        manager = self._client.nodes_manager
-        nodes = [*manager.nodes_cache.values(), *manager.startup_nodes.values()]
-        return list(dict.fromkeys((str(node.host), int(node.port)) for node in nodes))
+        """Of the nodes of a cluster."""
+        return list(dict.fromkeys((str(node.host), int(node.port)) for node in self._nodes()))
 
     @property
     def server_name(self) -> bytes:
@@ -341,34 +319,27 @@ class Source:
         return str(host), int(port)
 
     def connection(self, address: Address | None, no_retry: Any) -> Any:
-        """A connection that is not connected yet. The library only connects it and logs in."""
+        """A connection that is not connected yet. The library only connects it and logs in (B5, B32)."""
         if self.is_cluster:
-            self._use_node()
-        settings = dict(self._settings)
-        if address is not None:
-            settings["host"], settings["port"] = address
-        settings["retry"] = no_retry
-        kind = getattr(redis.connection, self._class.__name__, self._class) if self._is_blocking else self._class
-        return kind(**settings)
-
-    def become_blocking(self) -> None:
-        """Connections of the other flavour, for the end of the program."""
-        self._is_blocking = True
-
-    def _use(self, kind: Any, settings: Mapping[str, Any]) -> None:
-        self._class = kind
-        self._settings = {name: value for name, value in settings.items() if name not in _OF_THE_POOL}
+            pool = self._nodes()[0]
+            if not hasattr(pool, "connection_class"):
+                # With asyncio, a node is its pool.
+                pool = self._client.get_redis_connection(pool).connection_pool
+        else:
+            pool = self._client.connection_pool
+        settings = {name: value for name, value in pool.connection_kwargs.items() if name not in _OF_THE_POOL.split()}
         limit = min(settings.get("socket_connect_timeout") or HANDSHAKE, HANDSHAKE)
-        self._settings.update(health_check_interval=0, protocol=2, socket_timeout=limit)
+        settings.update(health_check_interval=0, protocol=2, socket_timeout=limit, retry=no_retry)
         # A socket with a path takes none.
         if "path" not in settings:
-            self._settings["socket_connect_timeout"] = limit
-
-    def _use_node(self) -> None:
-        manager = self._client.nodes_manager
-        node = next(iter([*manager.nodes_cache.values(), *manager.startup_nodes.values()]))
-        # With asyncio, a node is its pool.
-        pool = node if hasattr(node, "connection_class") else self._client.get_redis_connection(node).connection_pool
-        # What redis-py has called only says READONLY, for reading from replicas.
-        settings = {name: value for name, value in pool.connection_kwargs.items() if name != "redis_connect_func"}
-        self._use(pool.connection_class, settings)
+            settings["socket_connect_timeout"] = limit
+        if self.is_cluster:
+            # What redis-py has called only says READONLY, for reading from replicas.
+            settings.pop("redis_connect_func", None)
+        if address is not None:
+            settings["host"], settings["port"] = address
+        kind = pool.connection_class
+        if isinstance(no_retry, Retry) and kind.__module__.startswith("redis.asyncio"):
+            # At the end of a program whose loop has ended.
+            kind = getattr(redis.connection, kind.__name__)
+        return kind(**settings)

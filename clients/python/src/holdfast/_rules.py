@@ -5,22 +5,17 @@ from __future__ import annotations
 import binascii
 import dataclasses
 import enum
+import functools
 import math
 import os
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, TimeoutError
 
-from ._clock import COUNTS_SUSPEND, now
-from .errors import (
-    DeadlockError,
-    LossReason,
-    ModuleNotLoadedError,
-    ServerTooOldError,
-    WrongTypeError,
-)
+from .errors import DeadlockError, HoldfastError, LossReason, ModuleNotLoadedError, ServerTooOldError, WrongTypeError
 
 PROTOCOL = 4
 DRIFT = 0.99
@@ -29,7 +24,8 @@ GRACE = 0.25
 WAIT_SILENCE = 2.0
 SUPERSEDED_WITHIN = 1.0
 LONGEST_WAIT = 3600.0
-POLL_EVERY = 1.0
+POLL, POLL_EVERY = 0.1, 1.0
+"""How long a request waits at the server that found no connection for its wait, and how often it is sent."""
 BATCH = 256
 RENEW_AT = 0.25
 """When a hold is renewed, as a part of its lease."""
@@ -38,6 +34,16 @@ LEAST_SILENCE, LONGEST_SILENCE = 0.05, 1.0
 
 Name = str | bytes
 Words = tuple[bytes | int, ...]
+
+COUNTS_SUSPEND = sys.platform in ("linux", "darwin")
+# Of the monotonic clocks, those that go on while the machine is suspended. On macOS, Python's monotonic() does not.
+now: Callable[[], float] = (
+    functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
+    if COUNTS_SUSPEND
+    else time.monotonic
+)
+LOOK_AGAIN = 5.0
+"""Timers of the system stand still while it is suspended, so no sleep is longer than this."""
 
 
 class Silence(TimeoutError):
@@ -49,12 +55,12 @@ class NotSent(TimeoutError):
 
 
 def ms(seconds: float) -> int:
-    """Whole milliseconds, rounded up, at least 1: 0 means *for ever* to the server."""
+    """Whole milliseconds, rounded up, at least 1: 0 means *for ever* to the server (B2)."""
     return max(1, math.ceil(seconds * 1000 - 1e-6))
 
 
 def silence(lease: float, patience: float | None = None) -> float:
-    """How long a request without a wait may take, for a hold with this lease."""
+    """How long a request without a wait may take, for a hold with this lease (B23)."""
     return min(max(lease / 8, LEAST_SILENCE), patience or LONGEST_SILENCE)
 
 
@@ -63,7 +69,7 @@ def encode(name: Name) -> bytes:
     return name.encode() if isinstance(name, str) else bytes(name)
 
 
-def pack(*commands: Words) -> bytes:
+def pack(commands: list[Words]) -> bytes:
     """Commands as they are sent."""
     out = bytearray()
     for words in commands:
@@ -82,8 +88,87 @@ def slot_of(key: bytes) -> int:
 
 
 def as_map(reply: Any) -> dict[str, Any]:
-    """A map, which comes as a flat array. Unknown fields are the caller's to ignore."""
+    """A map, which comes as a flat array. Unknown fields are the caller's to ignore (B4)."""
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=False)}
+
+
+class Verdict(enum.Enum):
+    """What is to be done about a reply, or about an error that came instead of one."""
+
+    YES = enum.auto()
+    NIL = enum.auto()
+    PASSING = enum.auto()
+    """Again after the pause."""
+    MOVED = enum.auto()
+    """Again at another node."""
+    DEMOTED = enum.auto()
+    """Again after the pause, and the primary must be found anew: also after a broken connection, and after silence."""
+    FATAL = enum.auto()
+
+
+# The table of errors. redis-py takes the first word of some away, and has a class for these.
+_PASSING = """LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED SUPERSEDED
+    BusyLoadingError TryAgainError MasterDownError ClusterDownError OutOfMemoryError"""
+_VERDICTS = {
+    **dict.fromkeys(_PASSING.split(), Verdict.PASSING),
+    **dict.fromkeys(("MovedError", "AskError"), Verdict.MOVED),
+    **dict.fromkeys(("READONLY", "UNBLOCKED", "ReadOnlyError"), Verdict.DEMOTED),
+}
+_PASSING_TEXTS = ("too many waiters", "being confirmed", "max number of clients")
+
+
+def judge(reply: Any) -> Verdict:
+    """What a reply, or each element of one, says."""
+    if reply is None or (isinstance(reply, list) and None in reply):
+        return Verdict.NIL
+    if not isinstance(reply, BaseException):
+        return Verdict.YES
+    text = str(reply)
+    verdict = _VERDICTS.get(type(reply).__name__) or _VERDICTS.get(text.partition(" ")[0])
+    if verdict is None and any(words in text for words in _PASSING_TEXTS):
+        verdict = Verdict.PASSING
+    return verdict or (Verdict.DEMOTED if is_transport(reply) else Verdict.FATAL)
+
+
+def is_transport(error: Any) -> bool:
+    """Whether an error came instead of a reply: whether the request was carried out is unknown."""
+    is_reply = isinstance(error, (AuthenticationError, BusyLoadingError))
+    return isinstance(error, (ConnectionError, TimeoutError, OSError)) and not is_reply
+
+
+def is_overwritten(error: Any) -> bool:
+    """Whether the key holds something else than a lock: as nil to a renewal and a release."""
+    return isinstance(error, Exception) and str(error).startswith("WRONGTYPE")
+
+
+def fatal(reply: Exception, name: Any) -> Exception:
+    """The error that the application gets."""
+    text = str(reply)
+    if isinstance(reply, HoldfastError):
+        return reply
+    if "unknown command" in text.lower() and "LOCK." in text.upper():
+        return ModuleNotLoadedError(
+            f"the module Holdfast is not loaded in this server, which says: {text}. Load it by MODULE LOAD"
+            " /path/to/libholdfast.so, or for good by a line loadmodule /path/to/libholdfast.so in redis.conf",
+            name,
+        )
+    kind = {"DEADLOCK": DeadlockError, "WRONGTYPE": WrongTypeError}.get(text.partition(" ")[0])
+    return kind(f"lock {name!r}: {text}", name) if kind else reply
+
+
+def check_version(lowest: int, highest: int, version: str) -> None:
+    """Raises ServerTooOldError if the server and this client share no protocol (B26)."""
+    if not lowest <= PROTOCOL <= highest:
+        old = "the server's module is too old" if highest < PROTOCOL else "this client is too old"
+        raise ServerTooOldError(
+            f"{old}: the module is version {version} and speaks protocol {lowest} to {highest}, this client {PROTOCOL}"
+        )
+
+
+def holds(info: Any, owner: bytes, token: int | None) -> bool:
+    """Whether this owner holds a lock under this token, by the reply to LOCK.INFO."""
+    holders = map(as_map, as_map(info)["holders"]) if info else ()
+    return any(one["owner"] == owner and one["token"] == token for one in holders)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +186,7 @@ class Terms:
     prefix: bytes = b""
     """What the owner begins with."""
     owner: bytes | None = None
-    """An owner that the application chose: asked for with NEW, and never released by ALL."""
+    """An owner that the application chose: asked for with NEW, and never released by ALL (B22)."""
     patience: float | None = None
     """How long a server may take to answer, of several that are asked: the first error ends the request."""
 
@@ -110,224 +195,140 @@ class Terms:
             raise ValueError(f"name must be one name, or several different ones, got {self.name!r}")
         if self.lease < 0.001:
             raise ValueError(f"lease must be at least 0.001 s, got {self.lease!r}")
-        if self.limit < 0:
-            raise ValueError(f"limit must be at least 1, got {self.limit!r}")
         if len(self.keys) > 1 and self.limit != 1:
             raise ValueError("several names can only be locked as mutexes: neither limit nor shared")
 
     @property
-    def is_queued_here(self) -> bool:
-        """Whether only one wait of this client is at the server."""
-        return self.limit == 1 and len(self.keys) == 1
-
-    def new_owner(self) -> bytes:
-        """Unique for each acquisition, also after a fork."""
-        return self.owner or self.prefix + os.urandom(16).hex().encode()
-
-    def _head(self, verb: bytes, owner: bytes) -> Words:
-        if len(self.keys) == 1:
-            return (b"LOCK." + verb, self.keys[0], owner)
-        return (b"LOCK.M" + verb, len(self.keys), *self.keys, owner)
-
-    def _replicas(self) -> Words:
-        return (b"REPLICAS", self.replicas) if self.replicas else ()
-
-    def acquire(self, owner: bytes, wait: float | None, waited: float) -> Words:
-        """`wait` None: not at all."""
-        words = (*self._head(b"ACQUIRE", owner), *((b"NEW",) if self.owner else (b"HOLDS", 1)))
-        words += (b"LEASE", ms(self.lease))
-        if wait is not None:
-            words += (b"WAIT", ms(min(wait, LONGEST_WAIT)))
-            if waited > 0.001:
-                words += (b"WAITED", ms(waited))
-        if self.limit != 1:
-            words += (b"LIMIT", self.limit) if self.limit else (b"SHARED",)
-        if self.ephemeral:
-            words += (b"EPHEMERAL",)
-        return (*words, *self._replicas(), b"WITHWAITED")
-
-    def renewal(self, owner: bytes, token: int, lease: float) -> Words:
-        """For the hold under this token."""
-        return (*self._head(b"RENEW", owner), b"TOKEN", token, b"LEASE", ms(lease), *self._replicas())
-
-    def release(self, owner: bytes, token: int) -> Words:
-        """Of the hold under this token."""
-        return (*self._head(b"RELEASE", owner), b"TOKEN", token)
-
-    def withdrawal(self, owner: bytes) -> Words:
-        """Of whatever the owner holds or waits for."""
-        return (*self._head(b"RELEASE", owner), b"ALL")
-
-    def silence(self, replicas_timeout: float) -> float:
+    def silence(self) -> float:
         """How long a request without a wait may take."""
-        return silence(self.lease, self.patience) + (replicas_timeout if self.replicas else 0.0)
-
-
-class Verdict(enum.Enum):
-    """What a reply means."""
-
-    YES = enum.auto()
-    NIL = enum.auto()
-    PASSING = enum.auto()
-    """Again after the pause."""
-    MOVED = enum.auto()
-    """Another node."""
-    DEMOTED = enum.auto()
-    """Again after the pause; the primary must be found anew."""
-    FATAL = enum.auto()
-
-
-_CODES = {
-    "BusyLoadingError": "LOADING",
-    "ReadOnlyError": "READONLY",
-    "OutOfMemoryError": "OOM",
-    "TryAgainError": "TRYAGAIN",
-    "ClusterDownError": "CLUSTERDOWN",
-    "MasterDownError": "MASTERDOWN",
-    "MovedError": "MOVED",
-    "AskError": "ASK",
-}
-_PASSING = frozenset(
-    "LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED SUPERSEDED".split()  # noqa: SIM905
-)
-
-
-def code_of(error: BaseException) -> str:
-    """The first word of an error reply. redis-py takes some of them away."""
-    return _CODES.get(type(error).__name__) or str(error).partition(" ")[0]
-
-
-def judge(reply: Any) -> Verdict:
-    """What a reply, or each element of one, says."""
-    if reply is None or (isinstance(reply, list) and None in reply):
-        return Verdict.NIL
-    if not isinstance(reply, Exception):
-        return Verdict.YES
-    code, text = code_of(reply), str(reply)
-    if code in ("MOVED", "ASK"):
-        return Verdict.MOVED
-    if code in ("READONLY", "UNBLOCKED"):
-        return Verdict.DEMOTED
-    if code in _PASSING or "too many waiters" in text or "being confirmed" in text or "max number of clients" in text:
-        return Verdict.PASSING
-    return Verdict.FATAL
-
-
-def fatal(reply: Exception, name: Any) -> Exception:
-    """The error that the application gets."""
-    text = str(reply)
-    if "unknown command" in text.lower() and "LOCK." in text.upper():
-        return ModuleNotLoadedError(
-            f"the module Holdfast is not loaded in this server, which says: {text}. Load it by MODULE LOAD"
-            " /path/to/libholdfast.so, or for good by a line loadmodule /path/to/libholdfast.so in redis.conf",
-            name,
-        )
-    kind = {"DEADLOCK": DeadlockError, "WRONGTYPE": WrongTypeError}.get(code_of(reply))
-    return kind(f"lock {name!r}: {text}", name) if kind else reply
-
-
-def check_version(lowest: int, highest: int, version: str) -> None:
-    """Raises ServerTooOldError if the server and this client share no protocol."""
-    if highest < PROTOCOL or lowest > PROTOCOL:
-        old = "the server's module is too old" if highest < PROTOCOL else "this client is too old"
-        raise ServerTooOldError(
-            f"{old}: the module is version {version} and speaks protocol {lowest} to {highest}, this client {PROTOCOL}"
-        )
+        return silence(self.lease, self.patience)
 
 
 class State(enum.Enum):
-    """Of a hold."""
+    """Of an acquisition."""
 
+    WAITING = enum.auto()
     HELD = enum.auto()
     RELEASING = enum.auto()
     RELEASED = enum.auto()
     LOST = enum.auto()
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Grant:
-    """A hold, from the reply that granted it: state, token, and until when it is certain."""
+    """One acquisition, from the call until it is released or lost: its state, and until when it is certain."""
 
-    __slots__ = (
-        "attempts", "broke", "certain", "entry", "event", "first_release", "keeper", "lease", "listener",
-        "next_renewal", "owner", "pid", "pool", "reason", "since", "state", "terms", "token", "wall",
-    )  # fmt: skip
+    terms: Terms
+    event: Any = None
+    """Set when it is lost."""
+    wait: float | None = None
+    cancel: Any = None
+    owner: bytes = b""
+    state: State = State.WAITING
+    began: float = dataclasses.field(default_factory=now)
+    pid: int = dataclasses.field(default_factory=os.getpid)
+    until: float = math.inf
+    """When the caller's time is over."""
+    over: float = math.inf
+    """When no reply is waited for any more (B13)."""
+    asked: list[Any] = dataclasses.field(default_factory=list)
+    """The requests whose replies have not come."""
+    ask_at: float = 0.0
+    """When it is to be asked for the next time."""
+    sent: float = 0.0
+    """When it was asked for the last time."""
+    broke: bool = False
+    """Whether a connection broke under one of its requests."""
+    slot: Any = None
+    error: Exception | None = None
+    token: int = 0
+    lease: float = 0.0
+    since: float = 0.0
+    certain: float = 0.0
+    wall: float = 0.0
+    due: float = 0.0
+    """When something is to be done about it: a renewal, or its end by the clock."""
+    pool: Any = None
+    """The connection of an ephemeral hold."""
+    reason: LossReason | None = None
+    attempts: int = 0
+    first_release: float = 0.0
+    listener: Any = None
 
-    def __init__(self, terms: Terms, owner: bytes, token: int, certain: float) -> None:
-        self.terms = terms
-        self.owner = owner
-        self.token = token
-        self.lease = terms.lease
-        self.since = now()
-        self.state = State.HELD
-        self.reason: LossReason | None = None
-        self.broke = False
-        """Whether a connection broke during this acquisition."""
-        self.attempts = 0
-        self.first_release = 0.0
-        self.pid = os.getpid()
-        self.pool: Any = None
-        """The connection of an ephemeral hold."""
-        self.keeper: Any = None
-        self.entry: Any = None
-        self.event: Any = None
-        self.listener: Any = None
-        self.certain = self.wall = self.next_renewal = 0.0
-        self.renewed_until(certain)
-
-    def renewed_until(self, certain: float) -> None:
-        """The server holds it for a lease that ends then at the earliest."""
-        self.certain = certain
-        self.next_renewal = certain - self.lease * (DRIFT - RENEW_AT) if self.terms.renew else math.inf
-        if not COUNTS_SUSPEND:
-            self.wall = time.time() + certain - now()
+    def __post_init__(self) -> None:
+        # Unique for each acquisition, also after a fork (B1).
+        self.owner = self.terms.owner or self.terms.prefix + os.urandom(16).hex().encode()
+        self.lease = self.terms.lease
+        if self.waits and self.wait is not None:
+            self.until = self.began + self.wait
 
     @property
-    def due(self) -> float:
-        """When something is to be done about it: a renewal, or its end by the clock."""
-        return min(self.next_renewal, self.certain)
+    def waits(self) -> bool:
+        """Whether it may wait at all."""
+        return self.wait is None or self.wait > 0
+
+    @property
+    def is_cancelled(self) -> bool:
+        """By the caller."""
+        return self.cancel is not None and self.cancel.is_set()
+
+    def _command(self, verb: bytes, *words: bytes | int) -> Words:
+        keys = self.terms.keys
+        if len(keys) == 1:
+            return (b"LOCK." + verb, keys[0], self.owner, *words)
+        return (b"LOCK.M" + verb, len(keys), *keys, self.owner, *words)
+
+    def _replicas(self) -> Words:
+        return (b"REPLICAS", self.terms.replicas) if self.terms.replicas else ()
+
+    def acquisition(self, sent: float, wait: float | None) -> Words:
+        """The ACQUIRE to send now. `wait` None: it is answered at once."""
+        terms = self.terms
+        words: list[bytes | int] = [b"NEW"] if terms.owner else [b"HOLDS", 1]
+        words += [b"LEASE", ms(terms.lease)]
+        if wait is not None:
+            words += [b"WAIT", ms(min(wait, LONGEST_WAIT))]
+            words += [b"WAITED", ms(sent - self.began)] if self.sent else []
+        if terms.limit != 1:
+            words += [b"LIMIT", terms.limit] if terms.limit else [b"SHARED"]
+        words += [b"EPHEMERAL"] if terms.ephemeral else []
+        return self._command(b"ACQUIRE", *words, *self._replicas(), b"WITHWAITED")
+
+    def renewal(self) -> Words:
+        """The RENEW to send now."""
+        return self._command(b"RENEW", b"TOKEN", self.token, b"LEASE", ms(self.lease), *self._replicas())
+
+    def withdrawal(self) -> Words:
+        """What releases all that may come of any request of it."""
+        return self._command(b"RELEASE", b"ALL")
+
+    def releases(self) -> list[Words]:
+        """What releases it. After a broken connection, a stale ACQUIRE may be in the queue still (B18)."""
+        by_token = self._command(b"RELEASE", b"TOKEN", self.token)
+        return [by_token, self.withdrawal()] if self.broke and not self.terms.owner else [by_token]
+
+    def granted(self, reply: Any, sent: float) -> None:
+        """What the reply to an ACQUIRE gives, by the clock rule. More elements are ignored."""
+        self.token, waited = reply[:2]
+        self.since = now()
+        self.renewed(sent + waited / 1000)
+
+    def renewed(self, began: float) -> None:
+        """The server holds it for a lease that began then at the earliest (B6)."""
+        self.certain = max(self.certain, began + self.lease * DRIFT)
+        self.due = min(self.certain, began + self.lease * RENEW_AT if self.terms.renew else math.inf)
+        if not COUNTS_SUSPEND:
+            self.wall = time.time() + self.certain - now()
+
+    def left(self) -> float:
+        """How long the server holds it still, for certain."""
+        left = self.certain - now()
+        return left if COUNTS_SUSPEND else min(left, self.wall - time.time())
 
     def remaining(self) -> float:
         """How long no other client can hold it, for certain; 0: it is not held."""
-        left = self.certain - now()
-        if not COUNTS_SUSPEND:
-            left = min(left, self.wall - time.time())
-        return max(left, 0.0) if self.state is State.HELD and self.pid == os.getpid() else 0.0
+        return max(self.left(), 0.0) if self.state is State.HELD and self.pid == os.getpid() else 0.0
 
-    def lose(self, reason: LossReason) -> bool:
-        """Whether this is news."""
-        if self.state is not State.HELD:
-            return False
-        self.state, self.reason = State.LOST, reason
-        return True
-
-    def judge_release(self, reply: Any) -> Verdict:
-        """Whether it was released (YES) or had been lost (NIL), by the reply to RELEASE with the token."""
-        verdict = judge(reply)
-        if isinstance(reply, Exception) and code_of(reply) == "WRONGTYPE":
-            # Overwritten.
-            return Verdict.NIL
-        if verdict is Verdict.NIL and self.attempts > 1 and self.first_release < self.certain:
-            return Verdict.YES
-        return verdict
-
-
-def granted(terms: Terms, owner: bytes, reply: Any, sent: float) -> Grant:
-    """What the reply to an ACQUIRE gives, by the clock rule. Elements that later versions append are ignored."""
-    token, waited = reply[:2]
-    return Grant(terms, owner, token, sent + waited / 1000 + terms.lease * DRIFT)
-
-
-def holds(info: Any, owner: bytes, token: int | None) -> bool:
-    """Whether this owner holds a lock (under this token, if one is named), by the reply to LOCK.INFO."""
-    holders: Iterable[Any] = () if info is None else map(as_map, as_map(info)["holders"])
-    return any(one["owner"] == owner and token in (None, one["token"]) for one in holders)
-
-
-def is_transport(error: BaseException) -> bool:
-    """Whether an error came instead of a reply, and may pass."""
-    return isinstance(error, (ConnectionError, TimeoutError, OSError)) and not isinstance(error, AuthenticationError)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether a reply says that it may be asked again."""
-    return judge(error) in (Verdict.PASSING, Verdict.DEMOTED)
+    def is_released(self, reply: Any) -> bool:
+        """By the reply to RELEASE with the token; else it had been lost (B17)."""
+        return judge(reply) is Verdict.YES or (self.attempts > 1 and self.first_release < self.certain)

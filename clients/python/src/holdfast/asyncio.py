@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any
 
-from ._api import ElectionBase, HoldBase, HoldfastBase, Leader, LockBase, ReadWriteLock, ReentrantBase
-from ._engine import EXIT_TIME, RELEASE_TIME, Engine, Hooks
+from ._api import ElectionBase, HoldBase, HoldfastBase, LockBase, ReentrantBase
+from ._api import Leader as Leader
+from ._api import ReadWriteLock as ReadWriteLock
+from ._engine import EXIT_TIME, RELEASE_TIME, Engine
+from ._engine import Hooks as Hooks
 from ._io import Tasks, Threads, run
 from ._rules import Name
-from .errors import NotAcquiredError
-
-__all__ = ["Election", "Hold", "Holdfast", "Hooks", "Leader", "Lock", "ReadWriteLock", "ReentrantLock"]
 
 
 class Hold(HoldBase):
     """A lock that is held. As a context manager it is released at the end of the block."""
 
-    @property
-    def lost(self) -> asyncio.Event:
-        """Set when the hold is lost."""
-        event: asyncio.Event = self._grant.event
-        return event
+    lost: asyncio.Event
 
     async def check(self) -> None:
         """Asks the server whether the lock is held still. Raises LockLostError. Lengthens nothing."""
-        await self._engine.check(self._grant)
+        await self._check()
 
     async def renew(self, lease: float | None = None) -> None:
         """Begins the lease anew, with this length in seconds from now on if one is given. Raises LockLostError."""
-        await self._engine.renew(self._grant, lease)
+        await self._renew(lease)
 
     async def release(self, timeout: float = RELEASE_TIME) -> None:
         """Releases the lock. Raises LockLostError if it had been lost. A second call does nothing.
@@ -39,20 +34,13 @@ class Hold(HoldBase):
         If the server does not answer within `timeout` seconds, or if the caller is cancelled, the release goes on in
         the background until the lease is over.
         """
-        await self._engine.release(self._grant, timeout)
+        await self._release(timeout)
 
     async def __aenter__(self) -> Hold:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.release()
-        except Exception as failure:
-            if error is None:
-                raise
-            error.__context__ = error.__context__ or failure
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        await self._exit(error)
 
 
 class Lock(LockBase[Hold]):
@@ -72,35 +60,16 @@ class Lock(LockBase[Hold]):
     async def __aenter__(self) -> Hold:
         return await self._enter()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._left().__aexit__(kind, error, trace)
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        await self._exit(error)
 
 
-class ReentrantLock(ReentrantBase[Hold]):
+class ReentrantLock(ReentrantBase[Hold], Lock):
     """A lock that the task which holds it may take again; it is released as often as it was taken."""
-
-    async def acquire(self, wait: float | None = None) -> Hold:
-        """Waits for the lock for at most `wait` seconds, None: as long as it takes. Raises NotAcquiredError."""
-        hold = await self._take(wait)
-        if hold is None:
-            raise NotAcquiredError(f"lock {self.name!r} was not acquired at once", self.name)
-        return hold
-
-    async def try_acquire(self) -> Hold | None:
-        """The lock if it is free or held by this task, else None."""
-        return await self._take(0)
 
     async def release(self) -> None:
         """Releases it once. Raises NotHeldError in a task that does not hold it, LockLostError after a loss."""
         await self._release()
-
-    async def __aenter__(self) -> Hold:
-        return await self.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.release()
 
 
 class Election(ElectionBase):
@@ -162,5 +131,6 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
 
 def _release_at_exit(engine: Engine) -> None:
     # The loop of its connections has ended, and none can look up a name any more: over new ones, which block.
-    engine.become_blocking(Threads())
-    run(engine.close(EXIT_TIME))
+    blocking = Engine(engine.source, Threads(), 3, engine.hooks)
+    blocking.adopt(engine)
+    run(blocking.close(EXIT_TIME))

@@ -62,10 +62,9 @@ class _Base:
         if self.blocking if blocking is None else blocking:
             wait = self.blocking_timeout if timeout is None else timeout
         terms = self._terms if token is None else dataclasses.replace(self._terms, owner=rules.encode(token))
-        grant, error = await self._engine.acquire(terms, wait)
-        if grant is None:
-            if isinstance(error, Exception) and wait == 0:
-                raise error
+        try:
+            grant = await self._engine.acquire(terms, wait)
+        except NotAcquiredError:
             return False
         self.local.token, self.local.grant = grant.owner, grant
         return True

@@ -87,8 +87,7 @@ class _RAdapter(_Adapter):
         return threading.get_ident() in self.lock._mine
 
     def _recursion_count(self):
-        hold = self.lock._mine.get(threading.get_ident())
-        return hold._count if hold else 0
+        return len(self.lock._mine.get(threading.get_ident(), ()))
 
 
 class _SemaphoreAdapter(_Adapter):

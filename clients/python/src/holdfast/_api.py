@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import inspect
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -35,28 +36,19 @@ class Leader:
 class HoldBase:
     """A lock that is held. See `fence`, `is_held`, `remaining`, `lost`."""
 
+    # An event: set when the hold is lost.
     lost: Any
-    """Set when the hold is lost."""
 
     def __init__(self, engine: Engine, grant: Grant) -> None:
         self._engine = engine
         self._grant = grant
         self.lost = grant.event
-
-    @property
-    def name(self) -> Any:
-        """The lock's name, or names."""
-        return self._grant.terms.name
-
-    @property
-    def fence(self) -> int:
-        """The fencing token: greater than that of every earlier hold. Send it along with each write."""
-        return self._grant.token
-
-    @property
-    def owner(self) -> bytes:
-        """What the server knows this hold by."""
-        return self._grant.owner
+        # The lock's name, or names.
+        self.name = grant.terms.name
+        # The fencing token: greater than that of every earlier hold. Send it along with each write.
+        self.fence = grant.token
+        # What the server knows this hold by.
+        self.owner = grant.owner
 
     def is_held(self) -> bool:
         """Whether no other client can hold the lock, by the clock. Sends nothing.
@@ -104,12 +96,9 @@ class LockBase(Generic[HoldT]):
         self._engine = engine
         self._hold = hold
         self._terms = terms
+        # The lock's name, or names.
+        self.name = terms.name
         self._entered: dict[Any, list[HoldT]] = {}
-
-    @property
-    def name(self) -> Any:
-        """The lock's name, or names."""
-        return self._terms.name
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         return self._hold(self._engine, await self._engine.acquire(self._terms, wait, cancel))
@@ -231,7 +220,9 @@ class ElectionBase:
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> None:
         try:
-            await self._engine.io.call(function, *args)
+            result = function(*args)
+            if inspect.isawaitable(result):
+                await result
         except Exception:
             logger.exception("election %r: a callback failed", self._terms.name)
 

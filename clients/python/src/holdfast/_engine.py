@@ -22,13 +22,14 @@ from ._rules import BATCH, GRACE, LOOK_AGAIN, Grant, NotSent, Silence, State, Te
 from .errors import HoldfastError, LockLostError, LossReason, NotAcquiredError, WrongTypeError
 
 logger = logging.getLogger("holdfast")
+Make = Callable[[], list[Words]]
 
+# The line of those that found no connection for a wait.
 POLLS = object()
-"""The line of those that found no connection for a wait."""
 RELEASE_TIME = 5.0
 EXIT_TIME = 1.0
+# What is due within so many seconds is done together.
 TICK = 0.02
-"""What is due within so many seconds is done together."""
 
 
 class Hooks:
@@ -53,9 +54,8 @@ class _Asked(NamedTuple):
     line: Any
     pool: Pool
     sent: float
+    # When its connection is closed. A wait's is not: after a silence another one takes over its place in the queue.
     silent_at: float
-    keeps_place: bool
-    """Silence is followed by another one, which takes over its place in the queue."""
 
 
 class Engine:
@@ -146,7 +146,8 @@ class Engine:
         """A hold. `wait` 0: without waiting. Raises NotAcquiredError."""
         self.enter()
         self._start_timer()
-        grant = Grant(terms, self.io.event(), wait, cancel)
+        look_every = LOOK_AGAIN if cancel is None else GRACE
+        grant = Grant(terms, self.io.event(), wait, cancel or self.io.event(), look_every)
         # Of this client's waits for one mutex only the oldest is at the server (B31).
         is_queued_here = grant.waits and terms.limit == 1 and len(terms.keys) == 1
         try:
@@ -160,7 +161,7 @@ class Engine:
             self._leave_slot(grant)
         if grant.state is State.WAITING:
             await self._give_up(grant)
-            why = "it was cancelled" if grant.is_cancelled else f"not within {wait} s"
+            why = "it was cancelled" if grant.cancel.is_set() else f"not within {wait} s"
             said = "" if grant.error is None else f": {grant.error}"
             raise NotAcquiredError(f"lock {terms.name!r} was not acquired, {why}{said}", terms.name) from grant.error
         self._tell("acquired", terms.name, grant.token, now() - grant.began)
@@ -172,7 +173,7 @@ class Engine:
         target: Pool | None = None
         hurried = False
         async with contextlib.AsyncExitStack() as poll:
-            while not grant.is_cancelled and now() < (grant.over if grant.asked else grant.until):
+            while not grant.cancel.is_set() and now() < (grant.over if grant.asked else grant.until):
                 asked, pool = None, target
                 try:
                     if grant.ask_at <= now() < grant.until:
@@ -180,7 +181,7 @@ class Engine:
                         is_asking = hurried and type(grant.error).__name__ == "AskError"
                         await self._send(grant, pool, poll, is_asking)
                     if not grant.asked:
-                        await self._sleep(grant, min(grant.ask_at, grant.until) - now())
+                        await self.io.wait(grant.cancel, max(min(grant.ask_at, grant.until) - now(), 0.0))
                         continue
                     asked = grant.asked[-1]
                     pool, line = asked.pool, asked.line
@@ -188,7 +189,7 @@ class Engine:
                 except Exception as error:
                     reply = error
                     if asked is not None:
-                        if isinstance(error, Silence) and (asked.keeps_place or now() < asked.silent_at):
+                        if isinstance(error, Silence) and now() < asked.silent_at:
                             continue
                         await self._broke(grant, asked)
                 else:
@@ -245,18 +246,17 @@ class Engine:
             await self.command(pool, REST, lambda: [(b"LOCK.VERSION",)], self._bound(grant))
         line = await pool.get(REST, self._bound(grant), terms.lease / 16)
         sent = now()
-        if grant.is_cancelled or sent >= grant.until:
+        if grant.cancel.is_set() or sent >= grant.until:
             pool.put(line)
             return
         wait = grant.until - sent if grant.slot is not None else rules.POLL if grant.waits and was_sent else None
         words = grant.acquisition(sent, wait)
         extra = pool.replicas_timeout if terms.replicas else 0.0
         silent_at = sent + extra + (terms.silence if wait is None else rules.WAIT_SILENCE)
-        keeps_place = grant.slot is not None
-        grant.asked.append(_Asked(line, pool, sent, silent_at, keeps_place))
+        grant.asked.append(_Asked(line, pool, sent, silent_at if grant.slot is None else math.inf))
         grant.sent, grant.over = sent, grant.until + GRACE + extra
         # A request with NEW must not be repeated (B22).
-        grant.ask_at = silent_at if keeps_place and terms.owner is None else math.inf
+        grant.ask_at = silent_at if grant.slot is not None and terms.owner is None else math.inf
         commands: list[Words] = [(b"ASKING",), words] if is_asking else [words]
         line.start(pack(commands), len(commands))
 
@@ -265,13 +265,8 @@ class Engine:
         for old in grant.asked[:-1]:
             await self._read_off(grant, old, 0.0, asked.sent + rules.SUPERSEDED_WITHIN)
         end = min(grant.ask_at, grant.until) if now() < grant.until else grant.over
-        if not asked.keeps_place:
-            end = min(end, asked.silent_at)
-        if len(grant.asked) > 1:
-            end = min(end, now() + 0.05)
-        if grant.cancel is not None:
-            end = min(end, now() + GRACE)
-        return (await asked.line.wait(end - now()))[-1]
+        look_again = now() + (0.05 if len(grant.asked) > 1 else grant.look_every)
+        return (await asked.line.wait(min(end, look_again, asked.silent_at) - now()))[-1]
 
     async def _read_off(self, grant: Grant, asked: _Asked, seconds: float, until: float = 0.0) -> Any:
         """Reads a reply that is owed, so that its connection is good again. Without one `until` then, it is closed."""
@@ -313,12 +308,6 @@ class Engine:
         self._schedule(grant, grant.due)
         return True
 
-    async def _sleep(self, grant: Grant, seconds: float) -> None:
-        if grant.cancel is not None:
-            await self.io.wait(grant.cancel, max(seconds, 0.0))
-        else:
-            await self.io.sleep(seconds)
-
     @contextlib.asynccontextmanager
     async def _turn(self, key: Any, grant: Grant) -> AsyncIterator[bool]:
         """Waits for those of this client that wait for the same and came first. Whether that ended in time."""
@@ -328,9 +317,8 @@ class Engine:
             line.append(turn)
             is_mine = line[0] is turn
         try:
-            while not is_mine and now() < grant.until and not grant.is_cancelled:
-                left = min(grant.until - now(), LOOK_AGAIN if grant.cancel is None else GRACE)
-                is_mine = await self.io.wait(turn, left)
+            while not is_mine and now() < grant.until and not grant.cancel.is_set():
+                is_mine = await self.io.wait(turn, min(grant.until - now(), grant.look_every))
             yield is_mine
         finally:
             with self.mutex:
@@ -364,10 +352,8 @@ class Engine:
             if answers:
                 await self.io.sleep(1.0)
             try:
-                await self.answer(grant.terms.keys[0], RELEASE, lambda: [grant.withdrawal()], end, grant.lease)
-            except Exception as error:
-                if judge(error) is Verdict.FATAL:
-                    logger.warning("lock %r: a request could not be withdrawn: %s", grant.terms.name, error)
+                await self.answer(grant, RELEASE, lambda: [grant.withdrawal()], end)
+            except (ConnectionError, TimeoutError, OSError):
                 return
             owed = [await self._read_off(grant, asked, rules.SUPERSEDED_WITHIN) for asked in list(grant.asked)]
             # A token was under way: RELEASE ALL had overtaken the request.
@@ -388,12 +374,7 @@ class Engine:
         return pool.rest(lease)
 
     async def command(
-        self,
-        pool: Pool,
-        priority: int,
-        make: Callable[[], list[Words]],
-        seconds: float,
-        grants: Sequence[Grant] = (),
+        self, pool: Pool, priority: int, make: Make, seconds: float, grants: Sequence[Grant] = ()
     ) -> tuple[float, list[Any]]:
         """When a pipeline was sent, and its replies, of which errors are elements.
 
@@ -411,11 +392,8 @@ class Engine:
             except BaseException as error:
                 for grant in grants:
                     grant.broke = True
-                # Of a cancelled task the connection stays good.
-                if not isinstance(error, asyncio.CancelledError):
-                    await pool.drop(line)
-                else:
-                    await self.io.background(functools.partial(self._finish, pool, line))
+                # A task that was cancelled says nothing about the node.
+                await (pool.drop(line) if isinstance(error, Exception) else pool.discard(line))
                 is_dead = isinstance(error, Exception) and not isinstance(error, TimeoutError) and not line.is_fresh
                 if is_last or not is_dead:
                     raise
@@ -424,51 +402,35 @@ class Engine:
                 return sent, replies
         raise AssertionError
 
-    async def _finish(self, pool: Pool, line: Any) -> None:
-        try:
-            await line.wait(1.0)
-        except Exception:
-            await pool.drop(line)
-        else:
-            pool.put(line)
-
-    async def answer(
-        self,
-        key: bytes,
-        priority: int,
-        make: Callable[[], list[Words]],
-        end: float,
-        lease: float,
-        grant: Grant | None = None,
-        again: bool = True,
-    ) -> Any:
+    async def answer(self, grant: Grant, priority: int, make: Make, end: float, again: bool = True) -> Any:
         """The first reply to a pipeline, sent again until `end` after errors that pass. `again`: also if lost."""
-        own = None if grant is None else grant.pool
+        key = grant.terms.keys[0]
         while True:
-            pool = own
+            pool = grant.pool
             try:
                 pool = pool or await self.router.pool(key, max(end - now(), 0.05))
-                seconds = max(min(end - now(), rules.silence(lease)), 0.05)
-                reply = (await self.command(pool, priority, make, seconds, [grant] if grant else ()))[1][0]
+                seconds = max(min(end - now(), rules.silence(grant.lease)), 0.05)
+                reply = (await self.command(pool, priority, make, seconds, [grant]))[1][0]
             except Exception as error:
                 reply = error
             verdict = judge(reply)
-            if verdict in (Verdict.YES, Verdict.NIL):
-                if pool is not None:
-                    pool.succeeded()
+            if pool is not None and verdict in (Verdict.YES, Verdict.NIL):
+                pool.succeeded()
                 return reply
             if verdict is Verdict.FATAL:
-                raise rules.fatal(reply, key if grant is None else grant.terms.name)
-            pause = self._pause(reply, key, pool, lease)
+                raise rules.fatal(reply, grant.terms.name)
+            pause = self._pause(reply, key, pool, grant.lease)
             is_harmless = again or verdict is not Verdict.DEMOTED or isinstance(reply, NotSent)
-            if now() >= end or own is not None or self.is_closed or not is_harmless:
+            if now() >= end or grant.pool is not None or self.is_closed or not is_harmless:
                 raise reply
             await self.io.sleep(pause)
 
     async def ask(self, *words: bytes, again: bool = True) -> Any:
         """The reply to a command about one key. `again`: it is harmless to repeat."""
         self.enter()
-        return await self.answer(words[1], REST, lambda: [words], now() + RELEASE_TIME, RELEASE_TIME, again=again)
+        return await self.answer(
+            Grant(Terms((words[1],), words[1])), REST, lambda: [words], now() + RELEASE_TIME, again
+        )
 
     # Renew
 
@@ -536,7 +498,7 @@ class Engine:
         """Of each: True if it was renewed, False if it is gone or released, or what went wrong (B14)."""
         seconds = min(rules.silence(grant.lease) for grant in grants)
         seconds += pool.replicas_timeout if grants[0].terms.replicas else 0.0
-        asked: list[tuple[Grant, int]] = []
+        asked = [(grant, grant.token) for grant in grants]
 
         def make() -> list[Words]:
             # Once a release has begun, none is sent (B16).
@@ -546,13 +508,13 @@ class Engine:
         try:
             sent, replies = await self.command(pool, RENEW, make, seconds, grants)
         except Exception as error:
-            return [self._take_renewal(grant, error, 0.0, pool) for grant in grants]
-        found = zip(asked, replies, strict=True)
+            sent, replies = 0.0, [error] * len(asked)
         # nil to a token that was raised meanwhile says nothing.
-        return [
-            self._take_renewal(grant, reply if token == grant.token else NotSent(), sent, pool)
-            for (grant, token), reply in found
+        found = [
+            (one, reply if token == one.token else NotSent())
+            for (one, token), reply in zip(asked, replies, strict=True)
         ]
+        return [self._take_renewal(grant, reply, sent, pool) for grant, reply in found]
 
     def _take_renewal(self, grant: Grant, reply: Any, sent: float, pool: Pool) -> Any:
         verdict = judge(reply)
@@ -644,46 +606,33 @@ class Engine:
         """Raises LockLostError if it had been lost. What cannot be done in time goes on in the background (B19)."""
         if grant.state is State.RELEASED:
             return
-        loss = None
-        try:
+        if self.is_closed or grant.pid != os.getpid():
             self.must_hold(grant)
-        except LockLostError as error:
-            if error.reason is LossReason.FORKED or self.is_closed:
-                raise
-            loss = error
         self.enter()
+        if grant.certain <= now():
+            self.lost(grant, LossReason.EXPIRED)
         with self.mutex:
             self.grants.discard(grant)
             if grant.state is State.HELD:
                 grant.state = State.RELEASING
         try:
-            is_released = await self._release(grant, now() + seconds)
+            if not await self._release(grant, now() + seconds):
+                self.lost(grant, LossReason.GONE, State.RELEASING)
         except BaseException as error:
             if isinstance(error, Exception) and judge(error) is Verdict.FATAL:
                 raise
             if grant.pool is not None:
                 grant.pool.close()
                 self.lost(grant, LossReason.DISCONNECTED, State.RELEASING)
-                loss = loss or LockLostError(grant.terms.name, grant.token, LossReason.DISCONNECTED)
             else:
                 # For as long as the server may hold it.
                 end = max(grant.certain, now()) + grant.lease * (1 - rules.DRIFT)
-                await self.io.background(lambda: self._release_quietly(grant, end))
-            if loss is not None and isinstance(error, Exception):
-                raise loss from error
-            raise
-        if not is_released:
-            self.lost(grant, LossReason.GONE, State.RELEASING)
-            loss = loss or LockLostError(grant.terms.name, grant.token, LossReason.GONE)
-        if loss is not None:
-            raise loss
+                await self.io.background(functools.partial(self._release, grant, end))
+            if grant.reason is None or not isinstance(error, Exception):
+                raise
+        if grant.reason is not None:
+            raise LockLostError(grant.terms.name, grant.token, grant.reason)
         self._tell("released", grant.terms.name, grant.token, now() - grant.since)
-
-    async def _release_quietly(self, grant: Grant, end: float) -> None:
-        try:
-            await self._release(grant, end)
-        except Exception as error:
-            logger.warning("lock %r: could not be released, it ends with its lease: %s", grant.terms.name, error)
 
     async def _release(self, grant: Grant, end: float) -> bool:
         """Whether this released it; else it had been lost."""
@@ -693,17 +642,19 @@ class Engine:
             grant.first_release = grant.first_release or now()
             return grant.releases()
 
-        home = grant.pool
         end = min(end, max(grant.certain, now()) + 1.0)
         try:
-            reply = await self.answer(grant.terms.keys[0], RELEASE, make, end, grant.lease, grant)
+            reply = await self.answer(grant, RELEASE, make, end)
         except WrongTypeError:
             reply = None
         is_released = grant.is_released(reply)
         if is_released and grant.state is State.RELEASING:
             grant.state = State.RELEASED
-        if home is not None:
-            home.join(self.router.known(grant.terms.keys[0]))
+        if grant.pool is not None:
+            # The connection of an ephemeral hold is the pool's again.
+            for line in grant.pool.take_idle():
+                self.router.known(grant.terms.keys[0]).put(line)
+            grant.pool.close()
         return is_released
 
     async def release_all(self, seconds: float) -> None:
@@ -793,8 +744,8 @@ class _Router:
         try:
             for address in dict.fromkeys([*filter(None, self._pools), *self._engine.source.addresses]):
                 try:
-                    make: Callable[[], list[Words]] = lambda: [(b"CLUSTER", b"SLOTS")]  # noqa: E731
-                    _, [reply] = await self._engine.command(self._at(address), REST, make, 1.0)
+                    words: list[Words] = [(b"CLUSTER", b"SLOTS")]
+                    _, [reply] = await self._engine.command(self._at(address), REST, words.copy, 1.0)
                 except Exception as error:
                     logger.debug("%s:%d does not say who serves the slots: %s", *address, error)
                     continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import inspect
 import logging
 import threading
 import time
@@ -29,8 +28,8 @@ T = TypeVar("T")
 Address = tuple[str, int]
 Work = Callable[[], Coroutine[Any, Any, Any]]
 
+# How long it may take to connect and to log in, in seconds.
 HANDSHAKE = 5.0
-"""How long it may take to connect and to log in, in seconds."""
 _ERROR_REPLIES = (ResponseError, BusyLoadingError, AuthenticationError)
 # Settings that no connection has, or that make it repeat requests.
 _OF_THE_POOL = """event_dispatcher maint_notifications_config maint_notifications_pool_handler response_callbacks
@@ -47,13 +46,20 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a coroutine of the threads' flavour was suspended")
 
 
+async def _quietly(work: Work) -> None:
+    try:
+        await work()
+    except Exception as error:
+        logger.warning("what was to be done in the background failed, a lock ends with its lease: %s", error)
+
+
 class _Line:
     """A connection on which one pipeline at a time is under way."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
+        # Nothing was received yet: if it breaks, it was not for having been idle.
         self.is_fresh = True
-        """Nothing was received yet: if it breaks, it was not for having been idle."""
         self.is_closed = False
         self.is_spent = False
 
@@ -139,11 +145,12 @@ class TaskLine(_Line):
             # An error that was fetched is not logged.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         with contextlib.suppress(RuntimeError):
-            _start(self._disconnect, _closing)
+            _start(lambda: _disconnect(self.raw), _closing)
 
-    async def _disconnect(self) -> None:
-        with contextlib.suppress(Exception):
-            await self.raw.disconnect(nowait=True)
+
+async def _disconnect(raw: Any) -> None:
+    with contextlib.suppress(Exception):
+        await raw.disconnect(nowait=True)
 
 
 # A loop refers to its tasks weakly only.
@@ -152,7 +159,7 @@ _closing: set[asyncio.Task[Any]] = set()
 
 
 def _start(work: Work, tasks: set[asyncio.Task[Any]]) -> None:
-    task = asyncio.get_running_loop().create_task(work())
+    task = asyncio.get_running_loop().create_task(_quietly(work))
     tasks.add(task)
     task.add_done_callback(tasks.discard)
 
@@ -174,21 +181,10 @@ class Threads:
         """Does nothing for a while."""
         time.sleep(max(seconds, 0.0))
 
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function of the application."""
-        return function(*args)
-
     def spawn(self, work: Work) -> bool:
         """Runs something in the background. False if there is no thread to be had."""
-
-        def to_its_end() -> None:
-            try:
-                run(work())
-            except Exception:
-                logger.exception("something in the background failed")
-
         try:
-            threading.Thread(target=to_its_end, name="holdfast", daemon=True).start()
+            threading.Thread(target=lambda: run(_quietly(work)), name="holdfast", daemon=True).start()
         except RuntimeError:
             return False
         return True
@@ -196,7 +192,7 @@ class Threads:
     async def background(self, work: Work) -> None:
         """Runs something in the background, or here if there is no thread to be had."""
         if not self.spawn(work):
-            await work()
+            await _quietly(work)
 
     async def gather(self, works: Sequence[Work]) -> list[Any]:
         """The results of what runs at the same time, of which errors are elements."""
@@ -245,11 +241,6 @@ class Tasks:
         """Does nothing for a while."""
         await asyncio.sleep(seconds)
 
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function of the application, which may be a coroutine function."""
-        result = function(*args)
-        return await result if inspect.isawaitable(result) else result
-
     def spawn(self, work: Work) -> bool:
         """Runs something in the background."""
         _start(work, _tasks)
@@ -279,8 +270,7 @@ class Tasks:
         try:
             await asyncio.wait_for(raw.connect(), HANDSHAKE)
         except BaseException:
-            with contextlib.suppress(Exception):
-                await raw.disconnect(nowait=True)
+            await _disconnect(raw)
             raise
         # From here on the reader's own times count.
         raw.socket_timeout = None

@@ -14,13 +14,13 @@ from redis.exceptions import ConnectionError
 
 from ._rules import NotSent, now
 
+# Who goes first.
 RENEW, RELEASE, REST = range(3)
-"""Who goes first."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+# How many connections waits leave free.
 RESERVED = 2
-"""How many connections waits leave free."""
+# An attempt to connect that takes longer allows another one beside it.
 HANGING = 1.0
-"""An attempt to connect that takes longer allows another one beside it."""
 
 
 @dataclasses.dataclass(order=True)
@@ -30,8 +30,8 @@ class _Ticket:
     priority: int
     number: int
     event: Any = dataclasses.field(compare=False)
+    # When a connection may be opened for it: requests that have not failed keep the node's pause, too.
     open_at: float = dataclasses.field(compare=False)
-    """When a connection may be opened for it: requests that have not failed keep the node's pause, too."""
     line: Any = dataclasses.field(default=None, compare=False)
     error: BaseException | None = dataclasses.field(default=None, compare=False)
 
@@ -54,8 +54,8 @@ class Pool:
         self._pause = self._paused_until = 0.0
         self._waits = 0
         self._is_closed = False
+        # The server has said which protocols it speaks since the last outage: it may accept and close (B28).
         self.is_greeted = False
-        """The server has said which protocols it speaks since the last outage: it may accept and close (B28)."""
         self.replicas_timeout = 1.0
 
     async def get(self, priority: int, seconds: float, pause: float = LONGEST_PAUSE) -> Any:
@@ -116,28 +116,26 @@ class Pool:
         """Closes a connection that broke or is silent, and the idle ones, which are no better."""
         with self._mutex:
             self._is_outage, self.is_greeted = True, False
+        self.flush()
+        await self.discard(line)
+
+    async def discard(self, line: Any) -> None:
+        """Closes a connection. Who waits for one may open one now."""
         self.leave(line)
         line.close()
-        self.flush()
-        # Who waits for a connection may open one now.
         await self._open_if_allowed()
 
     def flush(self) -> None:
         """Closes idle connections."""
-        with self._mutex:
-            idle, self._idle = self._idle, []
-            self._lines.difference_update(idle)
-        for line in idle:
+        for line in self.take_idle():
             line.close()
 
-    def join(self, other: Pool) -> None:
-        """The connection of an ephemeral hold goes to this pool, if none of its requests is under way."""
+    def take_idle(self) -> list[Any]:
+        """The idle connections, which are the pool's no more."""
         with self._mutex:
             idle, self._idle = self._idle, []
             self._lines.difference_update(idle)
-        self.close()
-        for line in idle:
-            other.put(line)
+        return idle
 
     def close(self) -> None:
         """Closes all connections, also those in use, and fails the requests that wait for one."""
@@ -170,9 +168,8 @@ class Pool:
 
     def succeeded(self) -> None:
         """Sets the pause back."""
-        if self._pause:
-            with self._mutex:
-                self._pause = self._paused_until = 0.0
+        with self._mutex:
+            self._pause = self._paused_until = 0.0
 
     def rest(self, lease: float) -> float:
         """How long to pause before the next request of a hold with this lease."""
@@ -199,22 +196,22 @@ class Pool:
 
     async def _open(self) -> None:
         assert self._open_line is not None  # noqa: S101
+        line, failure = None, Exception("the attempt to connect was interrupted")
         try:
             line = await self._open_line()
-        except BaseException as error:
+        except Exception as error:
+            failure = error
+        finally:
             with self._mutex:
                 self._opening -= 1
-                self._is_outage, self.is_greeted = True, False
+                self._is_outage = line is None
+            if line is None:
+                self.is_greeted = False
                 self.failed()
-            self._fail(error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        with self._mutex:
-            self._opening -= 1
-            self._is_outage = False
-        self.put(line)
-        await self._open_if_allowed()
+                self._fail(failure)
+        if line is not None:
+            self.put(line)
+            await self._open_if_allowed()
 
     def _fail(self, error: BaseException) -> None:
         with self._mutex:

@@ -19,18 +19,18 @@ from .errors import DeadlockError, HoldfastError, LossReason, ModuleNotLoadedErr
 
 PROTOCOL = 4
 DRIFT = 0.99
+# How much later than the caller's time an answer may come.
 GRACE = 0.25
-"""How much later than the caller's time an answer may come."""
 WAIT_SILENCE = 2.0
 SUPERSEDED_WITHIN = 1.0
 LONGEST_WAIT = 3600.0
+# How long a request waits at the server that found no connection for its wait, and how often it is sent.
 POLL, POLL_EVERY = 0.1, 1.0
-"""How long a request waits at the server that found no connection for its wait, and how often it is sent."""
 BATCH = 256
+# When a hold is renewed, as a part of its lease.
 RENEW_AT = 0.25
-"""When a hold is renewed, as a part of its lease."""
+# How long a request without a wait may take.
 LEAST_SILENCE, LONGEST_SILENCE = 0.05, 1.0
-"""How long a request without a wait may take."""
 
 Name = str | bytes
 Words = tuple[bytes | int, ...]
@@ -42,8 +42,8 @@ now: Callable[[], float] = (
     if COUNTS_SUSPEND
     else time.monotonic
 )
+# Timers of the system stand still while it is suspended, so no sleep is longer than this.
 LOOK_AGAIN = 5.0
-"""Timers of the system stand still while it is suspended, so no sleep is longer than this."""
 
 
 class Silence(TimeoutError):
@@ -92,19 +92,9 @@ def as_map(reply: Any) -> dict[str, Any]:
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=False)}
 
 
-class Verdict(enum.Enum):
-    """What is to be done about a reply, or about an error that came instead of one."""
-
-    YES = enum.auto()
-    NIL = enum.auto()
-    PASSING = enum.auto()
-    """Again after the pause."""
-    MOVED = enum.auto()
-    """Again at another node."""
-    DEMOTED = enum.auto()
-    """Again after the pause, and the primary must be found anew: also after a broken connection, and after silence."""
-    FATAL = enum.auto()
-
+# What is to be done about a reply, or about an error that came instead of one. PASSING: again after the pause. MOVED:
+# again at another node. DEMOTED: again after the pause, and the primary must be found anew; also if no reply came.
+Verdict = enum.Enum("Verdict", "YES NIL PASSING MOVED DEMOTED FATAL")
 
 # The table of errors. redis-py takes the first word of some away, and has a class for these.
 _PASSING = """LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED SUPERSEDED
@@ -181,14 +171,14 @@ class Terms:
     renew: bool = True
     ephemeral: bool = False
     replicas: int = 0
+    # How many may hold it; 0: any number.
     limit: int = 1
-    """How many may hold it; 0: any number."""
+    # What the owner begins with.
     prefix: bytes = b""
-    """What the owner begins with."""
+    # An owner that the application chose: asked for with NEW, and never released by ALL (B22).
     owner: bytes | None = None
-    """An owner that the application chose: asked for with NEW, and never released by ALL (B22)."""
+    # How long a server may take to answer, of several that are asked: the first error ends the request.
     patience: float | None = None
-    """How long a server may take to answer, of several that are asked: the first error ends the request."""
 
     def __post_init__(self) -> None:
         if not self.keys or len(set(self.keys)) < len(self.keys):
@@ -204,14 +194,7 @@ class Terms:
         return silence(self.lease, self.patience)
 
 
-class State(enum.Enum):
-    """Of an acquisition."""
-
-    WAITING = enum.auto()
-    HELD = enum.auto()
-    RELEASING = enum.auto()
-    RELEASED = enum.auto()
-    LOST = enum.auto()
+State = enum.Enum("State", "WAITING HELD RELEASING RELEASED LOST")
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -219,26 +202,28 @@ class Grant:
     """One acquisition, from the call until it is released or lost: its state, and until when it is certain."""
 
     terms: Terms
+    # Set when it is lost.
     event: Any = None
-    """Set when it is lost."""
     wait: float | None = None
+    # Set when the caller gives up, and how often that is to be looked for.
     cancel: Any = None
+    look_every: float = LOOK_AGAIN
     owner: bytes = b""
     state: State = State.WAITING
     began: float = dataclasses.field(default_factory=now)
     pid: int = dataclasses.field(default_factory=os.getpid)
+    # When the caller's time is over.
     until: float = math.inf
-    """When the caller's time is over."""
+    # When no reply is waited for any more (B13).
     over: float = math.inf
-    """When no reply is waited for any more (B13)."""
+    # The requests whose replies have not come.
     asked: list[Any] = dataclasses.field(default_factory=list)
-    """The requests whose replies have not come."""
+    # When it is to be asked for the next time.
     ask_at: float = 0.0
-    """When it is to be asked for the next time."""
+    # When it was asked for the last time.
     sent: float = 0.0
-    """When it was asked for the last time."""
+    # Whether a connection broke under one of its requests.
     broke: bool = False
-    """Whether a connection broke under one of its requests."""
     slot: Any = None
     error: Exception | None = None
     token: int = 0
@@ -246,10 +231,10 @@ class Grant:
     since: float = 0.0
     certain: float = 0.0
     wall: float = 0.0
+    # When something is to be done about it: a renewal, or its end by the clock.
     due: float = 0.0
-    """When something is to be done about it: a renewal, or its end by the clock."""
+    # The connection of an ephemeral hold.
     pool: Any = None
-    """The connection of an ephemeral hold."""
     reason: LossReason | None = None
     attempts: int = 0
     first_release: float = 0.0
@@ -266,11 +251,6 @@ class Grant:
     def waits(self) -> bool:
         """Whether it may wait at all."""
         return self.wait is None or self.wait > 0
-
-    @property
-    def is_cancelled(self) -> bool:
-        """By the caller."""
-        return self.cancel is not None and self.cancel.is_set()
 
     def _command(self, verb: bytes, *words: bytes | int) -> Words:
         keys = self.terms.keys

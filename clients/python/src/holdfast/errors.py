@@ -15,16 +15,16 @@ from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 class LossReason(enum.Enum):
     """Why a hold ended although its holder did not release it."""
 
+    # The lease may be over by this client's clock: it could not be renewed in time, or was not to be.
     EXPIRED = "expired"
-    """The lease may be over by this client's clock: it could not be renewed in time, or was not to be."""
+    # The server says that the hold does not exist: it was forced, deleted, lost in a failover, or its lease ended.
     GONE = "gone"
-    """The server says that the hold does not exist: it was forced, deleted, lost in a failover, or its lease ended."""
+    # The connection of an ephemeral hold broke.
     DISCONNECTED = "disconnected"
-    """The connection of an ephemeral hold broke."""
+    # The client was closed, or its event loop ended.
     CLOSED = "closed"
-    """The client was closed, or its event loop ended."""
+    # This process is a child of the one that holds the lock.
     FORKED = "forked"
-    """This process is a child of the one that holds the lock."""
 
 
 class HoldfastError(LockError):

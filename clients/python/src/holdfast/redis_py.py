@@ -20,7 +20,7 @@ from ._engine import logger
 from ._io import run
 from ._rules import Grant, Terms
 from .asyncio import Holdfast as AsyncHoldfast
-from .errors import LockLostError, LossReason, NotAcquiredError, NotHeldError, WrongTypeError
+from .errors import NotAcquiredError, NotHeldError, WrongTypeError
 
 
 class _Base:
@@ -90,17 +90,9 @@ class _Base:
             raise LockError(f"cannot {verb} lock {self.name!r}: it has no timeout")
         lease = self.timeout if additional is None else additional
         if not replace:
-            lease += await self._left(grant)
+            lease += grant.remaining()
         await self._engine.renew(grant, lease)
         return True
-
-    async def _left(self, grant: Grant) -> float:
-        """What is left of its time, by the server's clock."""
-        for holder in await self._holders():
-            if holder["owner"] == grant.owner:
-                return float(holder["ttl"]) / 1000
-        self._engine.lost(grant, LossReason.GONE)
-        raise LockLostError(self.name, grant.token, LossReason.GONE)
 
     async def _holders(self) -> list[dict[str, Any]]:
         try:

@@ -35,22 +35,13 @@ class _Hold(HoldBase):
         self._lock = lock
         self._io = lock._io
         self._parts = parts
-        self._fence = fence
         self._is_over = False
+        self.name = lock.name
+        self.fence = fence
         self.lost = self._io.event()
         for grant in parts.values():
             grant.listener = self._look
         self._look()
-
-    @property
-    def name(self) -> Any:
-        """The lock's name."""
-        return self._lock.name
-
-    @property
-    def fence(self) -> int:
-        """The fencing token: greater than that of every earlier hold of a majority."""
-        return self._fence
 
     def remaining(self) -> float:
         """For how many seconds a majority holds it for certain; 0: not held."""

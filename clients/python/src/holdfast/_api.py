@@ -98,7 +98,8 @@ class LockBase(Generic[HoldT]):
         self._terms = terms
         # The lock's name, or names.
         self.name = terms.name
-        self._entered: dict[Any, list[HoldT]] = {}
+        # What each thread or task has entered and not left yet.
+        self._mine: dict[Any, list[HoldT]] = {}
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         return self._hold(self._engine, await self._engine.acquire(self._terms, wait, cancel))
@@ -111,17 +112,20 @@ class LockBase(Generic[HoldT]):
 
     async def _enter(self) -> HoldT:
         hold = await self._acquire(None)
-        self._entered.setdefault(self._engine.io.me(), []).append(hold)
+        self._mine.setdefault(self._engine.io.me(), []).append(hold)
+        return hold
+
+    def _leave(self) -> HoldT:
+        me = self._engine.io.me()
+        if me not in self._mine:
+            raise NotHeldError(f"lock {self.name!r} is not held by this thread or task", self.name)
+        hold = self._mine[me].pop()
+        if not self._mine[me]:
+            del self._mine[me]
         return hold
 
     async def _exit(self, error: BaseException | None) -> None:
-        me = self._engine.io.me()
-        if me not in self._entered:
-            raise NotHeldError(f"lock {self.name!r} was entered by another thread or task", self.name)
-        hold = self._entered[me].pop()
-        if not self._entered[me]:
-            del self._entered[me]
-        await hold._exit(error)
+        await self._leave()._exit(error)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -129,10 +133,6 @@ class LockBase(Generic[HoldT]):
 
 class ReentrantBase(LockBase[HoldT]):
     """Bound to a thread or task: the one that holds it may take it again. The count is kept here (B3)."""
-
-    def __init__(self, engine: Engine, hold: type[HoldT], terms: Terms) -> None:
-        super().__init__(engine, hold, terms)
-        self._mine: dict[Any, list[HoldT]] = {}
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         me = self._engine.io.me()
@@ -146,17 +146,13 @@ class ReentrantBase(LockBase[HoldT]):
         self._mine.setdefault(me, []).append(hold)
         return hold
 
-    async def _release(self) -> None:
-        me = self._engine.io.me()
-        if me not in self._mine:
-            raise NotHeldError(f"lock {self.name!r} is not held by this thread or task", self.name)
-        hold = self._mine[me].pop()
-        if not self._mine[me]:
-            del self._mine[me]
-            await hold._release(RELEASE_TIME)
-
     async def _enter(self) -> HoldT:
         return await self._acquire(None)
+
+    async def _release(self) -> None:
+        hold = self._leave()
+        if self._engine.io.me() not in self._mine:
+            await hold._release(RELEASE_TIME)
 
     async def _exit(self, error: BaseException | None) -> None:
         await self._release()
@@ -204,7 +200,7 @@ class ElectionBase:
                         logger.warning("election %r: %s", self._terms.name, error)
                         await self._engine.io.wait(self._stop, 1.0)
         finally:
-            self._engine.io.set(self._ended)
+            self._ended.set()
 
     async def _lead(self, grant: Grant) -> None:
         # A hold that is not referred to would be logged.
@@ -227,7 +223,7 @@ class ElectionBase:
             logger.exception("election %r: a callback failed", self._terms.name)
 
     async def _close(self) -> None:
-        self._engine.io.set(self._stop)
+        self._stop.set()
         await self._engine.io.wait(self._ended, RELEASE_TIME)
 
 

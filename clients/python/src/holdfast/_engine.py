@@ -324,7 +324,7 @@ class Engine:
             with self.mutex:
                 line.remove(turn)
                 if line:
-                    self.io.set(line[0])
+                    line[0].set()
                 else:
                     self._lines.pop(key, None)
 
@@ -482,7 +482,7 @@ class Engine:
             grant.due = min(due, grant.certain)
             is_early = grant.due < self._asleep_until
         if is_early:
-            self.io.set(self._wake)
+            self._wake.set()
 
     def _batches(self, grants: Iterable[Grant]) -> Iterator[tuple[Pool, list[Grant]]]:
         """Those of one node share a pipeline; one that waits for replicas would hold up those behind it."""
@@ -509,21 +509,20 @@ class Engine:
             sent, replies = await self.command(pool, RENEW, make, seconds, grants)
         except Exception as error:
             sent, replies = 0.0, [error] * len(asked)
-        # nil to a token that was raised meanwhile says nothing.
-        found = [
-            (one, reply if token == one.token else NotSent())
-            for (one, token), reply in zip(asked, replies, strict=True)
-        ]
-        return [self._take_renewal(grant, reply, sent, pool) for grant, reply in found]
+        found = zip(asked, replies, strict=True)
+        return [self._take_renewal(grant, token, reply, sent, pool) for (grant, token), reply in found]
 
-    def _take_renewal(self, grant: Grant, reply: Any, sent: float, pool: Pool) -> Any:
+    def _take_renewal(self, grant: Grant, token: int, reply: Any, sent: float, pool: Pool) -> Any:
         verdict = judge(reply)
         if verdict is Verdict.YES:
             pool.succeeded()
             grant.renewed(sent)
             self._schedule(grant, grant.due)
             return True
-        if verdict is Verdict.NIL or rules.is_overwritten(reply):
+        if verdict is Verdict.NIL and token != grant.token:
+            # It was raised meanwhile: this says nothing.
+            reply = NotSent()
+        elif verdict is Verdict.NIL or rules.is_overwritten(reply):
             self.lost(grant, LossReason.GONE)
             return False
         if grant.pool is not None and rules.is_transport(reply) and not isinstance(reply, NotSent):
@@ -589,7 +588,7 @@ class Engine:
                 return
             grant.state, grant.reason = State.LOST, reason
             self.grants.discard(grant)
-        self.io.set(grant.event)
+        grant.event.set()
         self._tell("lost", grant.terms.name, grant.token, reason)
         if grant.listener is not None:
             grant.listener()
@@ -677,7 +676,7 @@ class Engine:
         self.is_closed = True
         for pool in self.router.all():
             pool.close()
-        self.io.set(self._wake)
+        self._wake.set()
         await self.io.drain()
 
 
@@ -754,7 +753,7 @@ class _Router:
                     return
         finally:
             self._read_at, self._reading = now(), None
-            self._engine.io.set(done)
+            done.set()
 
     def _take(self, reply: list[Any], asked: Address) -> None:
         for first, last, node, *_ in reply:

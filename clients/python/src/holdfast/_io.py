@@ -169,10 +169,6 @@ class Threads:
 
     event = staticmethod(threading.Event)
 
-    def set(self, event: threading.Event) -> None:
-        """From any thread."""
-        event.set()
-
     async def wait(self, event: threading.Event, seconds: float | None) -> bool:
         """Whether it was set in time."""
         return event.wait(seconds)
@@ -222,10 +218,6 @@ class Tasks:
     """Events are asyncio's; the background is tasks of the running loop."""
 
     event = staticmethod(asyncio.Event)
-
-    def set(self, event: asyncio.Event) -> None:
-        """From the loop's thread."""
-        event.set()
 
     async def wait(self, event: asyncio.Event, seconds: float | None) -> bool:
         """Whether it was set in time."""

@@ -100,7 +100,7 @@ class Pool:
                 if self._tickets:
                     ticket = self._tickets.pop(0)
                     ticket.line = line
-                    self._io.set(ticket.event)
+                    ticket.event.set()
                 else:
                     self._idle.append(line)
                 return
@@ -218,4 +218,4 @@ class Pool:
             tickets, self._tickets = self._tickets, []
         for ticket in tickets:
             ticket.error = error
-            self._io.set(ticket.event)
+            ticket.event.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import types
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from redis.exceptions import LockError
 
@@ -23,32 +23,22 @@ from .asyncio import Holdfast as AsyncHoldfast
 from .errors import NotAcquiredError, NotHeldError, WrongTypeError
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Base:
-    _holdfast: HoldfastBase[Any, Any, Any]
+    redis: Any
+    name: rules.Name
+    timeout: float | None = None
+    sleep: float = 0.1
+    blocking: bool = True
+    blocking_timeout: float | None = None
+    thread_local: bool = True
+    raise_on_release_error: bool = True
+    _holdfast: ClassVar[HoldfastBase[Any, Any, Any]]
 
-    def __init__(
-        self,
-        redis: Any,
-        name: rules.Name,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-    ) -> None:
-        self.redis = redis
-        self.name = name
-        self.timeout = timeout
-        self.sleep = sleep
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
-        self.thread_local = bool(thread_local)
-        self.raise_on_release_error = raise_on_release_error
+    def __post_init__(self) -> None:
         self._engine = self._holdfast._engine
-        self._key = rules.encode(name)
-        self._terms = Terms((self._key,), name, timeout or 10.0, renew=not timeout)
-        self.local: Any = threading.local() if thread_local else types.SimpleNamespace()
+        self._terms = Terms((rules.encode(self.name),), self.name, self.timeout or 10.0, renew=not self.timeout)
+        self.local: Any = threading.local() if self.thread_local else types.SimpleNamespace()
         self.local.token = self.local.grant = None
 
     @property
@@ -57,7 +47,9 @@ class _Base:
         grant: Grant | None = getattr(self.local, "grant", None)
         return None if grant is None else grant.token
 
-    async def _acquire(self, blocking: bool | None, timeout: float | None, token: str | bytes | None) -> bool:
+    async def _acquire(
+        self, blocking: bool | None = None, timeout: float | None = None, token: str | bytes | None = None
+    ) -> bool:
         wait: float | None = 0
         if self.blocking if blocking is None else blocking:
             wait = self.blocking_timeout if timeout is None else timeout
@@ -108,15 +100,18 @@ class _Base:
         token = getattr(self.local, "token", None)
         return token is not None and any(holder["owner"] == token for holder in await self._holders())
 
-    def _not_acquired(self) -> NotAcquiredError:
-        return NotAcquiredError(f"lock {self.name!r} was not acquired within the time specified", self.name)
+    async def _enter(self) -> None:
+        if not await self._acquire():
+            raise NotAcquiredError(f"lock {self.name!r} was not acquired within the time specified", self.name)
 
-    def _is_quiet(self, body: BaseException | None, error: Exception) -> bool:
-        """Whether an error of the release at the end of a block is logged only: the body's own goes first."""
-        quiet = body is not None or (isinstance(error, LockError) and not self.raise_on_release_error)
-        if quiet:
+    async def _exit(self, body: BaseException | None) -> None:
+        """At the end of a block. The block's own error goes first."""
+        try:
+            await self._release()
+        except Exception as error:
+            if body is None and (self.raise_on_release_error or not isinstance(error, LockError)):
+                raise
             logger.warning("at the end of its block, lock %r could not be released: %s", self.name, error)
-        return quiet
 
 
 class Lock(_Base):
@@ -153,16 +148,11 @@ class Lock(_Base):
         return run(self._owned())
 
     def __enter__(self) -> Lock:
-        if not self.acquire():
-            raise self._not_acquired()
+        run(self._enter())
         return self
 
     def __exit__(self, kind: Any, body: BaseException | None, trace: Any) -> None:
-        try:
-            self.release()
-        except Exception as error:
-            if not self._is_quiet(body, error):
-                raise
+        run(self._exit(body))
 
 
 class AsyncLock(_Base):
@@ -195,16 +185,11 @@ class AsyncLock(_Base):
         return await self._owned()
 
     async def __aenter__(self) -> AsyncLock:
-        if not await self.acquire():
-            raise self._not_acquired()
+        await self._enter()
         return self
 
     async def __aexit__(self, kind: Any, body: BaseException | None, trace: Any) -> None:
-        try:
-            await self.release()
-        except Exception as error:
-            if not self._is_quiet(body, error):
-                raise
+        await self._exit(body)
 
 
 def lock_class(holdfast: Holdfast | AsyncHoldfast) -> type[Any]:

@@ -51,7 +51,7 @@ class _Hold(HoldBase):
 
     def _look(self) -> None:
         if self.remaining() <= 0 and not self._is_over:
-            self._io.set(self.lost)
+            self.lost.set()
 
     async def _each(self, verb: str, *args: Any) -> list[Any]:
         calls = [functools.partial(getattr(engine, verb), grant, *args) for engine, grant in self._parts.items()]

@@ -80,7 +80,7 @@ class Engine:
         self._lines: dict[Any, collections.deque[Any]] = {}
         self._has_timer = False
         self._wake = self.io.event()
-        self._asleep_until = math.inf
+        self._alarm = math.inf
         self.router = _Router(self)
 
     @property
@@ -459,30 +459,33 @@ class Engine:
 
     async def _renew_due(self) -> None:
         self._wake.clear()
-        self._asleep_until = -math.inf
-        with self.mutex:
-            due = [grant for grant in self.grants if grant.due <= now()]
+        due: list[Grant] = []
+        if self._alarm <= now():
+            with self.mutex:
+                for grant in self.grants:
+                    if grant.due <= now():
+                        # Until the reply to a renewal has come, only its end by the clock is to be looked for.
+                        grant.due = grant.certain
+                        due.append(grant)
+                self._alarm = max(min((grant.due for grant in self.grants), default=math.inf), now() + TICK)
         for grant in due:
             if grant.certain <= now():
                 self.lost(grant, LossReason.EXPIRED)
-            # Until the reply has come, only its end by the clock is to be looked for.
-            grant.due = grant.certain
         for pool, batch in self._batches(grant for grant in due if grant.state is State.HELD):
             # One that is silent does not delay the others (B15).
             await self.io.background(functools.partial(self._renew, batch, pool))
         while self.dropped:
             logger.warning("lock %r: its hold was dropped without a release", self.dropped.popleft())
-        with self.mutex:
-            first = min((grant.due for grant in self.grants), default=math.inf)
-            self._asleep_until = max(first, now() + TICK)
-        await self.io.wait(self._wake, None if first == math.inf else min(self._asleep_until - now(), LOOK_AGAIN))
+        await self.io.wait(self._wake, None if self._alarm == math.inf else min(self._alarm - now(), LOOK_AGAIN))
 
     def _schedule(self, grant: Grant, due: float) -> None:
+        """When it is to be renewed, or looked after."""
         with self.mutex:
             grant.due = min(due, grant.certain)
-            is_early = grant.due < self._asleep_until
-        if is_early:
-            self._wake.set()
+            # What is released keeps its alarm: the next one that is acquired need not wake the timer.
+            if grant.due < self._alarm:
+                self._alarm = grant.due
+                self._wake.set()
 
     def _batches(self, grants: Iterable[Grant]) -> Iterator[tuple[Pool, list[Grant]]]:
         """Those of one node share a pipeline; one that waits for replicas would hold up those behind it."""

@@ -178,7 +178,7 @@ class Engine:
                 try:
                     if grant.ask_at <= now() < grant.until:
                         pool = pool or await self.router.pool(key, self._bound(grant))
-                        is_asking = hurried and type(grant.error).__name__ == "AskError"
+                        is_asking = hurried and rules.is_ask(grant.error)
                         await self._send(grant, pool, poll, is_asking)
                     if not grant.asked:
                         await self.io.wait(grant.cancel, max(min(grant.ask_at, grant.until) - now(), 0.0))
@@ -195,6 +195,7 @@ class Engine:
                 else:
                     grant.asked.remove(asked)
                 await poll.aclose()
+                was_hurried, hurried = hurried, False
                 verdict, is_broken = judge(reply), rules.is_transport(reply)
                 if asked is not None and verdict is Verdict.YES:
                     if await self._begin(grant, reply, asked) or not grant.waits:
@@ -218,7 +219,7 @@ class Engine:
                 # A redirect is followed at once, and a dead idle connection is replaced at once: once.
                 target = self.router.redirected(reply, key, pool) if verdict is Verdict.MOVED and pool else None
                 was_idle = asked is not None and is_broken and not isinstance(reply, TimeoutError) and not line.is_fresh
-                hurried = not hurried and (was_idle or target is not None)
+                hurried = not was_hurried and (was_idle or target is not None)
                 if hurried:
                     grant.ask_at = now()
                 elif not grant.waits or terms.patience is not None:
@@ -727,12 +728,12 @@ class _Router:
 
     def redirected(self, error: Any, key: bytes, pool: Pool) -> Pool:
         """Where a redirect leads."""
-        address = next((one for one, its in self._pools.items() if its is pool), None)
+        address = next((one for one, its in list(self._pools.items()) if its is pool), None)
         if address is None:
             return pool
         host, _, port = str(error).split()[-1].rpartition(":")
         address = self._engine.source.remap((host or address[0], int(port)))
-        if type(error).__name__ == "MovedError":
+        if not rules.is_ask(error):
             self.slots[rules.slot_of(key)] = address
             self._is_doubtful = True
         return self._at(address)
@@ -744,7 +745,7 @@ class _Router:
 
     async def _read(self, done: Any) -> None:
         try:
-            for address in dict.fromkeys([*filter(None, self._pools), *self._engine.source.addresses]):
+            for address in dict.fromkeys([*filter(None, list(self._pools)), *self._engine.source.addresses]):
                 try:
                     words: list[Words] = [(b"CLUSTER", b"SLOTS")]
                     _, [reply] = await self._engine.command(self._at(address), REST, words.copy, 1.0)

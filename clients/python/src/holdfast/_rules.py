@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import dataclasses
 import enum
@@ -96,12 +97,12 @@ def as_map(reply: Any) -> dict[str, Any]:
 # again at another node. DEMOTED: again after the pause, and the primary must be found anew; also if no reply came.
 Verdict = enum.Enum("Verdict", "YES NIL PASSING MOVED DEMOTED FATAL")
 
-# The table of errors. redis-py takes the first word of some away, and has a class for these.
+# The table of errors. redis-py takes the first word of some away and has a class for them, later versions of more.
 _PASSING = """LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED SUPERSEDED
     BusyLoadingError TryAgainError MasterDownError ClusterDownError OutOfMemoryError"""
 _VERDICTS = {
     **dict.fromkeys(_PASSING.split(), Verdict.PASSING),
-    **dict.fromkeys(("MovedError", "AskError"), Verdict.MOVED),
+    **dict.fromkeys(("MOVED", "ASK", "MovedError", "AskError"), Verdict.MOVED),
     **dict.fromkeys(("READONLY", "UNBLOCKED", "ReadOnlyError"), Verdict.DEMOTED),
 }
 _PASSING_TEXTS = ("too many waiters", "being confirmed", "max number of clients")
@@ -123,7 +124,13 @@ def judge(reply: Any) -> Verdict:
 def is_transport(error: Any) -> bool:
     """Whether an error came instead of a reply: whether the request was carried out is unknown."""
     is_reply = isinstance(error, (AuthenticationError, BusyLoadingError))
-    return isinstance(error, (ConnectionError, TimeoutError, OSError)) and not is_reply
+    # In Python 3.10, asyncio's TimeoutError is a class of its own.
+    return isinstance(error, (ConnectionError, TimeoutError, OSError, asyncio.TimeoutError)) and not is_reply
+
+
+def is_ask(error: Any) -> bool:
+    """Whether this is a redirect for one request only."""
+    return type(error).__name__ == "AskError" or str(error).startswith("ASK ")
 
 
 def is_overwritten(error: Any) -> bool:

@@ -221,8 +221,8 @@ final class Acquisition {
                 long left = deadline >= ENDLESS ? HOUR_MS : ms(deadline - now);
                 waitMs = wait > 0 ? Math.min(wait, left) : Math.min(left, HOUR_MS);
                 command.addAll(List.of("WAIT", waitMs));
-                if ((asked || delayed) && now - began >= MS) {
-                    command.addAll(List.of("WAITED", (now - began) / MS));
+                if (asked || delayed) {
+                    command.addAll(List.of("WAITED", ms(now - began)));
                 }
             }
             if (spec.limit() == 0) {
@@ -285,7 +285,11 @@ final class Acquisition {
                 granted(this, granted, list.size() > 1 && list.get(1) instanceof Long waited ? waited : 0);
             } else if (reply instanceof Long granted) {
                 granted(this, granted, 0);
-            } else if (reply == null && current == this) {
+            } else if (reply != null) {
+                UnavailableException why = new UnavailableException("the server answered LOCK.ACQUIRE with neither a token nor nil", null);
+                connection.close(why);
+                failed(why);
+            } else if (current == this) {
                 inARow = 0;
                 notGranted();
             }
@@ -382,7 +386,6 @@ final class Acquisition {
                 lose(LossReason.GONE);
             }
             withdrawn = 0;
-            broke = true;
             withdraw();
             return;
         }

@@ -70,7 +70,7 @@ final class Reply {
             return new DeadlockException(error.message());
         }
         if (error.message().contains("unknown command") && error.message().contains("LOCK.")) {
-            return new ModuleNotLoadedException("the server has no module holdfast: load it with `loadmodule …/libholdfast.so` in its configuration (" + error.message() + ")");
+            return new ModuleNotLoadedException("the Holdfast module is not loaded: start the server with --loadmodule libholdfast.so, or run MODULE LOAD (" + error.message() + ")");
         }
         return passes(error) ? new UnavailableException(error.message(), null) : new HoldfastException(error.message(), null);
     }

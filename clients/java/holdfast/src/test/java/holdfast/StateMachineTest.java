@@ -162,6 +162,16 @@ class StateMachineTest {
     }
 
     @Test
+    void reply_that_is_neither_token_nor_nil_is_asked_again_over_another_connection() throws Exception {
+        server.next(ACQUIRE, "+NONSENSE\r\n", granted(7, 0));
+        assertThat(acquired(client.lock("k")).fence()).isEqualTo(7);
+        List<FakeServer.Command> asked = server.read(ACQUIRE);
+        assertThat(asked).hasSize(2);
+        assertThat(asked.get(1).connection()).isNotEqualTo(asked.get(0).connection());
+        assertThat(asked.get(1).has("WAITED")).isTrue();
+    }
+
+    @Test
     void end_of_file_is_asked_again_over_another_connection_with_waited() throws Exception {
         server.next(ACQUIRE, CUT, granted(7, 0));
         assertThat(acquired(client.lock("k")).fence()).isEqualTo(7);

@@ -110,7 +110,15 @@ export class Acquisition {
       return;
     }
     const attempt = this.#send(wait > 0 ? this.#deadline - now() : 0, wait > 0 ? () => pool.endWait() : undefined);
-    const alarm = alarms.later(this.#patience, () => this.#goOn?.());
+    let alarm: Alarm;
+    const watch = (left: number): void => {
+      alarm = alarms.later(left, () => {
+        const more = attempt.sent + this.#patience - now(); // It waited for its connection.
+        if (more > 0) watch(more);
+        else this.#goOn?.();
+      });
+    };
+    watch(this.#patience);
     this.#goOn = () => {
       this.#goOn = undefined;
       alarms.cancel(alarm);
@@ -136,7 +144,7 @@ export class Acquisition {
       const refuse = (): void => (wait > 0 || this.#cause ? this.#settle.reject(this.#notAcquired()) : this.#settle.resolve(null));
       if (!hold && this.#end(refuse) && this.#failed) this.withdraw();
     } catch (error) {
-      if (this.#end(() => this.#settle.reject(error)) && this.#failed) this.withdraw();
+      if (this.#end(() => this.#settle.reject(error)) && (this.#broke || this.#attempts.size > 0)) this.withdraw();
     }
   }
 
@@ -185,14 +193,15 @@ export class Acquisition {
     let attempt = sent;
     for (let first = true; !this.#settled; first = false) {
       if (first && attempt) {
-        const outcome = await this.#answer(attempt, 0);
+        const outcome = await this.#answer(attempt, () => 0);
         const result = outcome ? await this.#judge(outcome) : this.#silent(attempt);
         if (result !== 'again') return result;
         continue;
       }
       if (now() >= this.#deadline && (waits || !first)) {
         // Nothing is sent any more, but the last answer may be on its way.
-        const last = attempt && (await this.#answer(attempt, GRACE));
+        const end = now() + GRACE;
+        const last = attempt && (await this.#answer(attempt, () => end));
         const result = last && !this.#settled ? await this.#judge(last) : undefined;
         return result === 'again' ? undefined : result;
       }
@@ -204,7 +213,8 @@ export class Acquisition {
         if (now() < this.#deadline) await pool.waitFree(Math.min(1000, this.#deadline - now()));
         continue;
       }
-      const outcome = await this.#answer(attempt, this.#patience);
+      const last = attempt;
+      const outcome = await this.#answer(last, () => last.sent + this.#patience);
       if (this.#settled) return undefined;
       const result = outcome ? await this.#judge(outcome) : this.#silent(attempt);
       if (result !== 'again') return result;
@@ -225,7 +235,7 @@ export class Acquisition {
       if (this.#settled || (!first && now() >= this.#deadline)) return undefined;
       const attempt = this.#send(first ? 0 : Math.min(100, this.#deadline - now()));
       attempt.final = false;
-      const outcome = await this.#answer(attempt, ASK_AGAIN);
+      const outcome = await this.#answer(attempt, () => attempt.sent + ASK_AGAIN);
       if (!outcome) this.#abandon(attempt);
       const result = outcome && !this.#settled ? await this.#judge(outcome) : 'again';
       return result === 'again' ? undefined : result;
@@ -306,6 +316,7 @@ export class Acquisition {
     const [key] = terms.keys as [string];
     this.#attempts.add(attempt);
     const timeout = wait > 0 ? ASK_AGAIN : Math.max(1, this.#deadline - now());
+    const pool = this.#client.server.pool(key);
     const exchange = this.#client.server.exchange(key, build, {
       priority: OTHER,
       lease: terms.lease,
@@ -328,7 +339,11 @@ export class Acquisition {
       this.#notify?.();
     };
     exchange.then(
-      ({ replies }) => done({ attempt, reply: replies[0] }),
+      ({ replies: [reply] }) => {
+        if (reply === null || Array.isArray(reply) || reply instanceof ServerError) return done({ attempt, reply });
+        if (attempt.connection) pool.broke(attempt.connection);
+        done({ attempt, error: new UnavailableError(`the server answered neither a token nor nil: ${reply}`, true) });
+      },
       (error) => done({ attempt, error }),
     );
     return attempt;
@@ -344,9 +359,8 @@ export class Acquisition {
     return true;
   }
 
-  /** The next outcome that counts: that of `newest`, or a token of an older request; undefined after `patience` ms. */
-  async #answer(newest: Attempt, patience: number): Promise<Outcome | undefined> {
-    const end = now() + patience;
+  /** The next outcome that counts: that of `newest`, or a token of an older request; undefined at `end`, which is later if the request is sent later. */
+  async #answer(newest: Attempt, end: () => number): Promise<Outcome | undefined> {
     for (;;) {
       for (let outcome = this.#outcomes.shift(); outcome; outcome = this.#outcomes.shift()) {
         if (outcome.attempt === newest) return outcome;
@@ -356,7 +370,7 @@ export class Acquisition {
           outcome.attempt.connection?.close();
         }
       }
-      const left = end - now();
+      const left = end() - now();
       if (this.#settled || left <= 0) return undefined;
       const { alarms } = this.#client.server;
       let timer: Alarm | undefined;

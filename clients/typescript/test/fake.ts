@@ -58,6 +58,8 @@ export class FakeServer implements Driver {
   /** What happens to a connection after it was opened. */
   accepted: ((connection: FakeConnection) => void) | undefined;
   attempts = 0;
+  /** How long opening a connection takes, ms. */
+  delay = 1;
   script: Script;
   version: unknown = ['protocol', [4, 4], 'version', '0.4.0', 'replicas-timeout', 1000];
 
@@ -67,7 +69,7 @@ export class FakeServer implements Driver {
 
   async connect(): Promise<Connection> {
     this.attempts++;
-    await new Promise((resolve) => setTimeout(resolve, 1));
+    await new Promise((resolve) => setTimeout(resolve, this.delay));
     const error = this.refuse?.();
     if (error) throw error;
     const connection = new FakeConnection(this, this.connections.length);

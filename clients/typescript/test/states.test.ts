@@ -109,9 +109,24 @@ test.each(['WRONGTYPE x', 'DEADLOCK x', 'NOPERM x', 'NOAUTH x', 'ERR syntax', 'N
   async (text) => {
     const { server, holdfast } = start({ ACQUIRE: [reply(`-${text}`)] });
     await expect(within(10, holdfast.lock('a'))).rejects.toMatchObject({ code: text.split(' ')[0], message: text });
-    expect(server.sent.filter((line) => line.includes('ACQUIRE'))).toHaveLength(1);
+    await vi.advanceTimersByTimeAsync(3000);
+    expect(server.sent).toHaveLength(1);
   },
 );
+
+test('lock_asks_again_over_another_connection_when_reply_is_neither_token_nor_nil', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply('NONSENSE'), granted] });
+  expect((await within(500, holdfast.lock('a'))).fence).toBe(TOKEN);
+  expect(server.sent).toHaveLength(2);
+  expect(server.connections.map(({ closed }) => closed)).toEqual([true, false]);
+});
+
+test('silence_of_a_wait_counts_from_when_it_was_sent', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent', granted] });
+  server.delay = 1000;
+  await within(5000, holdfast.lock('a', { wait: 60_000 }));
+  expect(server.sent[1]).toMatch(/WAITED 40\d\d/);
+});
 
 test('lock_withdraws_twice_when_it_fails_after_a_broken_connection', async () => {
   const { server, holdfast } = start({ ACQUIRE: ['cut', reply('-WRONGTYPE x')] });

@@ -66,7 +66,7 @@ class Server:
                 if verb == "LOCK.VERSION":
                     connection.sendall(pack(self.version))
                 elif not verb.startswith("LOCK."):
-                    connection.sendall(pack({"error": "ERR unknown command"}) if verb == "HELLO" else b"+OK\r\n")
+                    connection.sendall(pack({"error": "ERR unknown command 'HELLO'"}) if verb == "HELLO" else b"+OK\r\n")
                 elif self.is_over:
                     connection.sendall(pack(1))
                 else:

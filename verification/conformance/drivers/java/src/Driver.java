@@ -1,0 +1,266 @@
+import holdfast.DeadlockException;
+import holdfast.Hold;
+import holdfast.Holdfast;
+import holdfast.HoldfastException;
+import holdfast.LockLostException;
+import holdfast.LockSpec;
+import holdfast.LossReason;
+import holdfast.ModuleNotLoadedException;
+import holdfast.NamedLock;
+import holdfast.NotAcquiredException;
+import holdfast.UnavailableException;
+import holdfast.VersionException;
+import holdfast.jedis.JedisConnector;
+import holdfast.spi.Node;
+import java.net.URI;
+import java.time.Duration;
+import java.util.LinkedHashMap;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Scanner;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.JedisClientConfig;
+
+/** The driver of the Java client for the conformance suite: ../../DRIVER.md. Each call has a thread of its own. */
+public final class Driver {
+    /** A member of an object: its value is a string, a list of strings, a number or a truth value. None of them has an escape. */
+    private static final Pattern MEMBER = Pattern.compile("\"(\\w+)\": ?(?:\"([^\"]*)\"|\\[([^]]*)]|(-?\\d+|true|false))");
+
+    private final Map<String, Hold> holds = new ConcurrentHashMap<>();
+    private final Map<String, Thread> acquiring = new ConcurrentHashMap<>();
+    private volatile Holdfast client;
+    private boolean isCold = true;
+
+    /** Fields of a line. Values are as they stand in JSON, but for strings. */
+    private record Call(Map<String, String> fields) {
+        static Call parse(String line) {
+            Map<String, String> fields = new LinkedHashMap<>();
+            for (Matcher member = MEMBER.matcher(line); member.find(); ) {
+                fields.put(member.group(1), member.group(2) != null ? member.group(2) : member.group(3) != null ? member.group(3) : member.group(4));
+            }
+            return new Call(fields);
+        }
+
+        String text(String name) {
+            return fields.get(name);
+        }
+
+        boolean has(String name) {
+            return fields.containsKey(name);
+        }
+
+        boolean is(String name) {
+            return "true".equals(text(name));
+        }
+
+        int number(String name) {
+            return Integer.parseInt(text(name));
+        }
+
+        Duration time(String name) {
+            return Duration.ofMillis(number(name));
+        }
+
+        String[] list(String name) {
+            return text(name).replaceAll("[\" ]", "").split(",");
+        }
+    }
+
+    private static String string(String text) {
+        return "\"" + text.replace("\\", "\\\\").replace("\"", "\\\"").replaceAll("\\p{Cntrl}", " ") + "\"";
+    }
+
+    /** Writes an object of these names and values. */
+    private static void write(Object... fields) {
+        StringBuilder line = new StringBuilder("{");
+        for (int i = 0; i < fields.length; i += 2) {
+            line.append(string(fields[i].toString())).append(':').append(fields[i + 1] instanceof String text ? string(text) : fields[i + 1]).append(',');
+        }
+        synchronized (System.out) {
+            System.out.println(line + "\"at\":" + System.nanoTime() / 1000 + "}");
+        }
+    }
+
+    private void open(String url) throws Exception {
+        close();
+        URI at = URI.create(url);
+        HostAndPort server = new HostAndPort(at.getHost(), at.getPort());
+        JedisClientConfig config = DefaultJedisClientConfig.builder().build();
+        JedisConnector connector = switch (at.getScheme()) {
+            case "redis+cluster" -> JedisConnector.cluster(Set.of(server), config);
+            case "redis+sentinel" -> JedisConnector.sentinel(at.getPath().substring(1), Set.of(server), config, config);
+            default -> JedisConnector.of(server, config);
+        };
+        if (isCold) {
+            // The library is loaded with the first connection, which takes seconds on a busy machine.
+            connector.open(Node.PRIMARY, () -> { }).close();
+            isCold = false;
+        }
+        client = Holdfast.builder(connector).build();
+    }
+
+    private void close() {
+        if (client != null) {
+            client.close();
+            client = null;
+        }
+    }
+
+    private Object[] acquire(Call call) throws InterruptedException {
+        String name = call.text("hold");
+        acquiring.put(name, Thread.currentThread());
+        Hold hold;
+        try {
+            NamedLock lock = client.lock(spec(call));
+            if (!call.has("wait")) {
+                hold = lock.acquire();
+            } else if (call.number("wait") > 0) {
+                hold = lock.acquire(call.time("wait"));
+            } else {
+                Optional<Hold> tried = lock.tryAcquire();
+                if (tried.isEmpty()) {
+                    return new Object[] {"outcome", "not-granted"};
+                }
+                hold = tried.get();
+            }
+        } finally {
+            acquiring.remove(name);
+        }
+        holds.put(name, hold);
+        hold.onLost(reason -> write("lost", name, "reason", word(reason)));
+        return new Object[] {"outcome", "held", "fence", hold.fence()};
+    }
+
+    private static LockSpec spec(Call call) {
+        LockSpec.Builder terms = LockSpec.builder(call.list("keys")).ephemeral(call.is("ephemeral"));
+        if (call.has("lease")) {
+            terms.lease(call.time("lease")).renew(call.is("watched"));
+        }
+        if (call.is("shared")) {
+            terms.shared();
+        }
+        if (call.has("limit")) {
+            terms.limit(call.number("limit"));
+        }
+        if (call.has("replicas")) {
+            terms.replicas(call.number("replicas"));
+        }
+        return terms.build();
+    }
+
+    private Object[] check(Hold hold) {
+        try {
+            if (hold.check()) {
+                return new Object[] {"outcome", "held"};
+            }
+            return new Object[] {"outcome", "lost", "reason", word(hold.lossReason()), "text", hold.toString()};
+        } catch (HoldfastException why) {
+            return new Object[] {"outcome", "in-doubt", "text", text(why)};
+        }
+    }
+
+    private static String word(LossReason reason) {
+        return reason.name().toLowerCase(Locale.ROOT);
+    }
+
+    /** An exception and what caused it, as a stack trace names them. */
+    private static String text(Throwable why) {
+        return why + (why.getCause() == null ? "" : ", caused by " + text(why.getCause()));
+    }
+
+    /** How a call ends that failed: by what the client threw and, where that is no more than "not in time", by the server's last error. */
+    private static Object[] failure(Throwable why) {
+        if (why instanceof LockLostException lost) {
+            return new Object[] {"outcome", "lost", "reason", word(lost.reason()), "text", text(why)};
+        }
+        Throwable root = why;
+        while (root.getCause() != null) {
+            root = root.getCause();
+        }
+        String message = String.valueOf(root.getMessage());
+        String outcome = why instanceof InterruptedException || message.equals("the client was closed") ? "cancelled"
+            : why instanceof NotAcquiredException ? "not-granted"
+            : why instanceof DeadlockException ? "deadlock"
+            : why instanceof IllegalArgumentException ? "invalid"
+            : message.startsWith("UNCONFIRMED") || message.startsWith("NOREPLICAS") ? "no-replicas"
+            : message.startsWith("WRONGTYPE") ? "wrong-type"
+            : why instanceof VersionException || why instanceof ModuleNotLoadedException ? "server"
+            : why instanceof UnavailableException && !message.matches("[A-Z]+ .*") ? "connection" : "server";
+        return new Object[] {"outcome", outcome, "text", text(why)};
+    }
+
+    private Object[] run(Call call) throws Exception {
+        Hold hold = holds.get(call.has("hold") ? call.text("hold") : "");
+        switch (call.text("call")) {
+            case "open" -> open(call.text("url"));
+            case "acquire" -> {
+                return acquire(call);
+            }
+            case "release" -> {
+                hold.release();
+                return new Object[] {"outcome", "released"};
+            }
+            case "renew" -> {
+                hold.renew(call.time("lease"));
+                return new Object[] {"outcome", "renewed"};
+            }
+            case "check" -> {
+                return check(hold);
+            }
+            case "cancel" -> {
+                Thread thread = acquiring.get(call.text("hold"));
+                if (thread != null) {
+                    thread.interrupt();
+                }
+            }
+            case "close" -> close();
+            case "threads" -> {
+                return new Object[] {"outcome", "ok", "count", Thread.getAllStackTraces().size()};
+            }
+            default -> {
+                return new Object[] {"outcome", "invalid", "text", "this driver has no " + call.text("call")};
+            }
+        }
+        return new Object[] {"outcome", "ok"};
+    }
+
+    private void answer(Call call) {
+        Object[] outcome;
+        try {
+            outcome = run(call);
+        } catch (Exception why) {
+            outcome = failure(why);
+        }
+        Object[] line = new Object[outcome.length + 2];
+        line[0] = "id";
+        line[1] = Long.valueOf(call.text("id"));
+        System.arraycopy(outcome, 0, line, 2, outcome.length);
+        write(line);
+    }
+
+    public static void main(String[] arguments) {
+        // The thread of the JDK's timed futures stays for good: it counts from the beginning.
+        new CompletableFuture<Void>().completeOnTimeout(null, 1, TimeUnit.MILLISECONDS).join();
+        Driver driver = new Driver();
+        for (Scanner lines = new Scanner(System.in); lines.hasNextLine(); ) {
+            Call call = Call.parse(lines.nextLine());
+            switch (call.text("call")) {
+                // These are over before the next call begins.
+                case "open", "cancel", "threads" -> driver.answer(call);
+                default -> {
+                    Thread thread = new Thread(() -> driver.answer(call));
+                    thread.setDaemon(true);
+                    thread.start();
+                }
+            }
+        }
+    }
+}

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto';
+import type { Acquisition } from './acquisition.js';
 import { LockLostError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
@@ -47,12 +48,15 @@ interface Request {
   readonly name: string;
   readonly mode: LockMode;
   readonly ifAvailable: boolean;
+  readonly steal: boolean;
   readonly since: number;
   /** `trying`: whether it can be granted is about to be known; `waiting`: it cannot yet. */
   state: 'queued' | 'trying' | 'waiting' | 'held' | 'over';
   hold?: Hold;
-  /** Cancels what is under way at the server. */
-  cancel?: () => void;
+  /** What is under way at the server. */
+  acquisition?: Acquisition;
+  /** It is known now whether it can be granted. */
+  judged(): void;
   grant(hold: Hold | null): void;
   reject(reason: unknown): void;
 }
@@ -73,6 +77,8 @@ export class LockManager {
   readonly #clientId = randomUUID();
   readonly #requests = new Map<string, Request[]>();
   #changed: (() => void)[] = [];
+  /** Resolves when all requests until now have been judged. */
+  #judged = Promise.resolve();
 
   /** `lease`, ms: how long a killed process blocks others at most; default 5,000. `prefix`: what stands before each name; default `web-locks:`. */
   constructor(holdfast: Holdfast, options: { prefix?: string; lease?: number } = {}) {
@@ -106,38 +112,45 @@ export class LockManager {
     if (signal && (steal || ifAvailable)) throw not('a signal goes neither with steal nor with ifAvailable');
     signal?.throwIfAborted();
     return new Promise((resolve, reject) => {
-      const request: Request = { name, mode, ifAvailable, since: performance.now(), state: 'queued', grant, reject };
-      const abort = (): void => {
-        request.cancel?.();
-        this.#finish(request);
-        reject(signal?.reason);
-      };
-      signal?.addEventListener('abort', abort, { once: true });
+      const before = this.#judged;
+      let judged = (): void => {};
+      const known = new Promise<void>((done) => {
+        judged = done;
+      });
+      this.#judged = before.then(() => known);
       const lose = (cause: unknown): void => {
         this.#finish(request);
         reject(stolen(cause));
       };
-      const finish = (settle: () => void) => async (): Promise<void> => {
-        await request.hold?.release().catch((error: unknown) => {
+      const abort = (): void => {
+        request.acquisition?.cancel(new DOMException('cancelled', 'AbortError'));
+        request.hold?.release().catch(() => {});
+        this.#finish(request);
+        reject(signal?.reason);
+      };
+      const grant = async (hold: Hold | null): Promise<void> => {
+        hold?.signal.addEventListener('abort', () => lose(hold.signal.reason), { once: true });
+        await before; // Callbacks are called in the order of the requests, whatever their names.
+        signal?.removeEventListener('abort', abort);
+        if (signal?.aborted || hold?.signal.aborted) return;
+        let settle: () => void;
+        try {
+          const value = await (callback as Callback<WebLock | null, unknown>)(hold && new WebLock(name, mode));
+          settle = () => resolve(value);
+        } catch (error) {
+          settle = () => reject(error);
+        }
+        await hold?.release().catch((error: unknown) => {
           if (error instanceof LockLostError) lose(error);
         });
         this.#finish(request);
         settle();
       };
-      function grant(this: Request, hold: Hold | null): void {
-        signal?.removeEventListener('abort', abort);
-        hold?.signal.addEventListener('abort', () => lose(hold.signal.reason), { once: true });
-        // Another turn, as the specification has it: what was called before in this one comes first.
-        Promise.resolve(hold && new WebLock(name, mode))
-          .then(callback as Callback<WebLock | null, unknown>)
-          .then(
-            (value) => finish(() => resolve(value))(),
-            (error) => finish(() => reject(error))(),
-          );
-      }
+      const request: Request = { name, mode, ifAvailable, steal, since: performance.now(), state: 'queued', judged, grant, reject };
+      signal?.addEventListener('abort', abort, { once: true });
       const requests = this.#requests.get(name) ?? [];
       this.#requests.set(name, requests);
-      if (steal) void this.#steal(request, requests);
+      if (steal) void this.#steal(request, requests, before);
       else requests.push(request);
       this.#pump(name);
     });
@@ -146,18 +159,11 @@ export class LockManager {
   /** What is held and what waits now, by all managers of this prefix. Looks at every key of the database. */
   async query(): Promise<LockManagerSnapshot> {
     await Promise.all([...this.#requests.values()].flat().map(({ hold }) => hold?.check()));
-    while (
-      [...this.#requests.values()].some((requests) => /queued|trying/.test(requests.find(({ state }) => state !== 'held')?.state ?? ''))
-    ) {
-      await new Promise<void>((resolve) => this.#changed.push(resolve));
-    }
+    await this.#settled();
     const snapshot: LockManagerSnapshot = { held: [], pending: [] };
-    for (const requests of this.#requests.values()) {
-      for (const { name, mode, state, ifAvailable } of requests) {
-        if (state !== 'over' && !ifAvailable)
-          (state === 'held' ? snapshot.held : snapshot.pending).push({ name, mode, clientId: this.#clientId });
-        else if (state === 'held') snapshot.held.push({ name, mode, clientId: this.#clientId });
-      }
+    for (const { name, mode, state, ifAvailable } of [...this.#requests.values()].flat()) {
+      const list = state === 'held' ? snapshot.held : snapshot.pending;
+      if (state === 'held' || !ifAvailable) list.push({ name, mode, clientId: this.#clientId });
     }
     const others = (await this.#holdfast.scan(this.#prefix)).map(async (key) => {
       const [info, waiters] = await Promise.all([this.#holdfast.info(key), this.#holdfast.waiters(key)]);
@@ -175,13 +181,40 @@ export class LockManager {
     return snapshot;
   }
 
+  /** Resolves when the requests of this manager are held or wait as they do at the server. */
+  async #settled(): Promise<void> {
+    const change = (): Promise<void> => new Promise((resolve) => this.#changed.push(resolve));
+    for (;;) {
+      const firsts = [...this.#requests.values()].flatMap((requests) => requests.find(({ state }) => state !== 'held') ?? []);
+      if (firsts.some(({ state }) => state !== 'waiting')) {
+        await change();
+        continue;
+      }
+      // The server may have granted what waits here, with the answer on its way.
+      const granted = await Promise.all(
+        firsts.map(async ({ name, acquisition }) => {
+          const info = await this.#holdfast.info(this.#prefix + encode(name));
+          return info?.holders.some(({ owner }) => owner === acquisition?.owner) ?? false;
+        }),
+      );
+      if (!granted.includes(true)) return;
+      if (firsts.every(({ state }, i) => !granted[i] || state === 'waiting')) await change();
+    }
+  }
+
   /** Asks for the first request that is not held: its successors may be asked for when it is, or refused, as the specification's queue has it. */
   #pump(name: string): void {
     const requests = this.#requests.get(name) ?? [];
-    const next = requests.find(({ state }) => state !== 'held');
+    const open = requests.filter(({ state }) => state !== 'held');
+    const [next] = open;
     if (next?.state === 'queued') void this.#ask(next);
-    else if (next?.state === 'waiting')
-      for (const request of requests.filter((other) => other.ifAvailable && other.state === 'queued')) this.#refuse(request);
+    else if (next?.state === 'waiting' || next?.steal) {
+      // Nothing behind it can be granted now.
+      for (const request of open) {
+        if (request.state !== 'trying') request.judged();
+        if (request.ifAvailable && request.state === 'queued') this.#refuse(request);
+      }
+    }
     for (const changed of this.#changed.splice(0)) changed();
   }
 
@@ -212,13 +245,14 @@ export class LockManager {
       prefix: `${this.#clientId}#`,
       waited,
     });
-    request.cancel = () => acquisition.cancel(new DOMException('cancelled', 'AbortError'));
+    request.acquisition = acquisition;
     return result;
   }
 
   #grant(request: Request, hold: Hold): void {
     request.state = 'held';
     request.hold = hold;
+    request.judged();
     request.grant(hold);
     this.#pump(request.name);
   }
@@ -230,6 +264,7 @@ export class LockManager {
 
   #finish(request: Request): void {
     request.state = 'over';
+    request.judged();
     const requests = this.#requests.get(request.name) ?? [];
     const at = requests.indexOf(request);
     if (at >= 0) requests.splice(at, 1);
@@ -238,11 +273,12 @@ export class LockManager {
   }
 
   /** Waits at the head of the queue, and then takes the lock from its holders. */
-  async #steal(thief: Request, requests: Request[]): Promise<void> {
+  async #steal(thief: Request, requests: Request[], before: Promise<void>): Promise<void> {
     const name = this.#prefix + encode(thief.name);
     thief.state = 'trying';
     requests.unshift(thief);
     try {
+      await before; // What it steals may be about to be granted.
       let hold = await this.#acquire(thief, 0);
       while (!hold?.isHeld) {
         const { acquisition, result } = this.#holdfast.acquire(

@@ -159,6 +159,27 @@ test('shared_locks_are_held_together_and_not_beside_an_exclusive_one', async () 
   expect(await late).toBe(true);
 });
 
+test('callbacks_are_called_in_the_order_of_requests_of_several_names', async () => {
+  const [name, free] = [fresh(), fresh()];
+  const order: string[] = [];
+  let unblock: () => void = () => {};
+  const blocked = new Promise<void>((resolve) => {
+    unblock = resolve;
+  });
+  const readers = [1, 2, 3].map((n) =>
+    locks.request(name, { mode: 'shared' }, () => {
+      order.push(`reader ${n}`);
+      return blocked;
+    }),
+  );
+  const writer = locks.request(name, () => order.push('writer'));
+  await locks.request(free, () => order.push('free'));
+  expect(order).toEqual(['reader 1', 'reader 2', 'reader 3', 'free']);
+  unblock();
+  await Promise.all([...readers, writer]);
+  expect(order).toEqual(['reader 1', 'reader 2', 'reader 3', 'free', 'writer']);
+});
+
 test('if_available_gets_null_when_lock_is_held_and_lock_when_it_is_free', async () => {
   const name = fresh();
   const holder = await holding(locks, name);
@@ -198,6 +219,22 @@ test('query_tells_held_and_pending_with_client_ids', async () => {
   theirs.release();
   await Promise.all([waits, queued]);
   expect(named(await locks.query(), name)).toBe(' | ');
+});
+
+test('query_tells_what_a_release_has_granted', async () => {
+  const name = fresh();
+  const writer = await holding(locks, name);
+  const readers = [1, 2, 3].map(() => holding(locks, name, 'shared'));
+  expect(named(await locks.query(), name)).toBe('exclusive | shared,shared,shared');
+  writer.release();
+  await writer.released;
+  expect(named(await locks.query(), name)).toBe('shared,shared,shared | ');
+  const next = await Promise.all(readers);
+  const last = holding(locks, name);
+  for (const { release } of next) release();
+  await Promise.all(next.map(({ released }) => released));
+  expect(named(await locks.query(), name)).toBe('exclusive | ');
+  (await last).release();
 });
 
 test('query_sees_requests_of_the_same_turn', async () => {
@@ -260,6 +297,18 @@ test('steal_rejects_the_holder_and_goes_ahead_of_requests_that_wait', async () =
   await Promise.all([waits, theirs]);
   expect(order[0]).toBe('stolen');
   expect(order).toHaveLength(3);
+});
+
+test('steal_overtakes_requests_of_the_same_turn', async () => {
+  const name = fresh();
+  const first = locks.request(name, () => never).catch((error: Error) => error.name);
+  const order: string[] = [];
+  const waits = locks.request(name, () => order.push('waited'));
+  const thief = locks.request(name, { steal: true }, () => order.push('stolen'));
+  expect(await locks.request(name, { ifAvailable: true }, (lock) => lock)).toBeNull();
+  await Promise.all([thief, waits]);
+  expect(await first).toBe('AbortError');
+  expect(order).toEqual(['stolen', 'waited']);
 });
 
 test('steal_works_when_lock_is_free_and_the_last_thief_wins', async () => {

@@ -91,8 +91,9 @@ export class Acquisition {
   }
 
   get #deadline(): number {
+    const { wait, lease } = this.terms;
     // The time of a request that must not wait is the time that its answer may take.
-    return this.terms.wait > 0 ? this.#began + this.terms.wait : this.#began + Math.max(silence(this.terms.lease), GRACE);
+    return this.#began + (wait > 0 ? wait : Math.max(silence(lease), GRACE) + this.#confirmation);
   }
 
   /** Sends the first request. If it is granted at once, as is usual, nothing else is needed. */
@@ -126,10 +127,15 @@ export class Acquisition {
     };
   }
 
+  /** How much longer an answer may take for which replicas have to confirm, ms. */
+  get #confirmation(): number {
+    const { keys, replicas } = this.terms;
+    return replicas ? this.#client.server.pool(keys[0] as string).replicasTimeout : 0;
+  }
+
   /** How long a request with WAIT may stay unanswered, ms. */
   get #patience(): number {
-    const { keys, replicas } = this.terms;
-    return ASK_AGAIN + (replicas ? this.#client.server.pool(keys[0] as string).replicasTimeout : 0);
+    return ASK_AGAIN + this.#confirmation;
   }
 
   async #run(turn?: Promise<void>, first?: Attempt): Promise<void> {

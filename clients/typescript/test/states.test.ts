@@ -128,6 +128,11 @@ test('silence_of_a_wait_counts_from_when_it_was_sent', async () => {
   expect(server.sent[1]).toMatch(/WAITED 40\d\d/);
 });
 
+test('try_lock_gives_replicas_their_time_to_confirm', async () => {
+  const { holdfast } = start({ ACQUIRE: [reply('-UNCONFIRMED 0 of 1 replicas confirmed within 1000 ms', 1500)] });
+  await expect(within(3000, holdfast.tryLock('a', { replicas: 1 }))).rejects.toMatchObject({ cause: { code: 'UNCONFIRMED' } });
+});
+
 test('lock_withdraws_twice_when_it_fails_after_a_broken_connection', async () => {
   const { server, holdfast } = start({ ACQUIRE: ['cut', reply('-WRONGTYPE x')] });
   await expect(within(500, holdfast.lock('a'))).rejects.toMatchObject({ code: 'WRONGTYPE' });

@@ -102,7 +102,10 @@ export class Acquisition {
     const { wait } = this.terms;
     if (wait !== Number.POSITIVE_INFINITY) {
       const time = this.#deadline + (wait > 0 ? GRACE : 0) - this.#began;
-      this.#timer = alarms.later(time, () => this.cancel(this.#notAcquired()));
+      this.#timer = alarms.later(time, () => {
+        if (this.#attempts.size > 0) this.#cause ??= new UnavailableError('the server did not answer', true);
+        this.cancel(this.#notAcquired());
+      });
     }
     const pool = this.#client.server.pool(this.terms.keys[0] as string);
     const turn = this.#turn();

@@ -128,6 +128,11 @@ test('silence_of_a_wait_counts_from_when_it_was_sent', async () => {
   expect(server.sent[1]).toMatch(/WAITED 40\d\d/);
 });
 
+test('try_lock_says_that_there_was_no_answer', async () => {
+  const { holdfast } = start({ ACQUIRE: ['silent'] });
+  await expect(within(3000, holdfast.tryLock('a'))).rejects.toMatchObject({ code: 'NOT_ACQUIRED', cause: { code: 'UNAVAILABLE' } });
+});
+
 test('try_lock_gives_replicas_their_time_to_confirm', async () => {
   const { holdfast } = start({ ACQUIRE: [reply('-UNCONFIRMED 0 of 1 replicas confirmed within 1000 ms', 1500)] });
   await expect(within(3000, holdfast.tryLock('a', { replicas: 1 }))).rejects.toMatchObject({ cause: { code: 'UNCONFIRMED' } });

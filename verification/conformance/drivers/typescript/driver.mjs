@@ -7,6 +7,7 @@ const { ClosedError, DeadlockError, Holdfast, LockLostError, NotAcquiredError, S
 const { fromIoredis } = require('holdfast/ioredis');
 const { Cluster, Redis } = require('ioredis');
 
+let url;
 let client;
 let library;
 const holds = new Map();
@@ -30,8 +31,9 @@ function failure(error, tried) {
 const about = (hold) => holds.get(hold) ?? Promise.reject(new RangeError(`no hold ${hold}`));
 
 const calls = {
-  async open({ url }) {
+  async open(server) {
     await calls.close();
+    url = server.url;
     const { protocol, hostname: host, port, pathname } = new URL(url);
     const options = { lazyConnect: true };
     if (protocol === 'redis+cluster:') library = new Cluster([{ host, port: Number(port) }], options);
@@ -45,6 +47,7 @@ const calls = {
   async acquire({ hold, keys, wait, lease, watched, ...terms }) {
     const controller = new AbortController();
     cancels.set(hold, controller);
+    if (!client) await calls.open({ url }); // After a close.
     const options = { ...terms, wait, lease, renew: watched || lease === undefined, signal: controller.signal };
     let held;
     try {

@@ -37,6 +37,7 @@ public final class Driver {
     private final Map<String, Hold> holds = new ConcurrentHashMap<>();
     private final Map<String, Thread> acquiring = new ConcurrentHashMap<>();
     private volatile Holdfast client;
+    private String url;
     private boolean isCold = true;
 
     /** Fields of a line. Values are as they stand in JSON, but for strings. */
@@ -89,15 +90,16 @@ public final class Driver {
         }
     }
 
-    private void open(String url) throws Exception {
+    private synchronized void open(String server) throws Exception {
         close();
+        url = server;
         URI at = URI.create(url);
-        HostAndPort server = new HostAndPort(at.getHost(), at.getPort());
+        HostAndPort address = new HostAndPort(at.getHost(), at.getPort());
         JedisClientConfig config = DefaultJedisClientConfig.builder().build();
         JedisConnector connector = switch (at.getScheme()) {
-            case "redis+cluster" -> JedisConnector.cluster(Set.of(server), config);
-            case "redis+sentinel" -> JedisConnector.sentinel(at.getPath().substring(1), Set.of(server), config, config);
-            default -> JedisConnector.of(server, config);
+            case "redis+cluster" -> JedisConnector.cluster(Set.of(address), config);
+            case "redis+sentinel" -> JedisConnector.sentinel(at.getPath().substring(1), Set.of(address), config, config);
+            default -> JedisConnector.of(address, config);
         };
         if (isCold) {
             // The library is loaded with the first connection, which takes seconds on a busy machine.
@@ -107,6 +109,14 @@ public final class Driver {
         client = Holdfast.builder(connector).build();
     }
 
+    /** After a close, a call opens the client anew. */
+    private synchronized Holdfast client() throws Exception {
+        if (client == null) {
+            open(url);
+        }
+        return client;
+    }
+
     private void close() {
         if (client != null) {
             client.close();
@@ -114,12 +124,12 @@ public final class Driver {
         }
     }
 
-    private Object[] acquire(Call call) throws InterruptedException {
+    private Object[] acquire(Call call) throws Exception {
         String name = call.text("hold");
         acquiring.put(name, Thread.currentThread());
         Hold hold;
         try {
-            NamedLock lock = client.lock(spec(call));
+            NamedLock lock = client().lock(spec(call));
             if (!call.has("wait")) {
                 hold = lock.acquire();
             } else if (call.number("wait") > 0) {

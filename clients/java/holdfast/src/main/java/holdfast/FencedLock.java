@@ -51,18 +51,7 @@ public final class FencedLock implements Lock {
 
     /** Waits until the lock is granted, whether or not the thread is interrupted; it is released when the lease ends. */
     public void lock(long leaseTime, TimeUnit unit) {
-        boolean interrupted = false;
-        while (true) {
-            try {
-                acquire(Acquisition.ENDLESS, leaseTime, unit, false);
-                break;
-            } catch (InterruptedException why) {
-                interrupted = true;
-            }
-        }
-        if (interrupted) {
-            Thread.currentThread().interrupt();
-        }
+        acquireUninterruptibly(Acquisition.ENDLESS, leaseTime, unit);
     }
 
     @Override
@@ -77,11 +66,7 @@ public final class FencedLock implements Lock {
 
     @Override
     public boolean tryLock() {
-        try {
-            return acquire(AT_ONCE, -1, TimeUnit.MILLISECONDS, false);
-        } catch (InterruptedException never) {
-            throw new IllegalStateException(never);
-        }
+        return acquireUninterruptibly(AT_ONCE, -1, TimeUnit.MILLISECONDS);
     }
 
     @Override
@@ -95,7 +80,7 @@ public final class FencedLock implements Lock {
      * @return whether the lock is held now; it is released when {@code leaseTime} is over
      */
     public boolean tryLock(long waitTime, long leaseTime, TimeUnit unit) throws InterruptedException {
-        return acquire(Math.max(AT_ONCE, NamedLock.nanos(Duration.of(waitTime, unit.toChronoUnit()))), leaseTime, unit, true);
+        return acquire(Math.min(Math.max(AT_ONCE, unit.toNanos(waitTime)), Acquisition.ENDLESS), leaseTime, unit, true);
     }
 
     /** Locks, and returns the fencing token. */
@@ -120,11 +105,19 @@ public final class FencedLock implements Lock {
         return tryLock(waitTime, unit) ? getFence() : 0;
     }
 
+    private boolean acquireUninterruptibly(long wait, long leaseTime, TimeUnit unit) {
+        try {
+            return acquire(wait, leaseTime, unit, false);
+        } catch (InterruptedException never) {
+            throw new IllegalStateException(never);
+        }
+    }
+
     private boolean acquire(long wait, long leaseTime, TimeUnit unit, boolean interruptibly) throws InterruptedException {
         if (interruptibly && Thread.interrupted()) {
             throw new InterruptedException();
         }
-        Duration lease = leaseTime > 0 ? Duration.of(leaseTime, unit.toChronoUnit()) : null;
+        Duration lease = leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : null;
         long thread = Thread.currentThread().getId();
         Holding mine = holding(thread);
         if (mine != null && mine.hold != null) {
@@ -223,7 +216,7 @@ public final class FencedLock implements Lock {
         if (holding == null) {
             throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
         }
-        holding.hold.renew(leaseTime > 0 ? Duration.of(leaseTime, unit.toChronoUnit()) : client.lease);
+        holding.hold.renew(leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : client.lease);
     }
 
     /** Forgets a hold that the current thread has lost and not unlocked; returns whether there was one. */

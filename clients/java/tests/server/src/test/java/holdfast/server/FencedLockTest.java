@@ -203,6 +203,90 @@ class FencedLockTest {
     }
 
     @Test
+    void interrupted_thread_begins_no_try_with_a_time_whatever_the_time() throws Exception {
+        boolean entered = inThread(() -> {
+            lock.lock();
+            for (long wait : new long[] {0, -1, 1, Long.MAX_VALUE}) {
+                for (FencedLock each : new FencedLock[] {lock, elsewhere}) {
+                    Thread.currentThread().interrupt();
+                    assertThatThrownBy(() -> each.tryLock(wait, TimeUnit.DAYS)).isInstanceOf(InterruptedException.class);
+                    Thread.currentThread().interrupt();
+                    assertThatThrownBy(() -> each.tryLock(wait, 60, TimeUnit.SECONDS)).isInstanceOf(InterruptedException.class);
+                    assertThat(Thread.currentThread().isInterrupted()).isFalse();
+                }
+            }
+            int count = lock.getHoldCount();
+            lock.unlock();
+            return count == 1;
+        });
+        assertThat(entered).isTrue();
+        assertThat(server.exists(name)).isFalse();
+    }
+
+    @Test
+    void interrupted_thread_locks_and_keeps_the_status() throws Exception {
+        boolean kept = inThread(() -> {
+            Thread.currentThread().interrupt();
+            lock.lock();
+            lock.lock(60, TimeUnit.SECONDS);
+            boolean still = Thread.currentThread().isInterrupted() && lock.tryLock() && lock.getHoldCount() == 3;
+            for (int i = 0; i < 3; i++) {
+                lock.unlock();
+            }
+            return still && Thread.currentThread().isInterrupted();
+        });
+        assertThat(kept).isTrue();
+        assertThat(server.exists(name)).isFalse();
+    }
+
+    @Test
+    void try_with_the_longest_time_waits() throws Exception {
+        lock.lock();
+        CompletableFuture<Boolean> waiting = new CompletableFuture<>();
+        new Thread(() -> {
+            try {
+                boolean granted = elsewhere.tryLock(Long.MAX_VALUE, TimeUnit.DAYS);
+                elsewhere.unlock();
+                waiting.complete(granted);
+            } catch (Throwable why) {
+                waiting.completeExceptionally(why);
+            }
+        }).start();
+        await().until(() -> waiting.isDone() || one.client().waiters(name).size() == 1);
+        lock.unlock();
+        assertThat(waiting.get(60, TimeUnit.SECONDS)).isTrue();
+    }
+
+    @Test
+    void interruption_of_a_try_with_a_lease_leaves_neither_a_hold_nor_a_waiter() throws Exception {
+        lock.lock();
+        CompletableFuture<Throwable> ended = new CompletableFuture<>();
+        Thread thread = new Thread(() -> {
+            try {
+                elsewhere.tryLock(60, 60, TimeUnit.SECONDS);
+                ended.complete(null);
+            } catch (Throwable why) {
+                ended.complete(why);
+            }
+        });
+        thread.start();
+        await().until(() -> one.client().waiters(name).size() == 1);
+        thread.interrupt();
+        assertThat(ended.get(60, TimeUnit.SECONDS)).isInstanceOf(InterruptedException.class);
+        await().until(() -> one.client().waiters(name).isEmpty());
+        lock.unlock();
+        assertThat(elsewhere.isLocked()).isFalse();
+        assertThat(elsewhere.remainTimeToLive()).isEqualTo(-2);
+    }
+
+    @Test
+    void lease_beyond_what_the_server_takes_is_refused() {
+        assertThatThrownBy(() -> lock.lock(Long.MAX_VALUE, TimeUnit.DAYS)).isInstanceOf(IllegalArgumentException.class).hasMessageContaining("3,650 days");
+        assertThatThrownBy(() -> lock.tryLock(1, null)).isInstanceOf(NullPointerException.class);
+        assertThat(lock.isLocked()).isFalse();
+    }
+
+    @Test
     void conditions_are_not_supported() {
         assertThatThrownBy(lock::newCondition).isInstanceOf(UnsupportedOperationException.class);
     }

@@ -1,18 +1,20 @@
-# A server with Holdfast loaded, and `holdfast` beside it; deploy/README.md says how to run it. Both base images are arguments: any
-# image with apt that holds Rust for the one, any with apt for the other, from a registry or home-made (`scripts/image` makes one
-# with debootstrap where there is no registry). deploy/Dockerfile.prebuilt takes a module and a program that are there already.
+# A server with Holdfast loaded, and `holdfast` beside it; deploy/README.md says how to run it. The base decides which server it is:
 #
-#   docker build -t holdfast .                        builds the module in a container of its own
-#   docker build --build-arg SERVER=valkey --build-arg BASE=debian:trixie-slim --build-arg BUILD_BASE=rust:1-trixie .
+#   docker build -t holdfast .                                    Redis 8.0, the newest of Debian's stable release
+#   docker build --build-arg BASE=debian:bookworm-slim .          Redis 7.0
+#   docker build --build-arg BASE=valkey/valkey:9.1 .             Valkey 9.1 (by BuildKit: that base has a volume at /data)
+#   docker build --build-arg SERVER=valkey .                      Valkey 8.1, of Debian's stable release
 #
-# The module and the server should see the same C library: choose both bases of one release.
-ARG BUILD_BASE=rust:1-bookworm
-ARG BASE=debian:bookworm-slim
+# The module is built in a container of its own, from an image that holds Rust; its C library must be no newer than the base's: for
+# bookworm, --build-arg BUILD_BASE=rust:1-bookworm. `scripts/image` makes a base with debootstrap where there is no registry;
+# deploy/Dockerfile.prebuilt takes a module and a program that are there already.
+ARG BUILD_BASE=rust:1-trixie
+ARG BASE=debian:trixie-slim
 
-# The server as its distribution ships it. Nothing to install where the base brings it.
+# The server that the base brings, or else the one that its distribution ships.
 FROM ${BASE} AS base
 ARG SERVER=redis
-RUN command -v ${SERVER}-server \
+RUN command -v redis-server || command -v valkey-server \
     || (apt-get update && apt-get install -y --no-install-recommends ${SERVER}-server && rm -rf /var/lib/apt/lists/*)
 
 FROM base AS server
@@ -30,6 +32,7 @@ EXPOSE 6379
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s CMD ["holdfast-health"]
 # Reachable from the container's network: publish the port to loopback only, or set HOLDFAST_PASSWORD.
 ENTRYPOINT ["holdfast-server"]
+CMD []
 
 FROM ${BUILD_BASE} AS build
 # gcc and libclang read the module API's header.

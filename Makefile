@@ -61,7 +61,7 @@ league: ## Measures Holdfast beside its competitors, into docs/league.md (ARGS=-
 lab: build ## Failover, partitions, kill -9, random requests: tries to break it (LAB_MINUTES=n)
 	@scripts/lab
 
-image: install ## Builds the container image holdfast-test:latest (SERVER=valkey: holdfast-test:valkey)
+image: install ## Builds the container image holdfast-test:redis-8.0 (SERVER=redis-7.0, valkey-8.1, valkey-9.1: with that server)
 	@scripts/image
 
 dist: install ## Makes the packages in target/dist: tarball, Debian package, wheel, crates, bill of materials, checksums
@@ -70,7 +70,7 @@ dist: install ## Makes the packages in target/dist: tarball, Debian package, whe
 test-dist: install ## Makes them twice, compares, installs and uses them (ARGS=--twice: compiles twice, too)
 	@scripts/test-dist $(ARGS)
 
-test-deploy: install ## Checks deploy/, and starts and uses its three shapes in containers (SERVER=valkey)
+test-deploy: install ## Checks deploy/, and starts and uses its shapes and the chart in containers (SERVER=valkey-9.1: with that server)
 	@scripts/test-deploy
 
 docs: install ## Builds the documentation's site: target/site/index.html

@@ -55,7 +55,7 @@ impl Invocation {
             seed: number("LAB_SEED")?.unwrap_or(1),
             module: path("HOLDFAST_MODULE").unwrap_or_else(|| release_file("libholdfast.so")),
             old_module: path("HOLDFAST_OLD_MODULE"),
-            image: env::var("LAB_IMAGE").unwrap_or_else(|_| "holdfast-test:latest".into()),
+            image: env::var("LAB_IMAGE").unwrap_or_else(|_| "holdfast-test:redis-8.0".into()),
             python: path("LAB_PYTHON").unwrap_or_else(|| "python3".into()),
         };
         Ok(Invocation { options, wanted })

@@ -15,8 +15,10 @@ pub struct Options {
     pub seed: u64,
     /// The module under test.
     pub module: PathBuf,
-    /// An older build of it, for the rolling upgrade.
+    /// Version 0.3 of it, for a rolling upgrade from there.
     pub old_module: Option<PathBuf>,
+    /// The same as the next version, for a rolling upgrade to there.
+    pub next_module: Option<PathBuf>,
     /// The image that containers are made of.
     pub image: String,
     /// A Python that has redis-py, for the clients in `verification/lab/clients`.
@@ -37,7 +39,7 @@ const LONG: Duration = Duration::from_secs(50 * 60);
 
 impl Invocation {
     /// Reads `[--short] [SCENARIO…]` and the environment: `LAB_MINUTES`, `LAB_SEED`, `LAB_IMAGE`, `LAB_PYTHON`, `HOLDFAST_MODULE`,
-    /// `HOLDFAST_OLD_MODULE`.
+    /// `HOLDFAST_OLD_MODULE`, `HOLDFAST_NEXT_MODULE`.
     pub fn read(arguments: impl Iterator<Item = String>) -> Result<Invocation, String> {
         let (flags, wanted): (Vec<_>, Vec<_>) = arguments.partition(|word| word.starts_with("--"));
         if let Some(unknown) = flags.iter().find(|flag| *flag != "--short") {
@@ -55,6 +57,7 @@ impl Invocation {
             seed: number("LAB_SEED")?.unwrap_or(1),
             module: path("HOLDFAST_MODULE").unwrap_or_else(|| release_file("libholdfast.so")),
             old_module: path("HOLDFAST_OLD_MODULE"),
+            next_module: path("HOLDFAST_NEXT_MODULE"),
             image: env::var("LAB_IMAGE").unwrap_or_else(|_| "holdfast-test:redis-8.0".into()),
             python: path("LAB_PYTHON").unwrap_or_else(|| "python3".into()),
         };

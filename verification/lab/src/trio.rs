@@ -174,6 +174,12 @@ impl Trio {
         (0..3).map(|node| self.info(node, "holdfast")).collect()
     }
 
+    /// Which version of the module the present master has.
+    pub fn version(&self) -> Result<String> {
+        let info = self.info(self.master, "holdfast")?;
+        Ok(field(&info, "holdfast_version").unwrap_or_default().to_owned())
+    }
+
     fn info(&self, node: usize, section: &str) -> Result<String> {
         let mut connection = self.connect(node, SERVER_PORT)?;
         Ok(cmd("INFO").arg(section).query(&mut connection)?)

@@ -1,5 +1,8 @@
-//! A rolling upgrade: an old and a new build side by side, under load. Replicas first, then the master, once it is none.
+//! Rolling upgrades: an old and a new build side by side, under load. Replicas first, then the master, once it is none.
 
+mod witness;
+
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::checker::check;
@@ -13,6 +16,7 @@ use crate::report::Row;
 use crate::tally::Tally;
 use crate::trace::trace;
 use crate::trio::{HandOver, Setting, Trio};
+use witness::{Leases, Queue};
 
 /// Steps between which the builds are mixed, and some time for the steps themselves.
 const PARTS: u32 = 4;
@@ -20,30 +24,44 @@ const PARTS: u32 = 4;
 /// How long after a step a hold can still be seen twice because of it: a lease that nobody renews.
 const AFTER: Micros = LONGEST_LEASE;
 
-/// Two upgrades, one for each way to make another server the master.
+/// Which builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Builds {
+    /// From the module under test to the same with the next version.
+    ToNext,
+    /// From 0.3, whose sessions speak another protocol: the clients block, and hold plain leases.
+    From03,
+}
+
+/// Three upgrades: with each way to make another server the master, and from 0.3.
 pub fn run(options: &Options) -> Vec<Row> {
-    let options = Options { budget: options.budget / 2, ..options.clone() };
+    let options = Options { budget: options.budget / 3, ..options.clone() };
     vec![
-        row("Rolling upgrade, SENTINEL FAILOVER alone", HandOver::Sentinels, &options),
-        row("Rolling upgrade, writes paused meanwhile", HandOver::Paused, &options),
+        row("Rolling upgrade, SENTINEL FAILOVER alone", Builds::ToNext, HandOver::Sentinels, &options),
+        row("Rolling upgrade, writes paused meanwhile", Builds::ToNext, HandOver::Paused, &options),
+        row("Rolling upgrade from 0.3, writes paused meanwhile", Builds::From03, HandOver::Paused, &options),
     ]
 }
 
-fn row(title: &str, hand_over: HandOver, options: &Options) -> Row {
+fn row(title: &str, builds: Builds, hand_over: HandOver, options: &Options) -> Row {
     let mut tally = Tally::default();
-    match upgrade(&mut tally, hand_over, options) {
+    match upgrade(&mut tally, builds, hand_over, options) {
         Ok(seen) => {
             let mut row = tally.row(title);
-            let Seen { mixed, took, doubles, at_failover } = seen;
+            let Seen { mixed, took, doubles, at_failover, kept, wrong } = seen;
             let (mixed, took) = (mixed.as_secs(), took as f64 / 1e6);
             row.note = format!(
-                "mixed for {mixed} s; {took:.1} s to another master and order; {at_failover} of {doubles} double holds began then; {}",
+                "{kept}; mixed for {mixed} s; {took:.1} s to another master and order; {at_failover} of {doubles} double holds began then; {}",
                 row.note
             );
             // Where nothing was written from the pause on, nothing can be lost.
             if hand_over == HandOver::Paused {
                 row.violations += doubles;
             }
+            for what in &wrong {
+                eprintln!("{title}: {what}");
+            }
+            row.violations += wrong.len() as u64;
             row
         }
         Err(why) => Row::not_run(title, why),
@@ -57,25 +75,59 @@ struct Seen {
     doubles: u64,
     /// Those that began at the failover, or within a lease of it.
     at_failover: u64,
+    /// What stayed that should.
+    kept: String,
+    /// What did not.
+    wrong: Vec<String>,
 }
 
-fn upgrade(tally: &mut Tally, hand_over: HandOver, options: &Options) -> Result<Seen> {
-    let Some(old) = options.old_module.clone() else {
-        return Err(Trouble("HOLDFAST_OLD_MODULE is to name an older build of the module".into()));
+/// The build that is upgraded from, and the one that is upgraded to.
+fn modules(builds: Builds, options: &Options) -> Result<(PathBuf, PathBuf)> {
+    let named = |module: &Option<PathBuf>, variable, what| {
+        module.clone().ok_or_else(|| Trouble(format!("{variable} is to name {what} (scripts/lab builds it)")))
     };
-    if std::fs::read(&old)? == std::fs::read(&options.module)? {
-        return Err(Trouble(format!("{} is the build under test", old.display())));
+    let (from, to) = match builds {
+        Builds::ToNext => (
+            options.module.clone(),
+            named(&options.next_module, "HOLDFAST_NEXT_MODULE", "the module as the next version")?,
+        ),
+        Builds::From03 => {
+            (named(&options.old_module, "HOLDFAST_OLD_MODULE", "the module of version 0.3")?, options.module.clone())
+        }
+    };
+    if std::fs::read(&from)? == std::fs::read(&to)? {
+        return Err(Trouble(format!("{} and {} are one build", from.display(), to.display())));
     }
-    let equipment = Equipment { old_module: Some(old), ..Equipment::default() };
-    let mut trio = Trio::start(Setting { equipment, ..Setting::default() }, options)?;
-    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 5, long: 4, python: 2, bound: 4 };
+    Ok((from, to))
+}
+
+fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Options) -> Result<Seen> {
+    let (from, to) = modules(builds, options)?;
+    let options = Options { module: to, ..options.clone() };
+    let equipment = Equipment { old_module: Some(from), ..Equipment::default() };
+    let mut trio = Trio::start(Setting { equipment, ..Setting::default() }, &options)?;
+    let before = trio.version()?;
+    let bound = if builds == Builds::ToNext { 4 } else { 0 };
+    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 5, long: 4, python: 2, bound };
     let crews = [crew("plain:", Asks::Nothing), crew("safe:", Asks::Replicas(2))];
-    let load = Load::start(&crews, &trio.way(), options.seed, options)?;
+    let leases = Leases::take(&mut trio.master()?)?;
+    let queue = (builds == Builds::ToNext).then(|| Queue::form(&trio)).transpose()?;
+    let load = Load::start(&crews, &trio.way(), options.seed, &options)?;
     let begun = Instant::now();
     let mut faults = trio.upgrade(options.budget / PARTS, hand_over)?;
     let mixed = begun.elapsed();
     let mut history = load.finish()?;
     faults.extend(trio.settle()?);
+    let after = trio.version()?;
+    let mut wrong = leases.lost(&mut trio.master()?)?;
+    if before == after {
+        wrong.push(format!("the version is {after} before and after"));
+    }
+    let mut kept = format!("{before} to {after}, {} plain leases", leases.count());
+    if let Some(queue) = queue {
+        wrong.extend(queue.end(&trio)?);
+        kept += ", a watched hold and its queue";
+    }
     for key in keys_of(&history) {
         history.probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
     }
@@ -92,5 +144,5 @@ fn upgrade(tally: &mut Tally, hand_over: HandOver, options: &Options) -> Result<
     tally.add(&history, verdict);
     tally.crashes(trio.crashes());
     tally.left_waiting(&trio.infos()?);
-    Ok(Seen { mixed, took: failover.until - failover.from, doubles, at_failover })
+    Ok(Seen { mixed, took: failover.until - failover.from, doubles, at_failover, kept, wrong })
 }

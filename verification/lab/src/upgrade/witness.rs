@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::clock::until;
 use crate::engine::{Result, Trouble};
-use crate::tied;
+use crate::bound;
 use crate::trio::Trio;
 
 /// Longer than any upgrade.
@@ -77,7 +77,7 @@ impl Queue {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let locks = {
             let _inside = runtime.enter();
-            tied::locks(&trio.way()).map_err(trouble)?
+            bound::locks(&trio.way()).map_err(trouble)?
         };
         let holder = locks.clone().named("holder").map_err(trouble)?;
         let guard = runtime

@@ -1,6 +1,6 @@
 """Compares the locks with what people use today, on one server in one run, and prints tables.
 
-usage: bench.py [--quick] [uncontended] [crowd] [holders] [redlock]
+usage: bench.py [--quick] [uncontended] [crowd] [holders] [redlock] [election]
 
 HOLDFAST_MODULE: the module. HOLDFAST_SERVER: the server's program (redis-server).
 """
@@ -10,8 +10,12 @@ import asyncio
 import collections
 import contextlib
 import logging
+import queue
+import random
 import resource
+import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -446,7 +450,64 @@ def many_holders(quick):
         server.close()
 
 
-SECTIONS = ("uncontended", "crowd", "holders", "redlock")
+# How long an election has no leader.
+
+LEADER = """
+import sys, holdfast, redis
+locks = holdfast.Holdfast(redis.Redis(port=int(sys.argv[1])))
+terms = {"lease": float(sys.argv[2]), "ephemeral": sys.argv[3] == "True"}
+election = locks.elect("led", lambda hold: print("leads", flush=True), **terms)
+sys.stdin.readline()
+"""
+# What happens to the leader, whether its hold is ephemeral, and within which time of it the next one leads, beside the lease.
+ENDS = (
+    ("exits", None, False, 0.05),
+    ("killed", signal.SIGKILL, False, 0.2),
+    ("paused", signal.SIGSTOP, False, 0.2),
+    ("killed, ephemeral", signal.SIGKILL, True, 0.05),
+)
+
+
+def replaced(port, signal_, lease, ephemeral):
+    """Seconds from the end of a leader, a process of its own, until a candidate of this process is called back."""
+    command = [sys.executable, "-c", LEADER, str(port), str(lease), str(ephemeral)]
+    elected = queue.Queue()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
+        try:
+            leader.stdout.readline()
+            with holdfast.Holdfast(redis.Redis(host=HOST, port=port)) as locks:
+                with locks.elect("led", lambda _: elected.put(time.monotonic()), lease=lease):
+                    while not locks.waiters("led"):
+                        time.sleep(0.01)
+                    # Anywhere between two renewals.
+                    time.sleep(lease / 4 * random.random())
+                    begin = time.monotonic()
+                    if signal_ is None:
+                        leader.stdin.close()
+                    else:
+                        leader.send_signal(signal_)
+                    return elected.get(timeout=60) - begin
+        finally:
+            leader.kill()
+
+
+def election(quick):
+    lease, rounds = (1, 2) if quick else (2, 20)
+    server = Server()
+    rows = []
+    try:
+        for name, signal_, ephemeral, bound in ENDS:
+            times = [replaced(server.port, signal_, lease, ephemeral) for _ in range(rounds)]
+            bound += 0 if signal_ is None or ephemeral else lease
+            within = sum(time_ <= bound for time_ in times)
+            cells = (f"{seconds * 1e3:,.0f} ms" for seconds in (statistics.median(times), max(times), bound))
+            rows.append((name, *cells, f"{within} of {rounds}"))
+    finally:
+        server.close()
+    table(f"A leader is replaced, lease {lease} s", ("it", "median", "longest", "goal", "within the goal"), rows)
+
+
+SECTIONS = ("uncontended", "crowd", "holders", "redlock", "election")
 
 
 def main():
@@ -465,6 +526,8 @@ def main():
         many_holders(quick)
     if "redlock" in sections:
         redlock(quick)
+    if "election" in sections:
+        election(quick)
 
 
 def one_server(quick, sections):

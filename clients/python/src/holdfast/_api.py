@@ -174,6 +174,7 @@ class ElectionBase:
         self._on_elected, self._on_lost = on_elected, on_lost
         self._hold = hold
         self._stop, self._ended = engine.io.event(), engine.io.event()
+        self._wake = engine.io.event()  # Of each term: set by its loss, and by the end of the candidacy.
         self._grant: Grant | None = None
         engine.enter()
         if not engine.io.spawn(self._campaign):
@@ -203,11 +204,13 @@ class ElectionBase:
             self._ended.set()
 
     async def _lead(self, grant: Grant) -> None:
+        wake = self._wake = self._engine.io.event()
+        grant.listener = wake.set
         # A hold that is not referred to would be logged.
         hold = self._hold(self._engine, grant)
         await self._call(self._on_elected, hold)
         while grant.state is State.HELD and not self._stop.is_set():
-            await self._engine.io.wait(grant.event, 0.1)
+            await self._engine.io.wait(wake, 0.1)
         if grant.state is State.HELD:
             with contextlib.suppress(LockLostError):
                 await hold._release(RELEASE_TIME)
@@ -224,6 +227,7 @@ class ElectionBase:
 
     async def _close(self) -> None:
         self._stop.set()
+        self._wake.set()
         await self._engine.io.wait(self._ended, RELEASE_TIME)
 
 

@@ -2,7 +2,7 @@
 //! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
 //!
 //! `holdfast-core` decides; this crate does the I/O, keeps the core's timer, and wakes callers. Inside, every
-//! arrow points down: `several` (locks over several servers), `within` (one lock while another is held) -> `locks`,
+//! arrow points down: `several` (locks over several servers), `election` (candidates, and who leads), `within` (one lock while another is held) -> `locks`,
 //! `guard` (the public types) -> `hold` (one acquisition) -> `turn` (the head of a cached lock's local queue) -> `client` (calls and
 //! their outcomes) -> `driver` (the task of a server) -> `shared` (the cores, and the callers of each call) -> `line` (local queues of
 //! cached locks), `link` (a pair of connections), `servers` (which server serves a key) -> `place`. `blocking` is for programs
@@ -15,6 +15,7 @@ mod changes;
 mod client;
 mod clock;
 mod driver;
+mod election;
 mod error;
 mod guard;
 mod health;
@@ -37,6 +38,7 @@ mod url;
 mod within;
 
 pub use blocking::block_on;
+pub use election::{Leader, Observer};
 pub use error::{Error, LossReason};
 pub use guard::Guard;
 pub use info::{Holder, Info};

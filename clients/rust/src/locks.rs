@@ -30,7 +30,7 @@ use crate::url::{self, Address};
 /// The time limit for opening a connection, and for a request over a connection that only reads.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// The longest owner that the server accepts, less the suffix that the client adds to the name.
-const LONGEST_NAME: usize = 400;
+pub(crate) const LONGEST_NAME: usize = 400;
 /// How many characters of the host name are used.
 const LONGEST_HOST: usize = 60;
 /// No caching by default.
@@ -124,7 +124,12 @@ impl Locks {
             );
             return Err(Error::Invalid { message });
         }
-        Ok(Self { prefix: fresh_prefix(name).into(), ..self })
+        Ok(self.with_owners(&format!("{name}:")))
+    }
+
+    /// The same, with owners that begin so.
+    pub(crate) fn with_owners(self, begin: &str) -> Self {
+        Self { prefix: fresh_prefix(begin).into(), ..self }
     }
 
     /// A lock by its key: a mutex, unless [`Lock::shared`] or [`Lock::limit`] says otherwise.
@@ -484,15 +489,15 @@ fn config() -> AsyncConnectionConfig {
         .set_connection_timeout(Some(ANSWERED_WITHIN))
 }
 
-/// The prefix of owners: a name, and 128 random bits (the standard library's seeds are the system's random
+/// The prefix of owners: this beginning, and 128 random bits (the standard library's seeds are the system's random
 /// numbers).
-fn fresh_prefix(name: &str) -> String {
+fn fresh_prefix(begin: &str) -> String {
     let half = || RandomState::new().build_hasher().finish();
-    format!("{name}:{:016x}{:016x}:", half(), half())
+    format!("{begin}{:016x}{:016x}:", half(), half())
 }
 
-/// `host:pid`, for operators who inspect a lock.
+/// `host:pid:`, for operators who inspect a lock.
 fn this_process() -> String {
     let host: String = uname().nodename().to_string_lossy().replace('#', "?");
-    format!("{}:{}", host.chars().take(LONGEST_HOST).collect::<String>(), std::process::id())
+    format!("{}:{}:", host.chars().take(LONGEST_HOST).collect::<String>(), std::process::id())
 }

@@ -6,6 +6,7 @@ mod cluster;
 mod common;
 mod crowd;
 mod deadlock;
+mod election;
 mod holds;
 mod keep;
 mod losses;

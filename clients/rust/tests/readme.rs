@@ -140,6 +140,20 @@ assert!(matches!(guard, Err(Error::NoReplicas { .. })), "this server has none");
 
 #[rustfmt::skip]
 #[tokio::test]
+async fn an_election() -> Outcome {
+    let (_server, locks, _) = server();
+let candidate = locks.elect("scheduler", "host-1:8080")?;
+let guard = candidate.acquire().await?.expect("it waits without a limit");
+let leader = locks.leader("scheduler").await?.expect("this process leads");
+assert_eq!((leader.value.as_str(), leader.fence), ("host-1:8080", Some(guard.fence())));
+let mut observer = locks.observe("scheduler", Duration::from_secs(1));
+assert_eq!(observer.next().await?, Some(leader));
+guard.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
 async fn looking_and_breaking() -> Outcome {
     let (_server, locks, _) = server();
 let mine = locks.lock("a").try_acquire().await?.expect("nobody has it");
@@ -224,7 +238,7 @@ assert!(error.to_string().contains("forced"));
 #[test]
 fn every_example_stands_here() {
     let here = include_str!("readme.rs");
-    for (readme, number) in [("clients/rust/README.md", 16), ("README.md", 1)] {
+    for (readme, number) in [("clients/rust/README.md", 17), ("README.md", 1)] {
         let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();
         let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert_eq!(examples.len(), number);

@@ -22,9 +22,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client =
         redis::Client::open(std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned()))?;
     let data = client.get_multiplexed_async_connection().await?;
-    let locks = Locks::new(client).named(&name)?;
+    let locks = Locks::new(client);
+    let candidate = locks.elect("scheduler", &name)?;
     loop {
-        let candidate = locks.lock("scheduler").watched(Duration::from_secs(5));
         // Waits for as long as another one leads.
         let guard = tokio::select! {
             guard = candidate.acquire() => guard?.ok_or("it waits for ever")?,

@@ -1,0 +1,132 @@
+//! Leader election: the value in a candidate's owner, and those who follow the leader.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::info::Info;
+use crate::locks::{LONGEST_NAME, Lock, Locks};
+
+/// How long a leader that was killed blocks the next one.
+const LEASE: Duration = Duration::from_secs(5);
+/// Between the value and the random part of a candidate's owner.
+const VALUE_ENDS: u8 = b'#';
+
+/// The leader of an election, as its server sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leader {
+    /// The value that it stood with, such as its address; empty if it named none.
+    pub value: String,
+    /// The term: the fencing token of the leader's hold, if it is known.
+    pub fence: Option<u64>,
+}
+
+impl Leader {
+    /// The first holder is the leader: an election is a mutex.
+    fn of(info: &Info) -> Option<Self> {
+        let holder = info.holders.first()?;
+        let owner = holder.owner.as_bytes();
+        let value = match owner.iter().rposition(|byte| *byte == VALUE_ENDS) {
+            Some(end) => String::from_utf8_lossy(owner.get(..end).unwrap_or_default()).into_owned(),
+            None => String::new(),
+        };
+        Some(Self { value: value.replace("%23", "#").replace("%25", "%"), fence: holder.token })
+    }
+}
+
+impl Locks {
+    /// A candidate of an election, to be [acquired](Lock::acquire): it leads for as long as its [`Guard`](crate::Guard) is held, the fence is the term, and
+    /// dropping the guard hands over. [`leader`](Self::leader) returns the value, such as this process's address, to those who follow.
+    ///
+    /// A leader that is killed or paused is replaced within its lease: 5 s, unless [`Lock::watched`] says otherwise. With
+    /// [`Lock::ephemeral`], one that is killed is replaced at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the value is longer than 400 bytes, where `%` and `#` count as three.
+    pub fn elect(&self, name: impl AsRef<[u8]>, value: &str) -> Result<Lock, Error> {
+        let value = prefix(value);
+        if value.len() > LONGEST_NAME + "#".len() {
+            let message = format!("a candidate's value has at most {LONGEST_NAME} bytes, got {}", value.len() - 1);
+            return Err(Error::Invalid { message });
+        }
+        Ok(self.clone().with_owners(&value).lock(name).watched(LEASE))
+    }
+
+    /// The leader of an election; none if nobody leads.
+    ///
+    /// # Errors
+    ///
+    /// As for [`info`](Self::info).
+    pub async fn leader(&self, name: impl AsRef<[u8]>) -> Result<Option<Leader>, Error> {
+        Ok(self.info(name).await?.as_ref().and_then(Leader::of))
+    }
+
+    /// Follows the leader of an election: asks the server each time this interval has passed.
+    pub fn observe(&self, name: impl AsRef<[u8]>, every: Duration) -> Observer {
+        Observer { locks: self.clone(), name: name.as_ref().to_vec(), every, last: None }
+    }
+}
+
+/// The beginning of a candidate's owner, which all clients read the value from.
+fn prefix(value: &str) -> String {
+    match value {
+        "" => String::new(),
+        value => format!("{}#", value.replace('%', "%25").replace('#', "%23")),
+    }
+}
+
+/// Follows the leader of an election: [`Locks::observe`].
+pub struct Observer {
+    locks: Locks,
+    name: Vec<u8>,
+    every: Duration,
+    last: Option<Option<Leader>>,
+}
+
+impl Observer {
+    /// The leader of now at the first call; then waits until another one is seen, or none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Locks::info`]. The next call asks again.
+    pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
+        loop {
+            if self.last.is_some() {
+                tokio::time::sleep(self.every).await;
+            }
+            let leader = self.locks.leader(&self.name).await?;
+            if self.last.as_ref() != Some(&leader) {
+                self.last = Some(leader.clone());
+                return Ok(leader);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::info::Holder;
+
+    fn led_by(owner: &str) -> Info {
+        let owner = owner.as_bytes().to_vec().into();
+        let holder = Holder { owner, holds: 1, token: Some(7), left: None, contention: false };
+        Info { limit: Some(1), fence: Some(7), holders: vec![holder], waiters: 0 }
+    }
+
+    #[test]
+    fn leader_has_the_value_that_it_stood_with() {
+        for value in ["", "host-1", "a:1#%", "%23", "%2523", "##"] {
+            let owner = format!("{}0123:1", prefix(value));
+            assert!(!owner.contains("##"), "no actor: {owner}");
+            let leader = Leader::of(&led_by(&owner)).map(|leader| (leader.value, leader.fence));
+            assert_eq!(leader, Some((value.to_owned(), Some(7))));
+        }
+    }
+
+    #[test]
+    fn nobody_leads_when_nobody_holds_the_lock() {
+        assert_eq!(Leader::of(&Info { holders: Vec::new(), ..led_by("a") }), None);
+    }
+}

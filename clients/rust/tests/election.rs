@@ -1,0 +1,50 @@
+//! Leader election.
+
+use std::time::Duration;
+
+use holdfast_client::{Error, LossReason};
+use support::Server;
+
+use crate::common::{SOON, holder, locks, soon, waiters};
+
+#[tokio::test]
+async fn election_hands_over_when_leader_resigns() {
+    let server = Server::start();
+    let (first, second) = (locks(&server), locks(&server));
+    let mut observer = first.observe("e", Duration::from_millis(20));
+    assert_eq!(observer.next().await.unwrap(), None);
+    let leads = first.elect("e", "a:1#%").unwrap().acquire().await.unwrap().unwrap();
+    let seen = observer.next().await.unwrap().unwrap();
+    assert_eq!((seen.value.as_str(), seen.fence), ("a:1#%", Some(leads.fence())));
+    let candidate = second.elect("e", "").unwrap();
+    let stands = tokio::spawn(async move { candidate.acquire().await.unwrap().unwrap() });
+    soon("the second stands", || waiters(&server, "e") == 1).await;
+    leads.release().await.unwrap();
+    let leads = stands.await.unwrap();
+    let seen = observer.next().await.unwrap().unwrap();
+    assert_eq!((seen.value.as_str(), seen.fence), ("", Some(leads.fence())));
+    // A leader that is deposed is notified; the observer sees that nobody leads.
+    assert_eq!(first.force("e").await.unwrap(), 1);
+    assert_eq!(tokio::time::timeout(SOON, leads.lost()).await.unwrap(), LossReason::Forced);
+    assert_eq!(observer.next().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn candidates_owner_begins_with_its_escaped_value() {
+    let server = Server::start();
+    let leads = locks(&server).elect("e", "50%#1").unwrap().try_acquire().await.unwrap().unwrap();
+    let owner = holder(&server, "e").unwrap();
+    let (value, random) = owner.rsplit_once('#').unwrap();
+    assert_eq!(value, "50%25%231");
+    assert!(random.len() > 32, "{owner}");
+    leads.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn candidates_value_has_at_most_400_bytes() {
+    let server = Server::start();
+    let locks = locks(&server);
+    assert!(locks.elect("e", &"x".repeat(400)).is_ok());
+    let Err(error) = locks.elect("e", &"#".repeat(200)) else { panic!("it is allowed") };
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+}

@@ -325,6 +325,36 @@ func TestElectionHandsOver(t *testing.T) {
 	}
 }
 
+func TestObserverSeesEachLeader(t *testing.T) {
+	s := testserver.Start(t)
+	a, b := client(t, s), client(t, s)
+	seen := make(chan holdfast.Leader)
+	observing, stop := context.WithCancel(short(t))
+	var done sync.WaitGroup
+	done.Go(func() {
+		if err := b.Observe(observing, "leader", 10*time.Millisecond, func(l holdfast.Leader) { seen <- l }); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	if leader := <-seen; leader != (holdfast.Leader{}) {
+		t.Error(leader)
+	}
+	err := a.Elect(short(t), "leader", "a", func(ctx context.Context, term int64) error {
+		if leader := <-seen; leader != (holdfast.Leader{Value: "a", Term: term}) {
+			t.Error(leader)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if leader := <-seen; leader != (holdfast.Leader{}) {
+		t.Error(leader)
+	}
+	stop()
+	done.Wait()
+}
+
 func TestGivenOwnerIsRefusedTwiceAndReleasedByName(t *testing.T) {
 	c := client(t, testserver.Start(t))
 	h := must[*holdfast.Hold](t)(c.TryLock(ctx, "k", holdfast.Owner("app"), holdfast.NoRenew()))

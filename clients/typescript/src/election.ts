@@ -10,6 +10,8 @@ export interface ElectionOptions {
   lease?: number | undefined;
   /** Replaces a killed leader at once, for those who guard by the term. */
   ephemeral?: boolean | undefined;
+  /** How many replicas have to confirm a term, and each of its renewals, so that it survives a failover to one of them. */
+  replicas?: number | undefined;
   /** Resigns when it aborts. */
   signal?: AbortSignal | undefined;
   /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts with the loss of leadership. */
@@ -71,12 +73,12 @@ export class Election {
 
   async #run(): Promise<void> {
     const { signal } = this.#ending;
-    const { value = '', lease = 5000, ephemeral, onElected, onLost } = this.#options;
+    const { value = '', lease = 5000, ephemeral, replicas, onElected, onLost } = this.#options;
     const prefix = value === '' ? '' : `${value.replace(/[%#]/g, (c) => (c === '%' ? '%25' : '%23'))}#`;
     while (!signal.aborted) {
       try {
         // In the background: a candidate does not keep the process alive.
-        const { acquisition } = this.#holdfast.acquire([this.#name], { lease, ephemeral }, { prefix });
+        const { acquisition } = this.#holdfast.acquire([this.#name], { lease, ephemeral, replicas }, { prefix });
         const abort = (): void => acquisition.cancel(signal.reason);
         signal.addEventListener('abort', abort, { once: true });
         const hold = await acquisition.outcome.finally(() => signal.removeEventListener('abort', abort));

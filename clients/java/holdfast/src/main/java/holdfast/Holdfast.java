@@ -152,7 +152,14 @@ public final class Holdfast implements AutoCloseable {
      * @param onLost is called when it leads no more without having been closed
      */
     public Election elect(String name, String value, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
-        LockSpec spec = LockSpec.builder(name).lease(Duration.ofSeconds(5)).label(value).build();
+        return elect(LockSpec.builder(name).lease(Duration.ofSeconds(5)).label(value).build(), onElected, onLost);
+    }
+
+    /** The same on these terms, such as another lease, {@code ephemeral} or {@code replicas}: a renewed mutex, whose label is the value. */
+    public Election elect(LockSpec spec, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
+        if (!spec.isMutex() || !spec.renew()) {
+            throw new IllegalArgumentException("an election is a renewed mutex of one name");
+        }
         return new Election(lock(spec), onElected, onLost);
     }
 

@@ -175,6 +175,11 @@ class ClientTest {
             observer.close();
             two.close();
             await().until(() -> !server.exists(name));
+            Election ephemeral = first.client().elect(LockSpec.builder(name).ephemeral(true).label("three").build(), term -> terms.add("three"), why -> { });
+            await().until(() -> terms.contains("three"));
+            assertThat(first.client().leader(name)).map(Election.Leader::value).contains("three");
+            ephemeral.close();
+            await().until(() -> !server.exists(name));
         }
     }
 

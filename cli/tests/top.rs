@@ -1,5 +1,8 @@
 //! `holdfast top` at a terminal.
 
+use std::path::PathBuf;
+use std::process::Command;
+
 use support::{Server, eventually, until};
 
 use crate::common::{SOON, contended, done, holdfast, say, waiters};
@@ -110,4 +113,69 @@ fn it_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
     assert!(eventually(SOON, || !terminal.text().contains(&server.addr().to_string())), "{}", terminal.text());
     terminal.keys("\x03");
     assert_eq!(terminal.done(), Some(0));
+}
+
+/// A pane of a tmux that is started for it: a terminal that people use.
+struct Tmux {
+    socket: PathBuf,
+}
+
+impl Tmux {
+    fn start(script: &str, server: &Server) -> Self {
+        let socket = std::env::temp_dir().join(format!("holdfast-tmux-{}", std::process::id()));
+        let tmux = Self { socket };
+        let mut command = tmux.command(&["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", script]);
+        let started = command.env("REDIS_URL", format!("redis://{}", server.addr())).status();
+        assert!(started.expect("tmux is there: make install").success());
+        tmux
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("tmux");
+        command.arg("-u").arg("-S").arg(&self.socket).args(arguments).env_remove("TMUX");
+        command
+    }
+
+    fn says(&self, arguments: &[&str]) -> String {
+        String::from_utf8(self.command(arguments).output().expect("tmux runs").stdout).expect("tmux prints UTF-8")
+    }
+
+    fn keys(&self, keys: &str) {
+        self.says(&["send-keys", keys]);
+    }
+
+    #[track_caller]
+    fn shows(&self, text: &str) {
+        let screen = || self.says(&["capture-pane", "-p"]);
+        assert!(eventually(SOON, || screen().contains(text)), "{text:?} is not shown:\n{}", screen());
+    }
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        self.says(&["kill-server"]);
+    }
+}
+
+#[test]
+fn top_refreshes_in_place_and_takes_keys_in_tmux() {
+    let server = Server::start();
+    let _waiting = contended(&server);
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let tmux = Tmux::start(&format!("{program} top --interval 100ms; echo ended $?; read line"), &server);
+    tmux.shows("1 contended lock, 1 waiter,");
+    tmux.shows("WAITERS ▾");
+    tmux.keys("s");
+    tmux.shows("OLDEST ▾");
+    tmux.keys("/");
+    tmux.keys("z");
+    tmux.shows("0 contended locks");
+    tmux.keys("Escape");
+    tmux.shows("1 contended lock, 1 waiter,");
+    let mut other = server.raw();
+    other.send(&[b"LOCK.ACQUIRE", b"a", b"another", b"WAIT", b"0"]).unwrap();
+    tmux.shows("1 contended lock, 2 waiters,");
+    assert_eq!(tmux.says(&["display-message", "-p", "#{history_size}"]).trim(), "0", "nothing has scrolled");
+    tmux.keys("q");
+    tmux.shows("ended 0");
 }

@@ -459,7 +459,7 @@ terms = {"lease": float(sys.argv[2]), "ephemeral": sys.argv[3] == "True"}
 election = locks.elect("led", lambda hold: print("leads", flush=True), **terms)
 sys.stdin.readline()
 """
-# What happens to the leader, whether its hold is ephemeral, and within which time of it the next one leads, beside the lease.
+# What happens to the leader, whether its hold is ephemeral, and the goal: seconds beside the lease until the next one.
 ENDS = (
     ("exits", None, False, 0.05),
     ("killed", signal.SIGKILL, False, 0.2),
@@ -472,23 +472,22 @@ def replaced(port, signal_, lease, ephemeral):
     """Seconds from the end of a leader, a process of its own, until a candidate of this process is called back."""
     command = [sys.executable, "-c", LEADER, str(port), str(lease), str(ephemeral)]
     elected = queue.Queue()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
-        try:
-            leader.stdout.readline()
-            with holdfast.Holdfast(redis.Redis(host=HOST, port=port)) as locks:
-                with locks.elect("led", lambda _: elected.put(time.monotonic()), lease=lease):
-                    while not locks.waiters("led"):
-                        time.sleep(0.01)
-                    # Anywhere between two renewals.
-                    time.sleep(lease / 4 * random.random())
-                    begin = time.monotonic()
-                    if signal_ is None:
-                        leader.stdin.close()
-                    else:
-                        leader.send_signal(signal_)
-                    return elected.get(timeout=60) - begin
-        finally:
-            leader.kill()
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        stack.callback(leader.kill)
+        leader.stdout.readline()
+        locks = stack.enter_context(holdfast.Holdfast(redis.Redis(host=HOST, port=port)))
+        stack.enter_context(locks.elect("led", lambda _: elected.put(time.monotonic()), lease=lease))
+        while not locks.waiters("led"):
+            time.sleep(0.01)
+        # Anywhere between two renewals.
+        time.sleep(lease / 4 * random.random())
+        begin = time.monotonic()
+        if signal_ is None:
+            leader.stdin.close()
+        else:
+            leader.send_signal(signal_)
+        return elected.get(timeout=60) - begin
 
 
 def election(quick):

@@ -10,9 +10,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::bound;
 use crate::clock::until;
 use crate::engine::{Result, Trouble};
-use crate::bound;
 use crate::trio::Trio;
 
 /// Longer than any upgrade.

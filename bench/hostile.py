@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long another client's GET takes while 2,000 connections send the worst that a client may: what tests/attacks tries, over and over.
 
-    bench/bystander.py [SECONDS]      60 s of each load, if not said; HOLDFAST_MODULE, HOLDFAST_SERVER as for the tests
+    bench/hostile.py [SECONDS]      60 s of each load, if not said; HOLDFAST_MODULE, HOLDFAST_SERVER as for the tests
 
 A measurement, not a test. Each connection sends its next request when it has the answer to the last one, so together they use all of the
 server's processor time that they can get. The same number of connections that send only GET show what of it is the number. The client that

@@ -279,17 +279,14 @@ def test_observer_sees_changes(server, name):
         assert next(changes) is None
 
 
-def test_asyncio_observer_sees_changes(server, name):
-    async def main():
-        async with holdfast.asyncio.Holdfast(redis.asyncio.Redis(port=server.port)) as opened:
-            changes = opened.observe(name, every=0.02)
-            assert await anext(changes) is None
-            election = opened.elect(name, lambda _: None, value="x")
-            assert (await anext(changes)).value == "x"
-            await election.close()
-            assert await anext(changes) is None
-
-    asyncio.run(main())
+async def test_asyncio_observer_sees_changes(server, name):
+    async with holdfast.asyncio.Holdfast(redis.asyncio.Redis(port=server.port)) as opened:
+        changes = opened.observe(name, every=0.02)
+        assert await anext(changes) is None
+        election = opened.elect(name, lambda _: None, value="x")
+        assert (await anext(changes)).value == "x"
+        await election.close()
+        assert await anext(changes) is None
 
 
 def test_close_releases_and_tells(kind, server, admin, name):

@@ -4,7 +4,7 @@ use crate::config;
 use crate::keyspace::words::words;
 use crate::keyspace::{Lock, NotRead};
 use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
-use crate::lock::{Limit, LockKey, Owner, Waiter, WaiterId};
+use crate::lock::{Actor, Limit, LockKey, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
 use crate::server::clock::Now;
 use crate::server::text::show_start as show;
@@ -22,7 +22,7 @@ const SHOWN: usize = 100;
 /// # Errors
 ///
 /// The reply that names the cycle.
-pub fn refuse_cycle(state: &State, ctx: Ctx, request: &Request, client: u64, now: Now) -> Result<(), String> {
+pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64, now: Now) -> Result<(), String> {
     if !config::detects_deadlocks() {
         return Ok(());
     }
@@ -42,7 +42,7 @@ pub fn refuse_cycle(state: &State, ctx: Ctx, request: &Request, client: u64, now
 
 /// What a user may see.
 struct Readable<'a> {
-    state: &'a State,
+    state: &'a mut State,
     ctx: Ctx<'a>,
     client: u64,
     now: Now,
@@ -57,11 +57,32 @@ impl View for Readable<'_> {
     }
 
     fn held(&mut self, key: &LockKey) -> Held {
-        let (state, now) = (self.state, self.now.millis());
+        let held = self.read(key);
+        if let Held::Mutex(holder) = &held {
+            self.state.queue.note_holder(key, holder);
+        }
+        held
+    }
+
+    fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request> {
+        self.state.queue.of_actor(actor).take(most).map(request).collect()
+    }
+
+    fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
+        self.state.queue.several_ahead(key, of).take(most).map(request).collect()
+    }
+}
+
+impl Readable<'_> {
+    /// Reads how a lock is held: for the likely holder's field alone, or, if that is not there, for whichever there is.
+    fn read(&self, key: &LockKey) -> Held {
+        let (state, now) = (&*self.state, self.now.millis());
+        let likely = state.queue.likely_holder(key).cloned();
         self.ctx.in_db(key.db, |ctx| {
-            let (name, nobody) = (Text::new(&key.name), words().nobody.as_text());
+            let (name, text) = (Text::new(&key.name), likely.as_ref().map(|owner| Text::new(owner)));
+            let owner = text.as_ref().map_or_else(|| words().nobody.as_text(), Text::as_text);
             // One of many locks that are read in this step: what is too large for that is no mutex.
-            let lock = match Lock::look_one_of(ctx, name.as_text(), nobody, now, MOST_PLACES) {
+            let lock = match Lock::look_one_of(ctx, name.as_text(), owner, now, MOST_PLACES) {
                 Ok(lock) => lock,
                 Err(NotRead::NotALock) => return Held::Free,
                 Err(NotRead::TooMuch) => return Held::Shared,
@@ -73,17 +94,12 @@ impl View for Readable<'_> {
             }
             // What has ended with its connection is about to be released.
             let is_over = |owner: &Owner, token| state.is_broken((key.db, &key.name, owner), token);
+            if let Some((owner, own)) = likely.zip(lock.own()) {
+                return if is_over(&owner, own.token) { Held::Free } else { Held::Mutex(owner) };
+            }
             let holder = lock.holders(now).into_iter().find(|(owner, hold)| !is_over(owner, hold.token));
             holder.map_or(Held::Free, |(owner, _)| Held::Mutex(owner))
         })
-    }
-
-    fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request> {
-        self.state.queue.of_actor(actor).take(most).map(request).collect()
-    }
-
-    fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
-        self.state.queue.several_ahead(key, of).take(most).map(request).collect()
     }
 }
 

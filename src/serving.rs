@@ -193,6 +193,7 @@ fn grant(
     let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, (basis, holds));
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
         set_lease_timer(state, lock, key, now.millis());
+        state.queue.note_holder(key, &waiter.owner);
     }
     count(|it| &mut it.granted_queued);
     // The lease counts from `now`, which was read a while ago.

@@ -309,8 +309,7 @@ pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
 pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Vec<LockKey> {
     const RELEASED: &str = "UNCONFIRMED the lock was released before its replicas had confirmed it";
     let key = LockKey::new(ctx.db(), name.bytes());
-    let waits = state.queue.waits(owner.bytes());
-    let id = if waits { state.queue.of_owner(&owner.bytes().into(), &key) } else { None };
+    let id = if state.queue.is_empty() { None } else { state.queue.of_owner(&owner.bytes().into(), &key) };
     let waiter = id.and_then(|id| state.queue.leave(id));
     let granted = state.undelivered.of(key.db, &key.name, owner.bytes());
     let mut keys: Vec<LockKey> = waiter.iter().flat_map(|waiter| waiter.keys.iter().cloned()).collect();

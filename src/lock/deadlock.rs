@@ -42,7 +42,7 @@ pub trait View {
     fn held(&mut self, key: &LockKey) -> Held;
 
     /// The requests of an actor that wait, `most` at most.
-    fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request>;
+    fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request>;
 
     /// The requests for several keys that stand ahead of this place in the queue of a key, `most` at most.
     fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request>;

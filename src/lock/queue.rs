@@ -71,6 +71,8 @@ struct Lane {
     waiting: BTreeSet<WaiterId>,
     /// Those of them that wait for other keys as well.
     several: BTreeSet<WaiterId>,
+    /// See [`Queue::likely_holder`].
+    likely_holder: Option<Owner>,
 }
 
 impl<T> Default for Queue<T> {
@@ -102,6 +104,19 @@ impl<T> Queue<T> {
     pub fn has_behind(&self, key: &LockKey, id: WaiterId) -> bool {
         let lane = self.lanes.get(key.db, &key.name);
         lane.and_then(|lane| lane.waiting.last()).is_some_and(|last| *last > id)
+    }
+
+    /// Who held a key that is waited for when it was last granted or read: the one to look for first, since others may have
+    /// written the key.
+    pub fn likely_holder(&self, key: &LockKey) -> Option<&Owner> {
+        self.lanes.get(key.db, &key.name)?.likely_holder.as_ref()
+    }
+
+    /// A key is held by this owner now. Nothing is noted if no request waits for it.
+    pub fn note_holder(&mut self, key: &LockKey, owner: &Owner) {
+        if let Some(lane) = self.lanes.get_mut(key.db, &key.name) {
+            lane.likely_holder = Some(owner.clone());
+        }
     }
 
     /// Adds a request behind all that arrived before it.
@@ -165,10 +180,9 @@ impl<T> Queue<T> {
     }
 
     /// What an actor waits for: first under its own name, then under others; each in order of arrival.
-    pub fn of_actor(&self, actor: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        let actor: Actor = actor.into();
+    pub fn of_actor(&self, actor: &Actor) -> impl Iterator<Item = &Waiter<T>> {
         let own = ids_of(&self.by_owner, actor.clone(), WaiterId::FIRST);
-        own.chain(ids_of(&self.by_actor, actor, WaiterId::FIRST)).filter_map(|id| self.get(id))
+        own.chain(ids_of(&self.by_actor, actor.clone(), WaiterId::FIRST)).filter_map(|id| self.get(id))
     }
 
     /// The requests for several keys that stand ahead of a position in the queue of a key.
@@ -199,9 +213,6 @@ impl<T> Queue<T> {
 
     /// The request of an owner that waits for a key.
     pub fn of_owner(&self, owner: &Owner, key: &LockKey) -> Option<WaiterId> {
-        if !self.waits(owner) {
-            return None;
-        }
         self.by_claim.get(&(owner.clone(), key.clone())).copied()
     }
 
@@ -244,8 +255,8 @@ impl<T> Queue<T> {
     }
 
     /// Whether an owner waits for anything.
-    pub fn waits(&self, owner: &[u8]) -> bool {
-        !self.by_owner.is_empty() && ids_of(&self.by_owner, owner.into(), WaiterId::FIRST).next().is_some()
+    pub fn waits(&self, owner: &Owner) -> bool {
+        ids_of(&self.by_owner, owner.clone(), WaiterId::FIRST).next().is_some()
     }
 
     /// How many wait, in all.

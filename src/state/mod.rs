@@ -326,7 +326,7 @@ impl State {
 
     /// Whether there may be a request of this owner that another one repeats.
     pub fn may_be_repeated(&self, owner: &[u8]) -> bool {
-        self.queue.waits(owner) || !self.undelivered.is_empty()
+        !self.undelivered.is_empty() || !self.queue.is_empty() && self.queue.waits(&owner.into())
     }
 
     /// The pending replies to the request of an owner for a key that waits in the queue, and to the one that awaits

@@ -6,7 +6,7 @@ use super::{ELSEWHERE, cases, demand, key};
 use crate::lock::actor;
 use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
 use crate::lock::serve::Change;
-use crate::lock::{Limit, LockKey, Owner, Queue, Waiter, WaiterId};
+use crate::lock::{Actor, Limit, LockKey, Owner, Queue, Waiter, WaiterId};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
 use std::cell::Cell;
@@ -38,7 +38,7 @@ impl View for Scene {
         self.held.get(key).map_or(Held::Free, |(limit, holders)| held(*limit, holders.first()))
     }
 
-    fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request> {
+    fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request> {
         let waits: Vec<Request> = self.queue.of_actor(actor).take(most).map(request).collect();
         self.looked_at += waits.len();
         waits
@@ -227,7 +227,7 @@ pub fn found(world: &mut World, waiter: &PlainWaiter) -> Found {
             holders.map_or(Held::Free, |all| held(all.limit(), all.iter().next().map(|(owner, _)| owner)))
         }
 
-        fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request> {
+        fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request> {
             self.0.queue.of_actor(actor).take(most).map(request).collect()
         }
 

@@ -127,7 +127,7 @@ fn many_waits_of_one_owner_cost_no_more_than_those_of_many() {
     for (number, id) in ids.iter().enumerate() {
         let at = key(number as u32);
         assert_eq!(queue.of_owner_at(&who, &at, WaiterId::FIRST, 10).0, [*id]);
-        assert_eq!(queue.of_actor(b"actor").next().map(|waiter| waiter.id), Some(*id));
+        assert_eq!(queue.of_actor(&Owner::from(&b"actor"[..])).next().map(|waiter| waiter.id), Some(*id));
         assert!(queue.leave(*id).is_some());
     }
     assert!(queue.is_empty() && !queue.waits(&who));

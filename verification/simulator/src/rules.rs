@@ -791,8 +791,9 @@ impl Judge {
                         // (What was granted at once, ahead of others, by what it has `WAITED`, is not in the queue.)
                         let is_elsewhere =
                             |key: &crate::lock::LockKey| asked.keys.iter().all(|name| name[..] != *key.name);
+                        let owner = asked.owner.as_slice().into();
                         let is_divided = state::with(|state| {
-                            let waits = || state.queue.of_actor(&asked.owner);
+                            let waits = || state.queue.of_actor(&owner);
                             let is_another = |it: &crate::lock::Waiter<_>| it.keys.iter().all(is_elsewhere);
                             waits().nth(1).is_some() || asked.waited > 0 && waits().any(is_another)
                         });

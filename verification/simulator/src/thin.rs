@@ -765,7 +765,7 @@ impl Run {
             });
             let is_sure = !call.broke || call.released.is_none() || now > call.over_at + SILENT_MORE + call.lease;
             if call.stage == Stage::Over && is_read && is_sure && !self.has(Fault::OneOwner) {
-                let waits = state::with(|state| state.queue.waits(call.owner.as_bytes()));
+                let waits = state::with(|state| state.queue.waits(&call.owner.as_bytes().into()));
                 if holder.is_some() || waits {
                     return Err(Violation::new(LEFT, format!("at {now}: {call:?}: {seen:?}, waits: {waits}")));
                 }

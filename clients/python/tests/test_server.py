@@ -322,6 +322,15 @@ def test_close_ends_waits(kind, client, server, name):
     until(lambda: not client.waiters(name), "it waits no more")
 
 
+def test_released_hold_is_neither_renewed_nor_checked(client, name):
+    hold = client.lock(name, lease=60).acquire()
+    hold.release()
+    for call in (hold.renew, hold.check):
+        with pytest.raises(holdfast.NotHeldError, match="was released"):
+            call()
+    hold.release()
+
+
 def test_dropped_hold_is_not_released(client, name, caplog, quick):
     hold = client.lock(name, lease=60).acquire()
     owner = hold.owner

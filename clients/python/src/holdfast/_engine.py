@@ -19,7 +19,7 @@ from . import _rules as rules
 from ._io import Address, Source
 from ._pool import LONGEST_PAUSE, RELEASE, RENEW, REST, Pool
 from ._rules import BATCH, GRACE, LOOK_AGAIN, Grant, NotSent, Silence, State, Terms, Verdict, Words, judge, now, pack
-from .errors import HoldfastError, LockLostError, LossReason, NotAcquiredError, WrongTypeError
+from .errors import HoldfastError, LockLostError, LossReason, NotAcquiredError, NotHeldError, WrongTypeError
 
 logger = logging.getLogger("holdfast")
 Make = Callable[[], list[Words]]
@@ -536,7 +536,7 @@ class Engine:
         return reply
 
     async def renew(self, grant: Grant, lease: float | None) -> None:
-        """By hand, also with another length. Raises LockLostError."""
+        """By hand, also with another length. Raises LockLostError, or NotHeldError if it was released."""
         self.must_hold(grant)
         if lease is not None:
             grant.lease = lease
@@ -565,13 +565,15 @@ class Engine:
         return grant.token == fence
 
     def must_hold(self, grant: Grant) -> None:
-        """Raises LockLostError if it is lost, by what is known here."""
+        """Raises LockLostError if it is lost, by what is known here, and NotHeldError if it was released."""
         if grant.pid != os.getpid():
             raise LockLostError(grant.terms.name, grant.token, LossReason.FORKED)
         if grant.certain <= now():
             self.lost(grant, LossReason.EXPIRED)
         if grant.reason is not None:
             raise LockLostError(grant.terms.name, grant.token, grant.reason)
+        if grant.state in (State.RELEASING, State.RELEASED):
+            raise NotHeldError(f"lock {grant.terms.name!r} was released", grant.terms.name)
 
     async def check(self, grant: Grant) -> None:
         """Asks the server, and lengthens nothing (B9)."""

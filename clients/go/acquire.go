@@ -83,7 +83,7 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	a := &acquisition{request: r, client: c, route: c.route(names[0], r.lease), began: time.Now()}
 	a.route.replicas = r.replicas > 0
 	if a.until = a.began.Add(r.wait); r.wait == 0 {
-		a.until = a.began.Add(askAgain)
+		a.until = a.began.Add(a.route.silence())
 	} else if deadline, ok := ctx.Deadline(); ok {
 		a.until = earlier(a.until, deadline)
 	}
@@ -134,7 +134,10 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 		}
 
 		deadline, again := a.until.Add(late), a.wait != 0 && resume.Before(a.until)
-		if again {
+		switch {
+		case a.wait == 0: // with the time that replicas have, which the first greeting tells
+			deadline = a.began.Add(a.route.silence())
+		case again:
 			deadline = resume
 		}
 		reply, err := current.conn.receive(ctx, deadline)

@@ -296,8 +296,23 @@ func TestAcquireFindsThePrimaryAnewWhenItIsReadOnly(t *testing.T) {
 	})
 }
 
+func TestTryIsSilentAfterAnEighthOfItsLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newFake(t, script{"LOCK.ACQUIRE": {silent}, "LOCK.RELEASE": {one}}).client()
+		began := time.Now() // of the bubble's clock, which moves only when all wait
+		if _, err := c.TryLock(context.Background(), "k", Lease(4*time.Second)); err == nil {
+			t.Error("held without an answer")
+		}
+		if took := time.Since(began); took != 500*time.Millisecond {
+			t.Errorf("silent after %v, want 500ms", took)
+		}
+	})
+}
+
 func TestLateTokenIsRenewedFirst(t *testing.T) {
-	late := func(received) string { time.Sleep(600 * time.Millisecond); return token }
+	// A try hears of it before it is silent (50 ms), with less than half of the lease left.
+	const lease = 80 * time.Millisecond
+	late := func(received) string { time.Sleep(45 * time.Millisecond); return token }
 	for name, test := range map[string]struct {
 		renew string
 		try   bool
@@ -315,9 +330,9 @@ func TestLateTokenIsRenewedFirst(t *testing.T) {
 				c := f.client()
 				var err error
 				if test.try {
-					_, err = c.TryLock(context.Background(), "k", Lease(time.Second))
+					_, err = c.TryLock(context.Background(), "k", Lease(lease))
 				} else {
-					_, err = c.Lock(context.Background(), "k", Lease(time.Second))
+					_, err = c.Lock(context.Background(), "k", Lease(lease))
 				}
 				if !errors.Is(err, test.want) {
 					t.Errorf("got %v, want %v", err, test.want)

@@ -188,7 +188,7 @@ fn a_hold_that_changes_keeps_its_binding_under_its_new_token() {
 
 /// The same hold of the same connection: watched or ephemeral once is so from then on. Otherwise it is bound anew.
 #[test]
-fn an_earlier_binding_of_a_hold() {
+fn bind_keeps_the_flags_of_an_earlier_binding_of_the_same_connection() {
     let flags = |bindings: &Bindings| bindings.of(0, &key(1).name, &owner(1), Some(7)).map(|it| (it.client, it.flags));
     let both = BindingFlags { watchdog: true, ephemeral: true, contention: false };
     for (first, second) in [(WATCHED, EPHEMERAL), (EPHEMERAL, WATCHED)] {
@@ -285,7 +285,7 @@ fn only_a_confirmation_moves_the_confirmed_deadline() {
 }
 
 #[test]
-fn all_bindings_of_a_lock_at_once() {
+fn unbind_all_removes_every_binding_of_a_lock() {
     let mut bindings = Bindings::default();
     let of = |name: u8, who: u8| new_binding(1, key(name), owner(who), 7);
     assert_eq!((bindings.len(), bindings.is_empty()), (0, true));

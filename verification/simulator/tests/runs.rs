@@ -1428,6 +1428,27 @@ fn c4_a_cycle_of_readers() {
     );
 }
 
+/// A key that is waited for gets another holder by another client's command: the search follows that one.
+#[test]
+fn search_for_deadlocks_follows_the_holder_that_another_client_wrote() {
+    history(
+        "a LOCK.ACQUIRE k a
+         z LOCK.ACQUIRE other z
+         d LOCK.ACQUIRE m d
+         +1
+         b LOCK.ACQUIRE k b WAIT 0
+         c LOCK.ACQUIRE k c WAIT 0
+         z LOCK.ACQUIRE m z WAIT 0
+         +1
+         x RENAME other k
+         +1
+         d LOCK.ACQUIRE k d WAIT 0
+         +500",
+        'd',
+        "DEADLOCK owner 'd' waits for 'k' held by 'z'",
+    );
+}
+
 /// A bound hold has as much left after a step of the clock as before it, whatever is asked meanwhile, and wherever nothing
 /// can be written.
 #[test]

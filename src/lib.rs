@@ -78,7 +78,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
         info: info::fill,
     });
     add_category(ctx, CATEGORY);
-    if !commands::ALL.iter().all(|command| (command.register)(ctx, CATEGORY)) {
+    if !commands::ALL.iter().chain([&commands::FORMER]).all(|command| (command.register)(ctx, CATEGORY)) {
         ctx.warn("holdfast: the server refused a command of the module");
         return false;
     }

@@ -189,9 +189,22 @@ fn the_module_has_these_commands() {
     let server = Server::start();
     let mut raw = server.raw();
     let reply = ask(&mut raw, "COMMAND LIST FILTERBY MODULE holdfast");
-    let listed: BTreeSet<String> = array(&reply).iter().map(|name| text(name).to_uppercase()).collect();
+    let mut listed: BTreeSet<String> = array(&reply).iter().map(|name| text(name).to_uppercase()).collect();
+    assert!(listed.remove("LOCK.OWNER"), "clients of earlier versions are told what to do");
     assert_eq!(listed, NAMES.map(String::from).into());
     assert_eq!(listed, EXPECTED.map(|it| it.name.to_owned()).into());
+}
+
+/// The first command of a client of 0.3.
+#[test]
+fn lock_owner_says_to_update_the_client() {
+    let server = Server::start();
+    for line in ["LOCK.OWNER", "LOCK.OWNER REPLACES 17"] {
+        let reply = ask(&mut server.raw(), line);
+        let (code, message) = error(&reply);
+        assert_eq!(code, "ERR", "{line}");
+        assert!(message.contains("update the client"), "{line}: {message}");
+    }
 }
 
 #[test]

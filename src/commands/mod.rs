@@ -10,6 +10,7 @@ mod info;
 mod macquire;
 mod mrelease;
 mod mrenew;
+mod owner;
 mod release;
 mod renew;
 mod session;
@@ -36,3 +37,6 @@ pub const ALL: [Entry; 14] = [
     Entry::of::<version::Version>(),
     Entry::of::<help::Help>(),
 ];
+
+/// A command of earlier versions, which says what to do.
+pub const FORMER: Entry = Entry::of::<owner::Owner>();

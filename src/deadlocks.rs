@@ -4,7 +4,7 @@ use crate::config;
 use crate::keyspace::words::words;
 use crate::keyspace::{Lock, NotRead};
 use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
-use crate::lock::{Actor, Limit, LockKey, Owner, Waiter, WaiterId};
+use crate::lock::{Actor, Limit, LockKey, Owner, Waiter, WaiterId, actor};
 use crate::server::acl::User;
 use crate::server::clock::Now;
 use crate::server::text::show_start as show;
@@ -23,7 +23,7 @@ const SHOWN: usize = 100;
 ///
 /// The reply that names the cycle.
 pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64, now: Now) -> Result<(), String> {
-    if !config::detects_deadlocks() {
+    if !config::detects_deadlocks() || is_alone(state, request) {
         return Ok(());
     }
     count(|it| &mut it.deadlock_searches);
@@ -38,6 +38,14 @@ pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64,
             Err(message(&cycle))
         }
     }
+}
+
+/// Whether a request can't close a cycle: no other lock is waited for, so that whoever holds this one waits for nothing, and
+/// it is not held by another owner of the same actor.
+fn is_alone(state: &State, request: &Request) -> bool {
+    let [key] = &*request.keys else { return false };
+    let own = usize::from(state.is_contended(key.db, &key.name));
+    state.queue.contended() == own && !actor::is_one_of_several(&request.owner)
 }
 
 /// What a user may see.
@@ -65,7 +73,7 @@ impl View for Readable<'_> {
     }
 
     fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request> {
-        self.state.queue.of_actor(actor).take(most).map(request).collect()
+        self.state.queue.of_actor(actor, most).take(most).map(request).collect()
     }
 
     fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {

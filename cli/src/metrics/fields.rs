@@ -32,7 +32,7 @@ pub const SINCE: [(&str, &str); 20] = [
     ("released_by_disconnect", "holds released because their connection ended"),
     ("watchdog_renewals", "renewals by the watchdog"),
     ("deadlocks_refused", "requests refused with -DEADLOCK"),
-    ("deadlock_searches", "searches for a cycle of waits: one for each request that begins to wait"),
+    ("deadlock_searches", "searches for a cycle of waits, by requests that begin to wait"),
     ("deadlock_searches_given_up", "searches given up, since they would have had to look at more than 1,000 places"),
     ("grants_undelivered", "grants that went on to the next in the queue because their client was gone"),
     ("confirmed", "grants and renewals with REPLICAS that were confirmed"),

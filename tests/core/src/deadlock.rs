@@ -39,7 +39,7 @@ impl View for Scene {
     }
 
     fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request> {
-        let waits: Vec<Request> = self.queue.of_actor(actor).take(most).map(request).collect();
+        let waits: Vec<Request> = self.queue.of_actor(actor, most).take(most).map(request).collect();
         self.looked_at += waits.len();
         waits
     }
@@ -228,7 +228,7 @@ pub fn found(world: &mut World, waiter: &PlainWaiter) -> Found {
         }
 
         fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request> {
-            self.0.queue.of_actor(actor).take(most).map(request).collect()
+            self.0.queue.of_actor(actor, most).take(most).map(request).collect()
         }
 
         fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
@@ -456,9 +456,10 @@ fn a_search_that_leads_too_far_is_given_up() {
 }
 
 #[test]
-fn an_actor_is_an_owner_up_to_the_first_mark() {
-    for (owner, actor) in [("a", "a"), ("a##1", "a"), ("a##", "a"), ("a#1", "a#1"), ("a#b##c##d", "a#b"), ("a###", "a")]
-    {
+fn actor_is_owner_up_to_its_first_mark() {
+    const ACTORS: [(&str, &str); 6] =
+        [("a", "a"), ("a##1", "a##"), ("a##", "a##"), ("a#1", "a#1"), ("a#b##c##d", "a#b##"), ("a###", "a##")];
+    for (owner, actor) in ACTORS {
         let owner: Owner = owner.as_bytes().into();
         assert_eq!((actor::name(&owner), &*actor::of(&owner)), (actor.as_bytes(), actor.as_bytes()));
     }

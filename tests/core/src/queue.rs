@@ -31,18 +31,6 @@ fn ids(plain: &Plain, is_meant: impl Fn(u32, &BTreeSet<u32>) -> bool) -> Vec<Wai
     plain.iter().filter(|(_, (owner, keys))| is_meant(*owner, keys)).map(|(id, _)| *id).collect()
 }
 
-/// What an owner waits for at a key, found by so many candidates at a time.
-fn found(queue: &Queue<()>, who: u32, at: u32, from: WaiterId, most: usize) -> Vec<WaiterId> {
-    let (mut all, mut from) = (Vec::new(), Some(from));
-    while let Some(next) = from {
-        let (found, rest) = queue.of_owner_at(&owner(who), &key(at), next, most);
-        assert!(found.len() <= most && rest.is_none_or(|rest| rest > next), "it goes on: {found:?}, {rest:?}");
-        all.extend(found);
-        from = rest;
-    }
-    all
-}
-
 fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCaseError> {
     let mut crowds: Vec<(i32, Reverse<usize>, LockKey)> = Vec::new();
     for number in KEYS {
@@ -53,15 +41,14 @@ fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCas
         prop_assert_eq!(queue.head(key.db, &key.name), lane.first().copied());
         prop_assert_eq!(queue.waiting(key.db, &key.name), lane.len());
         prop_assert_eq!(queue.has_behind(&key, from), lane.iter().any(|id| *id > from));
+        let is_contended = queue.contended_key(key.db, &key.name).is_some_and(|it| it == key);
+        prop_assert_eq!(is_contended, !lane.is_empty());
         if lane.len() > 1 {
-            crowds.push((key.db, Reverse(lane.len()), key));
+            crowds.push((key.db, Reverse(lane.len()), key.clone()));
         }
         for who in 0..OWNERS {
             let right = ids(plain, |owner, keys| owner == who && keys.contains(&number));
-            let right: Vec<_> = right.into_iter().filter(|id| *id >= from).collect();
-            for most in [1, 2, 100] {
-                prop_assert_eq!(found(queue, who, number, from, most), right.clone());
-            }
+            prop_assert_eq!(queue.request_of(&owner(who), &key), right.first().copied());
         }
     }
     crowds.sort();
@@ -89,6 +76,8 @@ proptest! {
         let (mut queue, mut plain) = (Queue::default(), Plain::new());
         for act in acts {
             match act {
+                // An owner waits for a key once.
+                Act::Join(who, numbers, _) if plain.values().any(|(owner, keys)| *owner == who && !keys.is_disjoint(&numbers)) => {}
                 Act::Join(who, numbers, arrived) => {
                     let next = queue.next_id(arrived);
                     let keys: Vec<LockKey> = numbers.iter().map(|number| key(*number)).collect();
@@ -108,7 +97,7 @@ proptest! {
                 }
             }
             for who in 0..OWNERS {
-                prop_assert!(queue.of_actor(&owner(who)).map(|it| it.id).eq(ids(&plain, |owner, _| owner == who)));
+                prop_assert!(queue.of_actor(&owner(who), 100).map(|it| it.id).eq(ids(&plain, |owner, _| owner == who)));
             }
             check(&queue, &plain, WaiterId { arrived: from % 4, ticket: from })?;
         }
@@ -126,8 +115,8 @@ fn many_waits_of_one_owner_cost_no_more_than_those_of_many() {
     let who: Owner = b"actor##1".as_slice().into();
     for (number, id) in ids.iter().enumerate() {
         let at = key(number as u32);
-        assert_eq!(queue.of_owner_at(&who, &at, WaiterId::FIRST, 10).0, [*id]);
-        assert_eq!(queue.of_actor(&Owner::from(&b"actor"[..])).next().map(|waiter| waiter.id), Some(*id));
+        assert_eq!(queue.request_of(&who, &at), Some(*id));
+        assert_eq!(queue.of_actor(&Owner::from(&b"actor##"[..]), 10).next().map(|waiter| waiter.id), Some(*id));
         assert!(queue.leave(*id).is_some());
     }
     assert!(queue.is_empty() && !queue.waits(&who));

@@ -101,9 +101,9 @@ pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket) {
             End { outcome: Outcome::Withdrawn, .. } => ctx.reply_null(),
             End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
         },
-        Stage::Reading(reading, until) => {
-            state.reads_no_more(client, ticket, until);
-            reply_events(state, ctx, client, reading)
+        Stage::Reading(reading) => {
+            state.reads_no_more(client, ticket, reading.until);
+            reply_events(state, ctx, client, *reading)
         }
         _ => ctx.reply_null(),
     };

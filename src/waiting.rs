@@ -113,7 +113,7 @@ impl Request {
                 let about = self.about();
                 state.sessions.add_wait(self.client, &about, ticket);
                 state.sessions.expect_again(self.client, now.millis());
-                (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
+                (Recipient::Session { client: self.client, about: about.into() }, ctx.reply_line(c"WAITING"))
             }
         };
         // The caller notes what it waits for.
@@ -154,7 +154,7 @@ pub fn wait(
     state.pending.set(ticket, Stage::Waiting(id));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
     for key in keys.iter() {
-        if state.queue.head(key.db, &key.name) == Some(id) && state.queue.has_behind(key, id) {
+        if state.queue.has_behind(key, id) && state.queue.head(key.db, &key.name) == Some(id) {
             state.agenda.note(key.clone(), Change::Freed);
         }
     }
@@ -170,7 +170,7 @@ pub fn wait(
 ///
 /// If its owner waits for one of these keys in another way.
 pub fn place_of(state: &State, request: &Request, limit: Limit) -> Result<Option<WaiterId>, String> {
-    let of_key = |key: &LockKey| state.queue.of_owner(&request.owner, key);
+    let of_key = |key: &LockKey| state.queue.request_of(&request.owner, key);
     let Some(id) = request.keys.iter().find_map(of_key) else { return Ok(None) };
     let waits = state.queue.get(id).map(|waiter| (waiter.keys.len(), waiter.demand.limit));
     let is_for_all = || request.keys.iter().all(|key| of_key(key) == Some(id));
@@ -309,7 +309,7 @@ pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
 pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Vec<LockKey> {
     const RELEASED: &str = "UNCONFIRMED the lock was released before its replicas had confirmed it";
     let key = LockKey::new(ctx.db(), name.bytes());
-    let id = if state.queue.is_empty() { None } else { state.queue.of_owner(&owner.bytes().into(), &key) };
+    let id = if state.queue.is_empty() { None } else { state.queue.request_of(&owner.bytes().into(), &key) };
     let waiter = id.and_then(|id| state.queue.leave(id));
     let granted = state.undelivered.of(key.db, &key.name, owner.bytes());
     let mut keys: Vec<LockKey> = waiter.iter().flat_map(|waiter| waiter.keys.iter().cloned()).collect();
@@ -351,7 +351,7 @@ pub fn read_next(
     let pace = state.sessions.promised_pace(session, state.pace(session, config::default_lease()));
     let until = if has_to_ask { wait.at_most(pace) } else { wait }.until(now);
     let to = Recipient::Blocked { client: session, block: Some(block) };
-    state.pending.owe(ticket, to, Stage::Reading(reading, until));
+    state.pending.owe(ticket, to, Stage::Reading(Box::new(Reading { until, ..reading })));
     state.sessions.set_reader(session, Some(Reader { ticket, until }));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
     Ok(replied)

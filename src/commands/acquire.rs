@@ -214,7 +214,9 @@ impl<'a, 'b> Asking<'a, 'b> {
     fn request(&self, names: &[TextRef]) -> &Request {
         self.request.get_or_init(|| {
             let db = self.ctx.db();
-            let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
+            let key = |name: &TextRef| self.state.queue.contended_key(db, name.bytes());
+            let keys: Rc<[LockKey]> =
+                names.iter().map(|name| key(name).unwrap_or_else(|| LockKey::new(db, name.bytes()))).collect();
             let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.kept());
             Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner, form: self.form }
         })

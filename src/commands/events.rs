@@ -39,7 +39,8 @@ impl Command for Events {
         }
         event_loop::run(ctx, |state, now| {
             let session = session::of_connection(state, ctx)?;
-            let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };
+            let (most, asked) = (options.count.unwrap_or(SHOWN), now.millis());
+            let reading = Reading { most, signs: options.signs, asked, until: None };
             waiting::read_next(state, ctx, session, reading, options.wait(), now)
         })
     }

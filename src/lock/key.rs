@@ -59,6 +59,12 @@ impl<V> KeyMap<V> {
         self.dbs.get(&db)?.get(name)
     }
 
+    /// A key for which something is kept: its name is shared, not copied.
+    pub fn key(&self, db: i32, name: &[u8]) -> Option<LockKey> {
+        let (name, _) = self.dbs.get(&db)?.get_key_value(name)?;
+        Some(LockKey { db, name: name.clone() })
+    }
+
     /// What is kept for a key, to be changed.
     pub fn get_mut(&mut self, db: i32, name: &[u8]) -> Option<&mut V> {
         if self.len == 0 {

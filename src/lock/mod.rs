@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod actor;
+pub mod by_owner;
 pub mod deadlock;
 pub mod fence;
 pub mod holders;
@@ -14,6 +15,7 @@ pub mod rule;
 pub mod serve;
 
 pub use actor::Actor;
+pub use by_owner::ByOwner;
 pub use fence::{Fence, Token};
 pub use holders::Holders;
 pub use key::{KeyMap, LockKey, Values};

@@ -54,25 +54,39 @@ pub struct Queue<T> {
     /// In boxes: a tree that grows at its end is hardly more than half full.
     waiters: BTreeMap<WaiterId, Box<Waiter<T>>>,
     lanes: KeyMap<Lane>,
-    /// The requests of each owner, in order of arrival.
-    by_owner: BTreeSet<(Owner, WaiterId)>,
+    /// How many lanes there have been.
+    lane_numbers: u64,
+    /// The requests of each lane, in order.
+    in_lanes: BTreeSet<(u64, WaiterId)>,
+    /// Those of them that wait for other keys as well.
+    of_several: BTreeSet<(u64, WaiterId)>,
+    /// The request of each owner for each key: an owner has one at most.
+    by_owner: BTreeMap<(Owner, LockKey), WaiterId>,
     /// Those whose owner is not called as its actor is, by actor.
     by_actor: BTreeSet<(Actor, WaiterId)>,
-    /// The newest request of each owner for each key.
-    by_claim: BTreeMap<(Owner, LockKey), WaiterId>,
+    /// No key comes before this one.
+    lowest: LockKey,
     /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
 }
 
-/// The queue of one key.
+/// The queue of one key. The requests of all lanes are in one tree, since a tree for each would take 200 bytes.
 #[derive(Debug, Default)]
 struct Lane {
-    /// All requests.
-    waiting: BTreeSet<WaiterId>,
-    /// Those of them that wait for other keys as well.
-    several: BTreeSet<WaiterId>,
+    /// Its number; none is used twice.
+    number: u64,
+    /// How many requests it has.
+    waiting: usize,
     /// See [`Queue::likely_holder`].
     likely_holder: Option<Owner>,
+}
+
+impl Lane {
+    /// Those of its requests that are in a list, in order.
+    fn ids(&self, list: &BTreeSet<(u64, WaiterId)>) -> impl DoubleEndedIterator<Item = WaiterId> {
+        let end = (self.number.wrapping_add(1), WaiterId::FIRST);
+        list.range((self.number, WaiterId::FIRST)..end).map(|(_, id)| *id)
+    }
 }
 
 impl<T> Default for Queue<T> {
@@ -81,9 +95,12 @@ impl<T> Default for Queue<T> {
             tickets: 0,
             waiters: BTreeMap::new(),
             lanes: KeyMap::default(),
-            by_owner: BTreeSet::new(),
+            lane_numbers: 0,
+            in_lanes: BTreeSet::new(),
+            of_several: BTreeSet::new(),
+            by_owner: BTreeMap::new(),
             by_actor: BTreeSet::new(),
-            by_claim: BTreeMap::new(),
+            lowest: LockKey::new(i32::MIN, &[]),
             crowds: BTreeSet::new(),
         }
     }
@@ -103,7 +120,7 @@ impl<T> Queue<T> {
     /// Whether a request waits for a key behind this position.
     pub fn has_behind(&self, key: &LockKey, id: WaiterId) -> bool {
         let lane = self.lanes.get(key.db, &key.name);
-        lane.and_then(|lane| lane.waiting.last()).is_some_and(|last| *last > id)
+        lane.and_then(|lane| lane.ids(&self.in_lanes).next_back()).is_some_and(|last| last > id)
     }
 
     /// Who held a key that is waited for when it was last granted or read: the one to look for first, since others may have
@@ -119,7 +136,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds a request behind all that arrived before it.
+    /// Adds a request behind all that arrived before it. Its owner waits for none of the keys yet.
     pub fn join(
         &mut self,
         owner: Owner,
@@ -134,15 +151,21 @@ impl<T> Queue<T> {
         self.tickets = self.tickets.wrapping_add(1);
         for key in keys.iter() {
             let lane = self.lanes.get_or_default(key);
-            let before = lane.waiting.len();
-            lane.waiting.insert(id);
-            if keys.len() > 1 {
-                lane.several.insert(id);
+            if lane.waiting == 0 {
+                self.lane_numbers = self.lane_numbers.wrapping_add(1);
+                lane.number = self.lane_numbers;
             }
+            self.in_lanes.insert((lane.number, id));
+            if keys.len() > 1 {
+                self.of_several.insert((lane.number, id));
+            }
+            let before = lane.waiting;
+            lane.waiting = before.saturating_add(1);
             self.resized(key, before, before.saturating_add(1));
-            self.by_claim.insert((owner.clone(), key.clone()), id);
+            if self.by_owner.insert((owner.clone(), key.clone()), id).is_some() {
+                internal_errors::report("an owner waits twice for a key");
+            }
         }
-        self.by_owner.insert((owner.clone(), id));
         if actor::is_one_of_several(&owner) {
             self.by_actor.insert((actor::of(&owner), id));
         }
@@ -159,36 +182,42 @@ impl<T> Queue<T> {
             else {
                 continue;
             };
-            lane.waiting.remove(&id);
-            lane.several.remove(&id);
-            let left = lane.waiting.len();
+            self.in_lanes.remove(&(lane.number, id));
+            self.of_several.remove(&(lane.number, id));
+            let left = lane.waiting.saturating_sub(1);
+            lane.waiting = left;
             if left == 0 {
                 self.lanes.remove(key.db, &key.name);
             }
             self.resized(key, left.saturating_add(1), left);
-            let claim = (waiter.owner.clone(), key.clone());
-            if self.by_claim.get(&claim) == Some(&id) {
-                self.by_claim.remove(&claim);
-            }
+            let listed = self.by_owner.remove(&(waiter.owner.clone(), key.clone()));
+            internal_errors::expect(listed, "a waiter is not listed under its owner");
         }
-        let of_actor = actor::is_one_of_several(&waiter.owner).then(|| (actor::of(&waiter.owner), id));
-        let was_listed = self.by_owner.remove(&(waiter.owner.clone(), id));
-        if !(was_listed && of_actor.is_none_or(|it| self.by_actor.remove(&it))) {
-            internal_errors::report("a waiter is not listed under its owner");
+        if actor::is_one_of_several(&waiter.owner) {
+            self.by_actor.remove(&(actor::of(&waiter.owner), id));
         }
         Some(waiter)
     }
 
-    /// What an actor waits for: first under its own name, then under others; each in order of arrival.
-    pub fn of_actor(&self, actor: &Actor) -> impl Iterator<Item = &Waiter<T>> {
-        let own = ids_of(&self.by_owner, actor.clone(), WaiterId::FIRST);
-        own.chain(ids_of(&self.by_actor, actor.clone(), WaiterId::FIRST)).filter_map(|id| self.get(id))
+    /// What an actor waits for: first under its own name, then under others; each in order of arrival. Of the entries under
+    /// each, no more than `most` are looked at: a request has one for each key.
+    pub fn of_actor(&self, actor: &Actor, most: usize) -> impl Iterator<Item = &Waiter<T>> {
+        let own: BTreeSet<WaiterId> = self.of_owner(actor).take(most).collect();
+        let first = (actor.clone(), WaiterId::FIRST);
+        let others = self.by_actor.range(first..).take_while(move |(of, _)| *of == *actor).map(|(_, id)| *id);
+        own.into_iter().chain(others.take(most)).filter_map(|id| self.get(id))
+    }
+
+    /// The request of an owner for each key that it waits for.
+    fn of_owner(&self, owner: &Owner) -> impl Iterator<Item = WaiterId> {
+        let all = self.by_owner.range((owner.clone(), self.lowest.clone())..);
+        all.take_while(move |((of, _), _)| *of == *owner).map(|(_, id)| *id)
     }
 
     /// The requests for several keys that stand ahead of a position in the queue of a key.
     pub fn several_ahead(&self, key: &LockKey, of: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
-        let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.several.range(..of));
-        lane.filter_map(|id| self.get(*id))
+        let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(|lane| lane.ids(&self.of_several));
+        lane.take_while(move |id| *id < of).filter_map(|id| self.get(id))
     }
 
     /// Keeps [`Queue::crowds`] up to date.
@@ -212,51 +241,34 @@ impl<T> Queue<T> {
     }
 
     /// The request of an owner that waits for a key.
-    pub fn of_owner(&self, owner: &Owner, key: &LockKey) -> Option<WaiterId> {
-        self.by_claim.get(&(owner.clone(), key.clone())).copied()
+    pub fn request_of(&self, owner: &Owner, key: &LockKey) -> Option<WaiterId> {
+        self.by_owner.get(&(owner.clone(), key.clone())).copied()
+    }
+
+    /// A key that is waited for. All who wait for it share its name.
+    pub fn contended_key(&self, db: i32, name: &[u8]) -> Option<LockKey> {
+        self.lanes.key(db, name)
     }
 
     /// Who is first in the queue of a key.
     pub fn head(&self, db: i32, name: &[u8]) -> Option<WaiterId> {
-        self.lanes.get(db, name)?.waiting.first().copied()
+        self.lanes.get(db, name)?.ids(&self.in_lanes).next()
     }
 
     /// How many wait for a key.
     pub fn waiting(&self, db: i32, name: &[u8]) -> usize {
-        self.lanes.get(db, name).map_or(0, |lane| lane.waiting.len())
+        self.lanes.get(db, name).map_or(0, |lane| lane.waiting)
     }
 
     /// The requests that wait for a key, in order.
     pub fn lane(&self, db: i32, name: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        self.lanes.get(db, name).into_iter().flat_map(|lane| &lane.waiting).filter_map(|id| self.get(*id))
-    }
-
-    /// Those among an owner's requests from `from` on that wait for a key, found in `most` steps; and where to continue if
-    /// there may be more. Each step skips what is in only one of the two lists.
-    pub fn of_owner_at(
-        &self,
-        owner: &Owner,
-        key: &LockKey,
-        from: WaiterId,
-        most: usize,
-    ) -> (Vec<WaiterId>, Option<WaiterId>) {
-        let (mut found, mut from) = (Vec::new(), from);
-        let Some(lane) = self.lanes.get(key.db, &key.name) else { return (found, None) };
-        for _ in 0..most {
-            let Some(own) = ids_of(&self.by_owner, owner.clone(), from).next() else { return (found, None) };
-            let Some(waiting) = lane.waiting.range(own..).next() else { return (found, None) };
-            from = *waiting;
-            if own == from {
-                found.push(own);
-                from = from.next();
-            }
-        }
-        (found, Some(from))
+        let lane = self.lanes.get(db, name).into_iter().flat_map(|lane| lane.ids(&self.in_lanes));
+        lane.filter_map(|id| self.get(id))
     }
 
     /// Whether an owner waits for anything.
     pub fn waits(&self, owner: &Owner) -> bool {
-        ids_of(&self.by_owner, owner.clone(), WaiterId::FIRST).next().is_some()
+        self.of_owner(owner).next().is_some()
     }
 
     /// How many wait, in all.
@@ -290,10 +302,4 @@ impl<T> Queue<T> {
     pub fn iter(&self) -> impl Iterator<Item = &Waiter<T>> {
         self.waiters.values().map(Box::as_ref)
     }
-}
-
-/// The requests listed under a name, from one position on.
-fn ids_of(list: &BTreeSet<(Owner, WaiterId)>, name: Owner, from: WaiterId) -> impl Iterator<Item = WaiterId> {
-    let all = list.range((name.clone(), from)..);
-    all.take_while(move |(of, _)| *of == name).map(|(_, id)| *id)
 }

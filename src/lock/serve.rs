@@ -11,9 +11,6 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// How many requests of one owner are examined in one job.
-const OF_OWNER: usize = 1000;
-
 /// The key holds something that is not a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotALock;
@@ -69,10 +66,8 @@ enum Task {
     Head(LockKey, Change),
     /// Those who hold the key and also wait for it.
     Holders(LockKey),
-    /// What this owner, who now holds the key, waits for there, beginning at this position in the queue.
-    Owner(LockKey, Owner, WaiterId),
-    /// One request that waits for the key.
-    Waiter(LockKey, WaiterId, Change),
+    /// The request of this owner, who now holds the key, or may hold it.
+    Owner(LockKey, Owner),
 }
 
 /// What has to be done next.
@@ -96,7 +91,7 @@ pub struct Attempt {
     /// Whether it is the first in the queue of each of its keys.
     is_head: Heads,
     scope: Scope,
-    /// The position of a key that somebody else wrote, or that the owner was granted by another request.
+    /// The position of a key that somebody else wrote, or that the owner may hold now.
     foreign: Option<usize>,
 }
 
@@ -209,8 +204,6 @@ impl Attempt {
 }
 
 /// What must be examined because locks have changed.
-///
-/// Tasks are kept in a list rather than on the stack, since ten thousand connections may wait for one owner.
 #[derive(Debug, Default)]
 pub struct Agenda {
     changed: BTreeMap<LockKey, Change>,
@@ -242,7 +235,7 @@ impl Agenda {
 
     /// Records that what an owner waits for may not have to wait for its own grant any more.
     pub fn note_owner(&mut self, key: LockKey, owner: Owner) {
-        self.tasks.push(Task::Owner(key, owner, WaiterId::FIRST));
+        self.tasks.push(Task::Owner(key, owner));
     }
 
     /// Whether there is nothing to do.
@@ -269,23 +262,19 @@ impl Agenda {
                 let head = queue.head(key.db, &key.name);
                 judge(head.and_then(|head| attempt(queue, &key, head, change)))
             }
-            Task::Waiter(key, id, change) => judge(attempt(queue, &key, id, change)),
             Task::Holders(key) if queue.head(key.db, &key.name).is_some() => Job::FindHolders(key),
             Task::Holders(_) => Job::Nothing,
-            Task::Owner(key, owner, from) => {
-                let (found, next) = queue.of_owner_at(&owner, &key, from, OF_OWNER);
-                self.tasks.extend(next.map(|next| Task::Owner(key.clone(), owner.clone(), next)));
-                let found = found.into_iter().rev();
-                self.tasks.extend(found.map(|id| Task::Waiter(key.clone(), id, Change::Foreign)));
-                Job::Nothing
+            Task::Owner(key, owner) => {
+                let request = queue.request_of(&owner, &key);
+                judge(request.and_then(|id| attempt(queue, &key, id, Change::Foreign)))
             }
         })
     }
 
     /// Reports who holds a lock. Those of them who wait for it may re-enter it, or never get it.
     pub fn held_by<T>(&mut self, queue: &Queue<T>, key: &LockKey, holders: Vec<Owner>) {
-        let waiting = holders.into_iter().filter(|owner| queue.waits(owner));
-        self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner, WaiterId::FIRST)));
+        let waiting = holders.into_iter().filter(|owner| queue.request_of(owner, key).is_some());
+        self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner)));
     }
 
     /// Reports the result of an attempt. Returns the request if its wait has ended, in which case it has left the
@@ -316,14 +305,6 @@ impl Agenda {
                 let change = if end == WaitEnd::NotALock { Change::Foreign } else { Change::Freed };
                 self.tasks.push(Task::Head(key.clone(), change));
             }
-        }
-        // A new hold lets the owner's other requests re-enter; a re-entry changes nothing for them.
-        if let WaitEnd::Granted(decisions) = &end
-            && queue.waits(&waiter.owner)
-        {
-            let granted = waiter.keys.iter().zip(decisions).filter(|(_, it)| matches!(it, Decision::Grant(..)));
-            let owner = |key: &LockKey| Task::Owner(key.clone(), waiter.owner.clone(), WaiterId::FIRST);
-            self.tasks.extend(granted.map(|(key, _)| owner(key)));
         }
         Some((waiter, end))
     }

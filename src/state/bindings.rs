@@ -6,7 +6,7 @@
 
 use super::event_bytes::hold_bytes;
 use super::{ConfirmationId, Discarded, Why};
-use crate::lock::{Deadline, KeyMap, Limit, LockKey, Millis, Owner, Token};
+use crate::lock::{ByOwner, Deadline, KeyMap, Limit, LockKey, Millis, Owner, Token};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -235,7 +235,7 @@ const LEASES: usize = 1_000;
 /// The bindings of a lock.
 #[derive(Debug, Default)]
 struct OfLock {
-    by_owner: BTreeMap<Owner, BindingId>,
+    by_owner: ByOwner<BindingId>,
     /// How many connections had ended when those were last looked for that ended with theirs.
     looked: u64,
 }
@@ -251,7 +251,8 @@ struct OfClient {
 /// Bindings, with five indices.
 #[derive(Debug, Default)]
 struct Tables {
-    by_id: BTreeMap<BindingId, Binding>,
+    /// In boxes: a tree that grows at its end is hardly more than half full.
+    by_id: BTreeMap<BindingId, Box<Binding>>,
     by_client: BTreeMap<u64, OfClient>,
     by_hold: KeyMap<OfLock>,
     /// Those whose sessions have yet to be notified that a request waits: of a lock that has one holder, the binding of that.
@@ -293,11 +294,11 @@ impl Tables {
             self.asking.insert(binding.key(), id);
         }
         self.due.extend(binding.due.map(|due| (due, id)));
-        self.by_id.insert(id, binding);
+        self.by_id.insert(id, Box::new(binding));
     }
 
     fn remove(&mut self, id: BindingId) -> Option<Binding> {
-        let binding = self.by_id.remove(&id)?;
+        let binding = *self.by_id.remove(&id)?;
         if let Some(due) = binding.due {
             self.due.remove(&(due, id));
         }
@@ -320,7 +321,7 @@ impl Tables {
             self.asking.remove(db, &binding.name);
         }
         if let Some(of_lock) = self.by_hold.get_mut(db, &binding.name) {
-            of_lock.by_owner.remove(&binding.owner);
+            of_lock.by_owner.remove(&binding.owner, id);
             if of_lock.by_owner.is_empty() {
                 self.by_hold.remove(db, &binding.name);
             }
@@ -351,7 +352,7 @@ impl Tables {
     }
 
     fn of_lock(&self, db: i32, name: &[u8]) -> impl Iterator<Item = BindingId> + '_ {
-        self.by_hold.get(db, name).into_iter().flat_map(|of_lock| of_lock.by_owner.values().copied())
+        self.by_hold.get(db, name).into_iter().flat_map(|of_lock| of_lock.by_owner.all().rev())
     }
 
     fn set_due(&mut self, id: BindingId, due: Option<Millis>) {
@@ -445,12 +446,12 @@ impl Bindings {
 
     /// The name of the binding of a hold of `owner`, whatever its token.
     pub fn id(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<BindingId> {
-        self.live.by_hold.get(db, name)?.by_owner.get(owner).copied()
+        self.live.by_hold.get(db, name)?.by_owner.of(owner).next()
     }
 
     /// A binding.
     pub fn get(&self, id: BindingId) -> Option<&Binding> {
-        self.live.by_id.get(&id)
+        self.live.by_id.get(&id).map(Box::as_ref)
     }
 
     /// The binding of the hold that `owner` has under `token`.
@@ -627,7 +628,7 @@ impl Bindings {
         let binding = self.live.by_id.get_mut(&id)?;
         let before = std::mem::replace(&mut binding.followed, now);
         let is_touched = self.doubtful.get(&id).is_some_and(|why| *why != Why::Expired);
-        (before != now && !is_touched).then(|| (binding.clone(), now.by.saturating_sub(before.by)))
+        (before != now && !is_touched).then(|| (Binding::clone(binding), now.by.saturating_sub(before.by)))
     }
 
     /// Another client gave a bound hold another deadline. Its end must not be missed, but that is no reason to renew it
@@ -888,7 +889,7 @@ impl Bindings {
         let holds: usize = it.by_hold.keys().map(|key| it.of_lock(key.db, &key.name).count()).sum();
         let clients = it.by_client.values().all(|of_client| {
             let bindings = of_client.ranks.iter().map(|(.., id)| it.by_id.get(id));
-            let reserved: Option<usize> = bindings.map(|binding| binding.map(Binding::reserved)).sum();
+            let reserved: Option<usize> = bindings.map(|binding| binding.map(|it| it.reserved())).sum();
             reserved == Some(of_client.reserved)
         });
         let shortest = |client| {

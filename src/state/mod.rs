@@ -332,7 +332,7 @@ impl State {
     /// The pending replies to the request of an owner for a key that waits in the queue, and to the one that awaits
     /// replicas.
     pub fn tickets_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = pending::Ticket> {
-        let queued = self.queue.of_owner(owner, key).and_then(|id| Some(self.queue.get(id)?.asker.ticket));
+        let queued = self.queue.request_of(owner, key).and_then(|id| Some(self.queue.get(id)?.asker.ticket));
         let awaits = self.undelivered.confirming(key.db, &key.name, owner);
         let awaits = awaits.and_then(|id| Some(self.undelivered.get(id)?.ticket));
         queued.into_iter().chain(awaits)
@@ -361,9 +361,9 @@ impl State {
                 Outcome::Granted(_, grant) => Some(grant),
                 _ => None,
             },
-            Stage::Reading(_, until) => {
+            Stage::Reading(reading) => {
                 if let Recipient::Blocked { client, .. } = to {
-                    self.reads_no_more(client, ticket, until);
+                    self.reads_no_more(client, ticket, reading.until);
                 }
                 None
             }

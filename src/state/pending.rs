@@ -82,8 +82,8 @@ pub enum Recipient<B> {
     Session {
         /// Its connection.
         client: u64,
-        /// What the event is about.
-        about: About,
+        /// What the event is about. In a box, since it is large, and blocked clients have none.
+        about: Box<About>,
     },
 }
 
@@ -141,6 +141,8 @@ pub struct Reading {
     pub signs: SignsOfLife,
     /// When it asked.
     pub asked: Millis,
+    /// When it is answered at the latest.
+    pub until: Option<Millis>,
 }
 
 /// Whether a session gets a heartbeat with each reply.
@@ -189,8 +191,8 @@ pub enum Stage {
     /// To be delivered at the end of this turn of the event loop. In a box, since it is large, and most answers that are
     /// owed are those of requests that wait.
     Ending(Box<End>),
-    /// A session is blocked until its next events, or until this time.
-    Reading(Reading, Option<Millis>),
+    /// A session is blocked until its next events. In a box for the same reason.
+    Reading(Box<Reading>),
 }
 
 /// The end of a request.
@@ -303,7 +305,7 @@ impl<B> PendingReplies<B> {
             }
             Some(PendingReply { to: Recipient::Session { .. }, .. }) => match self.pending.remove(&ticket) {
                 Some(PendingReply { to: Recipient::Session { client, about }, .. }) => {
-                    Ended::Event(client, about, outcome)
+                    Ended::Event(client, *about, outcome)
                 }
                 _ => Ended::Nobody(outcome),
             },
@@ -358,9 +360,9 @@ impl<B> PendingReplies<B> {
         let all: BTreeSet<Ticket> = readers.chain(self.ending.iter().chain(&self.put_off).copied()).collect();
         for ticket in all {
             let pending = self.pending.get_mut(&ticket);
-            let Some(Stage::Reading(reading, until)) = pending.map(|pending| &mut pending.stage) else { continue };
+            let Some(Stage::Reading(reading)) = pending.map(|pending| &mut pending.stage) else { continue };
             reading.asked = moved(reading.asked);
-            if let Some(until) = until
+            if let Some(until) = &mut reading.until
                 && self.timeouts.remove(&(*until, ticket))
             {
                 *until = moved(*until);

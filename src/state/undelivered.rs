@@ -6,7 +6,7 @@
 
 use super::bindings::{BindingId, Home};
 use super::pending::{OnBehalf, Ticket};
-use crate::lock::{Deadline, KeyMap, LockKey, Owner, Token};
+use crate::lock::{ByOwner, Deadline, KeyMap, LockKey, Owner, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -115,7 +115,7 @@ pub enum Progress {
 /// Those of one key.
 #[derive(Debug, Default)]
 struct OfKey {
-    by_owner: BTreeMap<Owner, Vec<GrantId>>,
+    by_owner: ByOwner<GrantId>,
     /// Those among them that have to be revoked, as far as is known.
     revoked: BTreeSet<GrantId>,
     /// How many sessions had ended when those were last looked for whose session has ended.
@@ -139,7 +139,7 @@ impl Undelivered {
         let db = grant.home.get();
         for hold in &grant.holds {
             let key = LockKey { db, name: hold.name.clone() };
-            self.by_hold.get_or_default(&key).by_owner.entry(grant.owner.clone()).or_default().push(id);
+            self.by_hold.get_or_default(&key).by_owner.insert(grant.owner.clone(), id);
         }
         self.by_id.insert(id, (grant, progress));
         id
@@ -152,14 +152,13 @@ impl Undelivered {
 
     /// Those of this key and owner that are not being revoked, oldest first.
     pub fn of(&self, db: i32, name: &[u8], owner: &[u8]) -> Vec<GrantId> {
-        let ids = self.by_hold.get(db, name).and_then(|of_key| of_key.by_owner.get(owner));
-        ids.into_iter().flatten().copied().filter(|id| self.get(*id).is_some()).collect()
+        let of_key = self.by_hold.get(db, name).into_iter();
+        of_key.flat_map(|of_key| of_key.by_owner.of(owner)).filter(|id| self.get(*id).is_some()).collect()
     }
 
     /// The one of this key and owner that replicas have yet to confirm.
     pub fn confirming(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<GrantId> {
-        let ids = self.by_hold.get(db, name)?.by_owner.get(owner)?;
-        ids.iter().copied().find(|id| self.is(*id, Progress::Confirming))
+        self.by_hold.get(db, name)?.by_owner.of(owner).find(|id| self.is(*id, Progress::Confirming))
     }
 
     /// Whether a grant is so far.
@@ -255,12 +254,7 @@ impl Undelivered {
     fn forget_hold(&mut self, db: i32, name: &[u8], owner: &[u8], id: GrantId) {
         let Some(of_key) = self.by_hold.get_mut(db, name) else { return };
         of_key.revoked.remove(&id);
-        if let Some(ids) = of_key.by_owner.get_mut(owner) {
-            ids.retain(|it| *it != id);
-            if ids.is_empty() {
-                of_key.by_owner.remove(owner);
-            }
-        }
+        of_key.by_owner.remove(owner, id);
         if of_key.by_owner.is_empty() {
             self.by_hold.remove(db, name);
         }
@@ -334,7 +328,7 @@ impl Undelivered {
     /// Those of a lock that are not revoked yet although their session has ended, unless they were looked for since.
     pub fn failed(&self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<GrantId> {
         let of_key = self.by_hold.get(db, name).filter(|of_key| of_key.looked != ends);
-        let ids = of_key.into_iter().flat_map(|of_key| of_key.by_owner.values().flatten().copied());
+        let ids = of_key.into_iter().flat_map(|of_key| of_key.by_owner.all());
         ids.filter(|id| self.get(*id).is_some() && self.has_failed(*id, &open)).collect()
     }
 
@@ -343,7 +337,7 @@ impl Undelivered {
     pub fn take_revoked(&mut self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<Revocation> {
         let Some(of_key) = self.by_hold.get_mut(db, name) else { return Vec::new() };
         if std::mem::replace(&mut of_key.looked, ends) != ends {
-            let all: Vec<GrantId> = of_key.by_owner.values().flatten().copied().collect();
+            let all: Vec<GrantId> = of_key.by_owner.all().collect();
             let failed: Vec<GrantId> = all.into_iter().filter(|id| self.has_failed(*id, &open)).collect();
             failed.into_iter().for_each(|id| self.revoke(id));
         }
@@ -354,13 +348,13 @@ impl Undelivered {
 
     /// Whether a hold that is new has to be revoked.
     pub fn ends(&self, db: i32, name: &[u8], owner: &[u8], open: impl Fn(u64) -> bool) -> bool {
-        let ids = self.by_hold.get(db, name).and_then(|of_key| of_key.by_owner.get(owner));
-        let is_new = |id: &&GrantId| {
-            self.by_id.get(*id).is_some_and(|(grant, _)| {
+        let ids = self.by_hold.get(db, name).into_iter().flat_map(|of_key| of_key.by_owner.of(owner));
+        let is_new = |id: &GrantId| {
+            self.by_id.get(id).is_some_and(|(grant, _)| {
                 grant.basis == Basis::New && grant.holds.iter().any(|hold| *hold.name == *name && hold.undo > 0)
             })
         };
-        ids.into_iter().flatten().filter(is_new).any(|id| self.has_failed(*id, &open))
+        ids.filter(is_new).any(|id| self.has_failed(id, &open))
     }
 
     /// Whether it can't be delivered, also if that is only now found out.
@@ -406,14 +400,14 @@ impl Undelivered {
     /// Whether each hold is in the index, and nothing else is.
     pub fn is_consistent(&self) -> bool {
         let of_key = |key: LockKey| self.by_hold.get(key.db, &key.name);
-        let of_hold = |of: &OfKey| of.by_owner.values().map(Vec::len).sum::<usize>();
+        let of_hold = |of: &OfKey| of.by_owner.all().len();
         let indexed: usize = self.by_hold.keys().map(|key| of_key(key).map_or(0, of_hold)).sum();
         let holds: usize = self.by_id.values().map(|(grant, _)| grant.holds.len()).sum();
         let found = self.by_id.iter().all(|(id, (grant, progress))| {
             let of_key = |hold: &GrantedHold| self.by_hold.get(grant.home.get(), &hold.name);
-            let of_hold = |hold: &GrantedHold| of_key(hold)?.by_owner.get(&grant.owner);
+            let is_found =
+                |hold: &GrantedHold| of_key(hold).is_some_and(|of| of.by_owner.of(&grant.owner).any(|it| it == *id));
             let is_revoked = |hold: &GrantedHold| of_key(hold).is_some_and(|of| of.revoked.contains(id));
-            let is_found = |hold: &GrantedHold| of_hold(hold).is_some_and(|ids| ids.contains(id));
             let is_to_be = *progress == Progress::Revoked;
             grant.holds.iter().all(|hold| is_found(hold) && is_revoked(hold) == is_to_be)
         });

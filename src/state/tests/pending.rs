@@ -48,7 +48,7 @@ proptest! {
                 Act::OweSession => {
                     let ticket = owed.ticket();
                     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
-                    owed.owe(ticket, Recipient::Session { client: 1, about }, Stage::Beginning);
+                    owed.owe(ticket, Recipient::Session { client: 1, about: about.into() }, Stage::Beginning);
                     prop_assert!(sessions.insert(ticket), "a ticket is new");
                 }
                 Act::End(number) => {
@@ -104,9 +104,11 @@ fn whoever_is_called_is_answered() {
     let (reader, session) = (owed.ticket(), owed.ticket());
     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
     owed.owe(reader, Recipient::Blocked { client: 1, block: Some(reader) }, Stage::Beginning);
-    owed.owe(session, Recipient::Session { client: 1, about }, Stage::Beginning);
-    owed.set(reader, Stage::Reading(Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0 }, Some(5)));
-    assert!(matches!(owed.get(reader).map(|it| &it.stage), Some(Stage::Reading(Reading { most: 1, .. }, Some(5)))));
+    owed.owe(session, Recipient::Session { client: 1, about: about.into() }, Stage::Beginning);
+    let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: Some(5) };
+    owed.set(reader, Stage::Reading(reading.into()));
+    let Some(Stage::Reading(reading)) = owed.get(reader).map(|it| &it.stage) else { panic!("it reads") };
+    assert_eq!((reading.most, reading.until), (1, Some(5)));
     owed.call(session);
     owed.call(reader);
     assert!(owed.is_ending());

@@ -35,15 +35,15 @@ fn asked(state: &mut State, client: u64) -> Ticket {
     let ticket = state.pending.ticket();
     state.sessions.open(client);
     state.sessions.add_wait(client, &about, ticket);
-    state.pending.owe(ticket, Recipient::Session { client, about }, Stage::Beginning);
+    state.pending.owe(ticket, Recipient::Session { client, about: about.into() }, Stage::Beginning);
     ticket
 }
 
 /// A session that is blocked until its next event.
 fn reads(state: &mut State, client: u64) {
     state.sessions.open(client);
-    let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0 };
-    let ticket = blocked(state, client, Stage::Reading(reading, None));
+    let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: None };
+    let ticket = blocked(state, client, Stage::Reading(reading.into()));
     state.sessions.set_reader(client, Some(Reader { ticket, until: None }));
     assert!(!state.pending.is_ending());
 }

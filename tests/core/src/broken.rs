@@ -17,8 +17,8 @@ pub enum Fault {
     IgnoresTheLimit,
     /// Of several keys, only the first has to be had.
     LooksAtOneKey,
-    /// A new holder's other requests, further behind, are left to wait.
-    ForgetsTheOwnersOthers,
+    /// A holder's own request, further behind, is left to wait.
+    ForgetsTheHoldersOwn,
     /// One grant for two.
     ServesTwice,
     /// Who left still stands in the queue.
@@ -42,7 +42,7 @@ impl Fault {
         Self::ServesTheLastFirst,
         Self::IgnoresTheLimit,
         Self::LooksAtOneKey,
-        Self::ForgetsTheOwnersOthers,
+        Self::ForgetsTheHoldersOwn,
         Self::ServesTwice,
         Self::KeepsTheGone,
         Self::DoesNotLookWhenOneLeaves,
@@ -66,7 +66,7 @@ pub fn broken_serve(
         let mut lane: Vec<WaiterId> = queue.lane(key.db, &key.name).map(|waiter| waiter.id).collect();
         match fault {
             Fault::ServesTheLastFirst => lane.reverse(),
-            Fault::ForgetsTheOwnersOthers => lane.truncate(1),
+            Fault::ForgetsTheHoldersOwn => lane.truncate(1),
             _ => {}
         }
         let end = |id: WaiterId| Some((id, end_of(fault, queue, locks, id, now)?));

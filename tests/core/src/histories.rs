@@ -91,6 +91,7 @@ struct Seen {
 fn take(world: &mut World, waits_until: &mut BTreeMap<WaiterId, Millis>, step: Step, seen: &mut Seen) {
     let now = world.locks.table.now;
     match step {
+        Step::Arrive { request, .. } if world.locks.plain.awaits(request.owner, &request.keys) => {}
         Step::Arrive { mut request, patience, waited } => {
             request.id.arrived = (1_000 + now).saturating_sub(waited);
             let id = world.queue.next_id(request.id.arrived);

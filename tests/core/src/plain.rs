@@ -108,6 +108,11 @@ impl Plain {
         self.waiters.iter().position(|waiter| waiter.id == id)
     }
 
+    /// Whether an owner waits for one of these keys: then it asks for none of them again.
+    pub fn awaits(&self, owner: u32, keys: &[u32]) -> bool {
+        self.waiters.iter().any(|waiter| waiter.owner == owner && waiter.keys.iter().any(|key| keys.contains(key)))
+    }
+
     /// Those who wait for a key, in order.
     pub fn lane(&self, key: u32) -> Vec<WaiterId> {
         self.waiters.iter().filter(|waiter| waiter.keys.contains(&key)).map(|waiter| waiter.id).collect()

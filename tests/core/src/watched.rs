@@ -244,7 +244,7 @@ impl World {
         same &= self.queue.contended() == contended;
         for number in 0..6 {
             let right = plain.waiters.iter().filter(|waiter| waiter.owner == number).map(|waiter| waiter.id);
-            same &= self.queue.of_actor(&owner(number)).map(|waiter| waiter.id).eq(right.clone());
+            same &= self.queue.of_actor(&owner(number), 100).map(|waiter| waiter.id).eq(right.clone());
             same &= self.queue.waits(&owner(number)) != (right.count() == 0);
         }
         if same { Ok(()) } else { Err(format!("{right:?} wait, and {order:?} stand in the queue")) }

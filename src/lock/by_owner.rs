@@ -1,0 +1,86 @@
+//! What a lock has for each of its owners, as a sorted list: nearly all locks have one owner at a time.
+
+use super::Owner;
+
+/// Entries, each of an owner, in the order of owners and entries. Adding or removing one moves those behind it: there are no more
+/// than a lock has holders, but for an owner that asks again and again.
+#[derive(Debug)]
+pub struct ByOwner<T>(Vec<(Owner, T)>);
+
+impl<T> Default for ByOwner<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Copy + Ord> ByOwner<T> {
+    /// Adds an entry of an owner.
+    pub fn insert(&mut self, owner: Owner, entry: T) {
+        if self.0.is_empty() {
+            self.0.reserve_exact(1);
+        }
+        if let Err(place) = self.place(&owner, entry) {
+            self.0.insert(place, (owner, entry));
+        }
+    }
+
+    /// Removes an entry of an owner.
+    pub fn remove(&mut self, owner: &[u8], entry: T) {
+        if let Ok(place) = self.place(owner, entry) {
+            self.0.remove(place);
+        }
+    }
+
+    fn place(&self, owner: &[u8], entry: T) -> Result<usize, usize> {
+        self.0.binary_search_by(|(of, it)| (**of).cmp(owner).then_with(|| it.cmp(&entry)))
+    }
+
+    /// The entries of an owner.
+    pub fn of(&self, owner: &[u8]) -> impl Iterator<Item = T> {
+        let first = self.0.partition_point(|(of, _)| **of < *owner);
+        let rest = self.0.get(first..).unwrap_or_default();
+        rest.iter().take_while(move |(of, _)| **of == *owner).map(|(_, entry)| *entry)
+    }
+
+    /// All entries. Removing the last one first moves none.
+    pub fn all(&self) -> impl DoubleEndedIterator<Item = T> + ExactSizeIterator {
+        self.0.iter().map(|(_, entry)| *entry)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ByOwner;
+    use crate::lock::Owner;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn a_list_by_owner_is_like_a_set_of_pairs(steps in prop::collection::vec((any::<bool>(), 0_u8..4, 0_u64..8), 0..100)) {
+            let (mut list, mut set) = (ByOwner::default(), BTreeSet::new());
+            for (adds, owner, entry) in steps {
+                let owner: Owner = Owner::from([b'o', owner]);
+                if adds {
+                    list.insert(owner.clone(), entry);
+                    set.insert((owner, entry));
+                } else {
+                    list.remove(&owner, entry);
+                    set.remove(&(owner, entry));
+                }
+                prop_assert_eq!(list.is_empty(), set.is_empty());
+                prop_assert!(list.all().eq(set.iter().map(|(_, entry)| *entry)));
+                for owner in 0..4 {
+                    let owner = [b'o', owner];
+                    let of_owner = set.iter().filter(|(of, _)| **of == owner);
+                    prop_assert!(list.of(&owner).eq(of_owner.map(|(_, entry)| *entry)));
+                }
+            }
+        }
+    }
+}

@@ -1,11 +1,11 @@
-//! A run of the module, from one seed.
+//! Simulation runs of the module, each reproducible from a seed.
 //!
-//! The module's source is compiled here a second time, unchanged, against another side of its border with the server:
-//! [`server`] has the functions of `src/server`, and [`redis`] is the server behind them, in memory and in one thread.
-//! [`play`] plays a script of requests and mishaps to it, [`rules`] judges after every turn of its event loop, [`seed`]
-//! makes scripts from a number, and [`shrink`] cuts one that fails down to what still fails.
+//! The module's source is compiled here a second time, unchanged, against a second implementation of its border with
+//! the server: [`server`] has the functions of `src/server`, and [`redis`] is the server behind them, in memory and in
+//! one thread. [`play`] plays a script of requests and faults, [`rules`] checks the invariants after every event-loop
+//! iteration, [`seed`] makes scripts from a number, and [`shrink`] reduces a failing script.
 
-// The module, as it is.
+// The module, unchanged.
 #[path = "../../../src/commands/mod.rs"]
 pub mod commands;
 #[path = "../../../src/config.rs"]
@@ -39,20 +39,20 @@ pub mod waiting;
 #[path = "../../../src/watchdog.rs"]
 pub mod watchdog;
 
-// The other side of its border, and what lives there.
+// The second implementation of the border, and the server behind it.
 pub mod redis;
 pub mod server;
 
-// The player and the judges.
-pub mod asked;
+// The player and the checkers.
 pub mod history;
 pub mod play;
 pub mod random;
+pub mod request;
 pub mod resp;
 pub mod rules;
-pub mod scenes;
+pub mod scenarios;
 pub mod script;
 pub mod seed;
 pub mod shrink;
+pub mod stored;
 pub mod thin;
-pub mod truth;

@@ -1,11 +1,12 @@
-//! Runs of the module, one after another, from seeds.
+//! Simulation runs of the module, one after another, from seeds.
 //!
-//! `simulate [--seed N] [--minutes M] [--runs N] [--all]`: runs from this seed on, for so long or so many; stops at the
-//! first that breaks a rule, with its script cut down (`--all`: goes on, and tells each kind of violation once).
-//! `simulate --history FILE [--seed N]`: writes what the clients of this run saw (`verification/histories/README.md`), without the lines
-//! that a history can't tell.
-//! `simulate --thin [--seed N] [--minutes M] [--runs N]`: runs of clients of the basic profile (`simulator::thin`) instead.
-//! `simulate --play FILE [GENERATION]`: plays a script and prints what each client is told.
+//! `simulate [--seed N] [--minutes M] [--runs N] [--all]`: runs from this seed on, for this long or this many; stops at
+//! the first violation and prints its reduced script (`--all`: continues, and prints each kind of violation once).
+//! `simulate --history FILE [--seed N]`: writes what the clients of this run observed
+//! (`verification/histories/README.md`), without the lines that a history can't express.
+//! `simulate --thin [--seed N] [--minutes M] [--runs N]`: runs of clients of the basic profile (`simulator::thin`)
+//! instead.
+//! `simulate --play FILE [GENERATION]`: plays a script and prints the replies of each client.
 
 use simulator::play::play;
 use simulator::redis::Generation;
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     if let Some(path) = history {
         return write_history(&path, options.seed);
     }
-    // A panic of the module is a violation, and is told as one.
+    // A panic of the module is reported as a violation.
     std::panic::set_hook(Box::new(|_| {}));
     if is_thin { thin_clients(&options) } else { simulate(&options) }
 }
@@ -73,20 +74,20 @@ fn thin_clients(options: &Options) -> ExitCode {
 
 fn simulate(options: &Options) -> ExitCode {
     let begin = Instant::now();
-    let (mut commands, mut turns, mut runs) = (0_u64, 0_u64, 0_u64);
+    let (mut commands, mut iterations, mut runs) = (0_u64, 0_u64, 0_u64);
     let mut known: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     let mut seed = options.seed;
     while runs < options.runs && options.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
-        let run = seed::of_seed(seed);
+        let run = seed::from_seed(seed);
         runs += 1;
         match play(run.generation, &run.lines, false) {
             Ok(run) => {
                 commands += run.commands;
-                turns += run.turns;
+                iterations += run.iterations;
             }
             Err(broken) => {
                 commands += broken.run.commands;
-                turns += broken.run.turns;
+                iterations += broken.run.iterations;
                 let times = known.entry(broken.violation.rule.into()).or_default();
                 times.push(seed);
                 if times.len() == 1 || !options.all {
@@ -108,7 +109,7 @@ fn simulate(options: &Options) -> ExitCode {
     }
     let seconds = begin.elapsed().as_secs_f64();
     println!(
-        "seeds {} to {}: {runs} runs, {commands} commands, {turns} turns in {seconds:.1} s: {:.0} commands a second",
+        "seeds {} to {}: {runs} runs, {commands} commands, {iterations} iterations in {seconds:.1} s: {:.0} commands a second",
         options.seed,
         seed.wrapping_sub(1),
         commands as f64 / seconds
@@ -120,8 +121,8 @@ fn simulate(options: &Options) -> ExitCode {
 }
 
 fn write_history(path: &str, seed: u64) -> ExitCode {
-    let run = seed::of_seed(seed);
-    let lines: Vec<_> = run.lines.into_iter().filter(history::can_tell).collect();
+    let run = seed::from_seed(seed);
+    let lines: Vec<_> = run.lines.into_iter().filter(history::is_expressible).collect();
     let history = play(run.generation, &lines, true).map_or_else(|broken| broken.run.history, |run| run.history);
     match std::fs::write(path, history) {
         Ok(()) => ExitCode::SUCCESS,
@@ -148,10 +149,10 @@ fn play_file(path: &str, generation: Option<&str>) -> ExitCode {
         }
         println!("{one:?}");
         match play(one, &lines, true) {
-            Ok(run) => run.told.iter().for_each(|(name, reply)| println!("  {name} {reply:?}")),
+            Ok(run) => run.replies.iter().for_each(|(name, reply)| println!("  {name} {reply:?}")),
             Err(broken) => {
                 failed = true;
-                broken.run.told.iter().for_each(|(name, reply)| println!("  {name} {reply:?}"));
+                broken.run.replies.iter().for_each(|(name, reply)| println!("  {name} {reply:?}"));
                 println!("  {} (line {})", broken.violation, broken.lines);
             }
         }

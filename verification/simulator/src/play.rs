@@ -1,91 +1,95 @@
-//! Plays a script to a server, and lets the judges look after every turn of its event loop.
+//! Plays a script, and lets the checker look after every event-loop iteration.
 
 use crate::history::History;
-use crate::redis::turn::{Arrival, turn, wakes_at};
+use crate::redis::event_loop::{Arrival, run_iteration, wakes_at};
 use crate::redis::{Bytes, Generation, Replica, Slots, node, slot_of, start};
 use crate::resp::Reply;
-use crate::rules::{Judge, Violation};
-use crate::scenes;
-use crate::script::{self, Line, Moves, Name};
+use crate::rules::{Checker, Violation};
+use crate::scenarios;
+use crate::script::{self, Line, Name, SlotChange};
 use crate::server::ctx::run_id;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a run amounts to.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// How many requests were carried out.
+    /// How many requests ran.
     pub commands: u64,
-    /// How many turns the event loop made.
-    pub turns: u64,
-    /// What each client was told, in order.
-    pub told: Vec<(Name, Reply)>,
-    /// What the replicas were sent.
+    /// The number of event-loop iterations.
+    pub iterations: u64,
+    /// The replies of each client, in order.
+    pub replies: Vec<(Name, Reply)>,
+    /// The replication stream.
     pub stream: Vec<Vec<Bytes>>,
-    /// How much of `told` and of `stream` there was when the script was over, and only the end of the run was left.
+    /// The lengths of `replies` and `stream` at the end of the script, before the run is wound up.
     pub script: (usize, usize),
-    /// What the clients saw of their locks.
+    /// What the clients observed, as a history.
     pub history: String,
-    /// The ids of the clients.
+    /// The clients by connection id.
     pub ids: BTreeMap<u64, Name>,
 }
 
-/// How a run ended that broke a rule.
+/// A run that violated an invariant.
 #[derive(Clone, Debug)]
-pub struct Broken {
-    /// Which rule, and how.
+pub struct Failure {
+    /// The violation.
     pub violation: Violation,
-    /// Its run until then.
+    /// The run until then.
     pub run: Run,
     /// How many lines of the script had been played.
     pub lines: usize,
 }
 
-/// A connection of a client, as the client sees it.
+/// A client's end of a connection.
 struct Connection {
     id: u64,
     received: Bytes,
     has_vanished: bool,
-    /// The last token that it was told.
+    /// The last token that it received.
     token: u64,
-    /// What it was told last, since it asked.
-    told: Option<Reply>,
-    /// It has yet to begin with `LOCK.SESSION`; the reply to that is still to come.
-    is_new: bool,
-    is_beginning: bool,
+    /// The last reply since its last request.
+    reply: Option<Reply>,
+    /// It has yet to send `LOCK.SESSION`; its reply is outstanding.
+    needs_session: bool,
+    awaits_session: bool,
 }
 
-/// Somebody who plays a script.
+/// Plays a script.
 pub struct Player {
     connections: BTreeMap<Name, Connection>,
-    /// Those that begin with `LOCK.SESSION`.
+    /// The clients that begin with `LOCK.SESSION`.
     sessions: BTreeSet<Name>,
-    /// Those whose clients have closed them: the server may not have seen it yet.
-    left: Vec<Connection>,
+    /// Connections that the client has closed. The server may not have noticed it yet.
+    closed: Vec<Connection>,
     arrivals: Vec<Arrival>,
-    judge: Judge,
+    checker: Checker,
     history: History,
     run: Run,
-    /// What the scene is about that is being played.
+    /// The invariant that the current scenario shows.
     rule: &'static str,
-    /// Whether what clients are told is kept.
-    keeps: bool,
+    /// Whether replies are recorded.
+    records_replies: bool,
 }
 
-/// Plays a script to a new server of this generation: `Err` if a rule is broken. At the end, everybody goes.
-pub fn play(generation: Generation, lines: &[Line], keeps: bool) -> Result<Run, Box<Broken>> {
+/// Plays a script on a new server of this generation. All clients disconnect at the end.
+///
+/// # Errors
+///
+/// The first violated invariant.
+pub fn play(generation: Generation, lines: &[Line], records_replies: bool) -> Result<Run, Box<Failure>> {
     let in_cluster = lines.iter().any(|line| matches!(line, Line::Slot(..)));
     start(generation, in_cluster.then(Slots::default));
     let mut player = Player {
         connections: BTreeMap::new(),
         sessions: script::sessions(lines),
-        left: Vec::new(),
+        closed: Vec::new(),
         arrivals: Vec::new(),
-        judge: Judge::new(),
+        checker: Checker::new(),
         history: History::default(),
         run: Run::default(),
-        rule: scenes::TOLD,
-        keeps,
+        rule: scenarios::EXPECTED,
+        records_replies,
     };
     let mut played = 0;
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -93,11 +97,11 @@ pub fn play(generation: Generation, lines: &[Line], keeps: bool) -> Result<Run, 
             played += 1;
             player.line(line)?;
         }
-        player.run.script = (player.run.told.len(), player.run.stream.len());
+        player.run.script = (player.run.replies.len(), player.run.stream.len());
         player.end()
     }));
     player.history.end(node(|node| node.clock.mono));
-    if !player.history.is_unclear {
+    if !player.history.is_ambiguous {
         player.run.history = std::mem::take(&mut player.history.text);
     }
     let violation = match result {
@@ -108,21 +112,21 @@ pub fn play(generation: Generation, lines: &[Line], keeps: bool) -> Result<Run, 
             Violation::new("a callback never panics", text.unwrap_or("a panic"))
         }
     };
-    Err(Box::new(Broken { violation, run: player.run, lines: played }))
+    Err(Box::new(Failure { violation, run: player.run, lines: played }))
 }
 
 impl Player {
     fn line(&mut self, line: &Line) -> Result<(), Violation> {
         match line {
             Line::Request(name, words) => {
-                self.greet(*name, words)?;
+                self.open_sessions(*name, words)?;
                 let words = words.iter().map(|word| self.word(word)).collect::<Vec<_>>();
                 let connection = self.connection(*name);
-                connection.told = None;
+                connection.reply = None;
                 let id = connection.id;
-                self.judge.asked(id, &words);
-                if self.keeps {
-                    self.history.asked(id, &words, node(|node| node.clock.mono));
+                self.checker.request_sent(id, &words);
+                if self.records_replies {
+                    self.history.request_sent(id, &words, node(|node| node.clock.mono));
                 }
                 self.run.commands += 1;
                 match self.arrivals.last_mut() {
@@ -132,26 +136,26 @@ impl Player {
             }
             Line::End(name) => {
                 if let Some(connection) = self.connections.remove(name) {
-                    self.judge.vanished(connection.id);
+                    self.checker.client_vanished(connection.id);
                     self.arrivals.push(Arrival::End(connection.id));
-                    self.left.push(Connection { has_vanished: true, ..connection });
+                    self.closed.push(Connection { has_vanished: true, ..connection });
                 }
             }
             Line::Vanish(name) => {
                 if let Some(connection) = self.connections.get_mut(name) {
                     connection.has_vanished = true;
-                    self.judge.vanished(connection.id);
+                    self.checker.client_vanished(connection.id);
                 }
             }
-            Line::Deaf(name) | Line::Hears(name) => {
-                let (id, deaf) = (self.connection(*name).id, matches!(line, Line::Deaf(_)));
-                node(|node| node.clients.get_mut(&id).map(|client| client.is_deaf = deaf));
-                self.judge.deaf();
+            Line::StopReading(name) | Line::ResumeReading(name) => {
+                let (id, is_not_reading) = (self.connection(*name).id, matches!(line, Line::StopReading(_)));
+                node(|node| node.clients.get_mut(&id).map(|client| client.is_not_reading = is_not_reading));
+                self.checker.client_stopped_reading();
             }
             Line::Pass(ms) => self.pass(*ms)?,
             Line::Clock(ms) => {
                 node(|node| node.clock.wall = node.clock.wall.saturating_add_signed(ms * 1000));
-                self.judge.stepped(*ms);
+                self.checker.clock_stepped(*ms);
             }
             Line::Replicas(delays) => {
                 node(|node| {
@@ -164,10 +168,13 @@ impl Player {
                     };
                     node.replicas = delays.iter().map(replica).collect();
                 });
-                self.judge.replicas_changed();
+                self.checker.replicas_changed();
             }
             Line::Good(count) => node(|node| {
-                node.replicas.iter_mut().enumerate().for_each(|(place, replica)| replica.is_good = place < *count);
+                node.replicas
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(position, replica)| replica.is_good = position < *count);
             }),
             Line::Misconf(state) => node(|node| node.misconf = *state),
             Line::Cluster(state) => node(|node| {
@@ -176,24 +183,24 @@ impl Player {
                 }
             }),
             Line::Slot(key, moves) => self.slot(slot_of(&script::bytes(key)), *moves)?,
-            Line::Scene(name) => self.rule = scenes::rule(name),
-            Line::Over => self.rule = scenes::TOLD,
-            Line::Told(name, text) => {
-                let told = self.connection(*name).told.as_ref();
-                let told = told.map_or("nothing".into(), |reply| format!("{reply:?}"));
-                if !told.starts_with(text) {
-                    return Err(Violation::new(self.rule, format!("{name} was told {told}, and not {text}")));
+            Line::Scenario(name) => self.rule = scenarios::rule(name),
+            Line::EndScenario => self.rule = scenarios::EXPECTED,
+            Line::Expect(name, text) => {
+                let received = self.connection(*name).reply.as_ref();
+                let received = received.map_or("nothing".into(), |reply| format!("{reply:?}"));
+                if !received.starts_with(text) {
+                    return Err(Violation::new(self.rule, format!("{name} received {received}, expected {text}")));
                 }
             }
         }
         Ok(())
     }
 
-    fn slot(&mut self, slot: u16, moves: Moves) -> Result<(), Violation> {
-        if moves == Moves::Goes {
-            self.arrivals.push(Arrival::Taken(slot));
+    fn slot(&mut self, slot: u16, moves: SlotChange) -> Result<(), Violation> {
+        if moves == SlotChange::Goes {
+            self.arrivals.push(Arrival::SlotTaken(slot));
             let arrivals = std::mem::take(&mut self.arrivals);
-            return self.turn(arrivals);
+            return self.iteration(arrivals);
         }
         node(|node| {
             if let Some(slots) = &mut node.slots {
@@ -202,11 +209,11 @@ impl Player {
                 slots.importing.remove(&slot);
                 slots.unowned.remove(&slot);
                 match moves {
-                    Moves::Moves => slots.elsewhere.insert(slot),
-                    Moves::Migrates => slots.migrating.insert(slot),
-                    Moves::Arrives => slots.importing.insert(slot),
-                    Moves::Unowned => slots.unowned.insert(slot),
-                    Moves::Comes | Moves::Goes => false,
+                    SlotChange::Moves => slots.elsewhere.insert(slot),
+                    SlotChange::Migrates => slots.migrating.insert(slot),
+                    SlotChange::Arrives => slots.importing.insert(slot),
+                    SlotChange::Unowned => slots.unowned.insert(slot),
+                    SlotChange::Comes | SlotChange::Goes => false,
                 };
             }
         });
@@ -218,36 +225,37 @@ impl Player {
         if !self.connections.get(&name).is_some_and(is_open) {
             let id = node(|node| node.connect());
             self.run.ids.insert(id, name);
-            let is_beginning = self.sessions.contains(&name);
-            let (received, has_vanished, token, told) = (Vec::new(), false, 0, None);
-            let is_new = is_beginning;
-            self.connections.insert(name, Connection { id, received, has_vanished, token, told, is_beginning, is_new });
+            let awaits_session = self.sessions.contains(&name);
+            let (received, has_vanished, token, reply) = (Vec::new(), false, 0, None);
+            let needs_session = awaits_session;
+            self.connections
+                .insert(name, Connection { id, received, has_vanished, token, reply, awaits_session, needs_session });
         }
         self.connections.entry(name).or_insert_with(|| unreachable!())
     }
 
-    /// The sessions that a request is about begin, in a turn of their own.
-    fn greet(&mut self, name: Name, words: &[String]) -> Result<(), Violation> {
+    /// Opens the sessions that a request names, in an iteration of their own.
+    fn open_sessions(&mut self, name: Name, words: &[String]) -> Result<(), Violation> {
         let named = |word: &String| {
             let mut letters = word.chars();
             let is_name = letters.next().is_some_and(|sign| "$#@".contains(sign)) && word.chars().count() == 2;
             letters.next().filter(|_| is_name)
         };
-        let mut greetings = Vec::new();
+        let mut sessions = Vec::new();
         for name in words.iter().filter_map(named).chain([name]) {
             let connection = self.connection(name);
-            if std::mem::take(&mut connection.is_new) {
+            if std::mem::take(&mut connection.needs_session) {
                 let (id, words) = (connection.id, vec![b"LOCK.SESSION".to_vec()]);
-                self.judge.asked(id, &words);
-                if self.keeps {
-                    self.history.asked(id, &words, node(|node| node.clock.mono));
+                self.checker.request_sent(id, &words);
+                if self.records_replies {
+                    self.history.request_sent(id, &words, node(|node| node.clock.mono));
                 }
-                greetings.push(Arrival::Requests(id, vec![words]));
+                sessions.push(Arrival::Requests(id, vec![words]));
             }
         }
-        if !greetings.is_empty() {
+        if !sessions.is_empty() {
             let arrivals = std::mem::take(&mut self.arrivals);
-            self.turn(greetings)?;
+            self.iteration(sessions)?;
             self.arrivals = arrivals;
         }
         Ok(())
@@ -263,11 +271,11 @@ impl Player {
         }
     }
 
-    /// Lets `ms` pass, with as many turns as the server makes meanwhile: at least one.
+    /// Lets `ms` pass, with all event-loop iterations that the server makes meanwhile: at least one.
     fn pass(&mut self, ms: u64) -> Result<(), Violation> {
         let end = node(|node| node.clock.mono) + ms * 1000;
         let arrivals = std::mem::take(&mut self.arrivals);
-        self.turn(arrivals)?;
+        self.iteration(arrivals)?;
         loop {
             let (now, next) = (node(|node| node.clock.mono), wakes_at());
             if next > end {
@@ -275,93 +283,94 @@ impl Player {
                 break;
             }
             node(|node| node.clock.advance(next - now));
-            self.turn(Vec::new())?;
+            self.iteration(Vec::new())?;
         }
-        if ms >= crate::rules::CALM { self.judge.calm() } else { Ok(()) }
+        if ms >= crate::rules::IDLE_TIME { self.checker.check_idle() } else { Ok(()) }
     }
 
-    fn turn(&mut self, arrivals: Vec<Arrival>) -> Result<(), Violation> {
-        self.judge.before_turn()?;
+    fn iteration(&mut self, arrivals: Vec<Arrival>) -> Result<(), Violation> {
+        self.checker.before_iteration()?;
         let before = node(|node| node.clock.mono);
-        turn(arrivals);
-        self.run.turns += 1;
-        let left = self.left.iter_mut().map(|it| (&' ', it));
-        for (name, connection) in self.connections.iter_mut().chain(left) {
+        run_iteration(arrivals);
+        self.run.iterations += 1;
+        let closed = self.closed.iter_mut().map(|it| (&' ', it));
+        for (name, connection) in self.connections.iter_mut().chain(closed) {
             let sent = node(|node| match node.clients.get_mut(&connection.id) {
                 Some(client) => Some(std::mem::take(&mut client.sent)),
-                None => node.farewells.remove(&connection.id),
+                None => node.final_output.remove(&connection.id),
             });
             connection.received.extend(sent.unwrap_or_default());
             while let Some(reply) = Reply::take(&mut connection.received) {
-                self.judge.sent(&reply);
+                self.checker.bytes_sent(&reply);
                 if connection.has_vanished {
                     continue;
                 }
-                // What was published answers nothing.
+                // A published message is no reply.
                 if reply.elements().first().is_none_or(|first| first.bytes() != b"message") {
-                    self.judge.hears(connection.id, &reply)?;
+                    self.checker.reply_received(connection.id, &reply)?;
                 }
-                if self.keeps {
-                    self.history.told(connection.id, &reply, node(|node| node.clock.mono));
+                if self.records_replies {
+                    self.history.reply_received(connection.id, &reply, node(|node| node.clock.mono));
                 }
-                if std::mem::take(&mut connection.is_beginning) {
+                if std::mem::take(&mut connection.awaits_session) {
                     continue;
                 }
                 connection.token = reply.last_token().unwrap_or(connection.token);
-                if self.keeps {
-                    self.run.told.push((*name, reply.clone()));
+                if self.records_replies {
+                    self.run.replies.push((*name, reply.clone()));
                 }
-                connection.told = Some(reply);
+                connection.reply = Some(reply);
             }
         }
-        if self.keeps {
+        if self.records_replies {
             let ended = self.run.ids.keys().filter(|id| node(|node| !node.clients.contains_key(id)));
             let now = node(|node| node.clock.mono);
-            ended.for_each(|id| self.history.gone(*id, (before, now)));
+            ended.for_each(|id| self.history.disconnected(*id, (before, now)));
         }
-        self.left.retain(|it| node(|node| node.clients.contains_key(&it.id)));
-        if self.keeps {
-            // Judges may collect what was sent; the count goes on.
+        self.closed.retain(|it| node(|node| node.clients.contains_key(&it.id)));
+        if self.records_replies {
+            // The checker may have collected the sent commands; the offset continues.
             node(|node| {
                 let new = (node.stream.offset() as usize).saturating_sub(self.run.stream.len());
                 let sent = &node.stream.sent;
                 self.run.stream.extend_from_slice(&sent[sent.len().saturating_sub(new)..]);
             });
         }
-        self.judge.after_turn()
+        self.checker.after_iteration()
     }
 
-    /// Time passes until nothing more can happen; sessions read what is left; then everybody goes.
+    /// Winds the run up: time passes until nothing more can happen, sessions read their events, and all clients
+    /// disconnect.
     fn end(&mut self) -> Result<(), Violation> {
         self.pass(0)?;
-        all_is_well();
+        end_refusals();
         self.pass(2_000)?;
-        all_is_well();
+        end_refusals();
         self.pass(1_000)?;
         let names: Vec<Name> = self.connections.keys().copied().collect();
         for ms in [500, 1] {
             for name in &names {
                 let it = self.connections.get(name).filter(|it| !it.has_vanished);
-                let idle = it.is_some_and(|it| self.judge.is_idle(it.id) && self.judge.is_session(it.id));
+                let idle = it.is_some_and(|it| self.checker.is_idle(it.id) && self.checker.is_session(it.id));
                 if idle {
                     self.line(&Line::request(*name, "LOCK.EVENTS"))?;
                 }
             }
             self.pass(ms)?;
         }
-        self.judge.losses_are_told()?;
+        self.checker.losses_are_notified()?;
         for name in names {
             self.line(&Line::End(name))?;
         }
         self.pass(0)?;
-        all_is_well();
+        end_refusals();
         self.pass(1_000)?;
-        self.judge.nothing_is_left()
+        self.checker.nothing_is_left()
     }
 }
 
-/// Ends pauses and refusals, so that what is still to be done can be done.
-fn all_is_well() {
+/// Ends pauses and refusals of writes, so that pending work can finish.
+fn end_refusals() {
     node(|node| {
         node.paused_until = 0;
         node.misconf = false;
@@ -370,11 +379,11 @@ fn all_is_well() {
             slots.is_down = false;
             slots.unowned.clear();
         }
-        node.clients.values_mut().for_each(|client| client.is_deaf = false);
+        node.clients.values_mut().for_each(|client| client.is_not_reading = false);
     });
 }
 
-/// What `LOCK.SESSION` says on a connection.
+/// The identity that `LOCK.SESSION` returns to a connection.
 pub fn identity(client: u64) -> Bytes {
     let digits = run_id();
     let random = u128::from_str_radix(&digits[..32], 16).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Random numbers from a seed: the same on every machine.
+//! Random numbers from a seed, the same on every machine.
 
 /// The generator `xorshift64*` (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled").
 #[derive(Clone, Debug)]

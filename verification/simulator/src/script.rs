@@ -1,58 +1,58 @@
-//! Scripts: what happens to a server, line by line. They are printed and read as text, so that a run that went wrong
+//! Scripts: what happens to a server, line by line. They are read and printed as text, so that a failing run
 //! can be pasted into a test.
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `a LOCK.ACQUIRE k o` | a request of client `a` arrives; a client connects with its first line |
 //! | `a !end` | the end of its connection arrives |
-//! | `a !vanish` | it is gone, and the server does not know: what is sent from now on never arrives |
-//! | `a !deaf`, `a !hears` | it takes nothing from the network; it does again |
+//! | `a !vanish` | its host is lost: the server does not notice, and bytes sent to it never arrive |
+//! | `a !stop-reading`, `a !resume-reading` | it stops reading its socket; it reads again |
 //! | `+5` | all lines since the last such line arrive in one poll; then 5 ms pass |
-//! | `!clock -60000` | the time of day steps by so many ms |
-//! | `!replicas 0 20 never` | there are three replicas; they confirm what they are asked for after so many ms |
-//! | `!good 1` | `min-replicas-to-write` counts so many of them |
+//! | `!clock -60000` | the time of day steps by this many ms |
+//! | `!replicas 0 20 never` | three replicas, which confirm after this many ms when asked |
+//! | `!good 1` | `min-replicas-to-write` counts this many of them |
 //! | `!misconf on`, `!misconf off` | a save has failed: the server refuses writes |
-//! | `!slot k moves`, `migrates`, `comes` | the slot of `k` is another node's, is being moved key by key, is this node's |
-//! | `!slot k arrives` | it is another node's, and is being moved here key by key |
+//! | `!slot k moves`, `migrates`, `comes` | the slot of `k` belongs to another node, is migrating there, belongs to this node |
+//! | `!slot k arrives` | it belongs to another node, and is being imported key by key |
 //! | `!slot k unowned` | no node owns it |
-//! | `!cluster fail`, `!cluster ok` | the cluster is down, as this node sees it; it is not any more |
-//! | `!slot k goes` | it becomes another node's with all that is in it, behind what has not arrived yet, in one poll |
-//! | `!scene NAME`, `!over` | here begins and ends one of [`crate::scenes`], whose lines belong together |
-//! | `a !told TEXT` | what `a` was told since its last request begins like this; `nothing`: it still waits |
+//! | `!cluster fail`, `!cluster ok` | the cluster is down, as seen by this node; it is up again |
+//! | `!slot k goes` | another node takes it with all its keys, in one poll, after the lines since the last `+` |
+//! | `!scenario NAME`, `!end-scenario` | begin and end of one of [`crate::scenarios`], whose lines belong together |
+//! | `a !expect TEXT` | the last reply to `a` since its last request begins with this text; `nothing`: no reply yet |
 //!
-//! In a request, `$a` stands for the identity of client `a` (`LOCK.SESSION`), `#a` for its id, `@a` for the last token that
-//! it was told.
+//! In a request, `$a` stands for the identity of client `a` (`LOCK.SESSION`), `#a` for its id, `@a` for the last token
+//! it received.
 
 use crate::redis::Bytes;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A line.
+/// A line of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
     Request(Name, Vec<String>),
     End(Name),
     Vanish(Name),
-    Deaf(Name),
-    Hears(Name),
+    StopReading(Name),
+    ResumeReading(Name),
     Pass(u64),
     Clock(i64),
     Replicas(Vec<Option<u64>>),
     Good(usize),
     Misconf(bool),
     Cluster(bool),
-    Slot(String, Moves),
-    Scene(String),
-    Over,
-    Told(Name, String),
+    Slot(String, SlotChange),
+    Scenario(String),
+    EndScenario,
+    Expect(Name, String),
 }
 
 /// The name of a client: a letter.
 pub type Name = char;
 
-/// What becomes of a slot.
+/// What happens to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moves {
+pub enum SlotChange {
     Moves,
     Migrates,
     Comes,
@@ -71,30 +71,30 @@ impl Line {
     ///
     /// # Panics
     ///
-    /// If it is no line of a script.
+    /// If it is not a line of a script.
     pub fn parse(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let number = |word: &str| word.parse().unwrap_or_else(|_| panic!("not a number: {text}"));
+        let number = |word: &str| word.parse().unwrap_or_else(|_| panic!("expected a number: {text}"));
         Some(match words.as_slice() {
             [] => return None,
             [first, ..] if first.starts_with("//") => return None,
-            ["!clock", ms] => Self::Clock(ms.parse().unwrap_or_else(|_| panic!("not a number: {text}"))),
+            ["!clock", ms] => Self::Clock(ms.parse().unwrap_or_else(|_| panic!("expected a number: {text}"))),
             ["!replicas", delays @ ..] => {
                 Self::Replicas(delays.iter().map(|delay| (*delay != "never").then(|| number(delay))).collect())
             }
             ["!good", count] => Self::Good(number(count) as usize),
             ["!misconf", state] => Self::Misconf(*state == "on"),
             ["!cluster", state] => Self::Cluster(*state == "ok"),
-            ["!scene", name] => Self::Scene((*name).into()),
-            ["!over"] => Self::Over,
+            ["!scenario", name] => Self::Scenario((*name).into()),
+            ["!end-scenario"] => Self::EndScenario,
             ["!slot", key, moves] => {
                 let moves = match *moves {
-                    "moves" => Moves::Moves,
-                    "migrates" => Moves::Migrates,
-                    "goes" => Moves::Goes,
-                    "arrives" => Moves::Arrives,
-                    "unowned" => Moves::Unowned,
-                    _ => Moves::Comes,
+                    "moves" => SlotChange::Moves,
+                    "migrates" => SlotChange::Migrates,
+                    "goes" => SlotChange::Goes,
+                    "arrives" => SlotChange::Arrives,
+                    "unowned" => SlotChange::Unowned,
+                    _ => SlotChange::Comes,
                 };
                 Self::Slot((*key).into(), moves)
             }
@@ -104,9 +104,9 @@ impl Line {
                 match what {
                     ["!end"] => Self::End(name),
                     ["!vanish"] => Self::Vanish(name),
-                    ["!deaf"] => Self::Deaf(name),
-                    ["!hears"] => Self::Hears(name),
-                    ["!told", text @ ..] => Self::Told(name, text.join(" ")),
+                    ["!stop-reading"] => Self::StopReading(name),
+                    ["!resume-reading"] => Self::ResumeReading(name),
+                    ["!expect", text @ ..] => Self::Expect(name, text.join(" ")),
                     _ => Self::Request(name, what.iter().map(|word| (*word).into()).collect()),
                 }
             }
@@ -121,8 +121,8 @@ impl fmt::Display for Line {
             Self::Request(name, words) => write!(out, "{name} {}", words.join(" ")),
             Self::End(name) => write!(out, "{name} !end"),
             Self::Vanish(name) => write!(out, "{name} !vanish"),
-            Self::Deaf(name) => write!(out, "{name} !deaf"),
-            Self::Hears(name) => write!(out, "{name} !hears"),
+            Self::StopReading(name) => write!(out, "{name} !stop-reading"),
+            Self::ResumeReading(name) => write!(out, "{name} !resume-reading"),
             Self::Pass(ms) => write!(out, "+{ms}"),
             Self::Clock(ms) => write!(out, "!clock {ms}"),
             Self::Replicas(delays) => {
@@ -133,9 +133,9 @@ impl fmt::Display for Line {
             Self::Good(count) => write!(out, "!good {count}"),
             Self::Misconf(state) => write!(out, "!misconf {}", if *state { "on" } else { "off" }),
             Self::Cluster(state) => write!(out, "!cluster {}", if *state { "ok" } else { "fail" }),
-            Self::Scene(name) => write!(out, "!scene {name}"),
-            Self::Over => write!(out, "!over"),
-            Self::Told(name, text) => write!(out, "{name} !told {text}"),
+            Self::Scenario(name) => write!(out, "!scenario {name}"),
+            Self::EndScenario => write!(out, "!end-scenario"),
+            Self::Expect(name, text) => write!(out, "{name} !expect {text}"),
             Self::Slot(key, moves) => write!(out, "!slot {key} {}", format!("{moves:?}").to_lowercase()),
         }
     }
@@ -146,8 +146,8 @@ pub fn parse(text: &str) -> Vec<Line> {
     text.lines().filter_map(|line| Line::parse(line.trim())).collect()
 }
 
-/// The clients whose connections are sessions from their beginning: those that requests name as such (`SESSION $s`), that read
-/// events, or that ask on their own connection for what only sessions may have.
+/// The clients whose connections are sessions from the start: those that requests name with `SESSION $s`, that read
+/// events, or whose own requests use options that only sessions have.
 pub fn sessions(lines: &[Line]) -> BTreeSet<Name> {
     let mut names = BTreeSet::new();
     for line in lines {
@@ -168,7 +168,8 @@ pub fn print(lines: &[Line]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// A word of a request as bytes: `\xNN` stands for a byte.
+/// A word of a request as bytes: `
+/// xNN` stands for a byte.
 pub fn bytes(word: &str) -> Bytes {
     let mut rest = word;
     let mut bytes = Vec::new();

@@ -1,30 +1,30 @@
-//! Runs from seeds: which kinds of things happen in a run, and in which order, follows from a number.
+//! Runs from seeds: the kinds of events in a run, and their order, follow from a number.
 //!
-//! Each run draws a few kinds from all that there are, and how often each happens: what only two rare things together
-//! show would be lost among everything else ("swarm testing", Groce et al., 2012). Its world is small, a few keys, owners
-//! and clients, so that they meet.
+//! Each run draws a few kinds of events, and a frequency for each. A fault that only two rare events show together
+//! would otherwise be lost among the others ("swarm testing", Groce et al., 2012). A run has only a few keys, owners
+//! and clients, so that they interact.
 
 use crate::random::Random;
 use crate::redis::Generation;
-use crate::scenes;
-use crate::script::{Line, Moves, Name};
+use crate::scenarios;
+use crate::script::{Line, Name, SlotChange};
 
-/// How many lines a run has, at most.
+/// The most lines that a run has.
 const LINES: usize = 160;
 
 /// A run.
 #[derive(Clone, Debug)]
-pub struct Seeded {
-    /// On which servers.
+pub struct SeededRun {
+    /// The servers whose behaviour it simulates.
     pub generation: Generation,
-    /// What happens.
+    /// The script.
     pub lines: Vec<Line>,
 }
 
 /// A kind of line.
 type Kind = fn(&mut World) -> Line;
 
-/// What may happen, and how often beside the others. The first ones happen in every run.
+/// The kinds of lines and their relative frequencies. The first ones are part of every run.
 const ALWAYS: [(usize, Kind); 4] = [(20, acquire), (8, release), (24, pass), (4, session_next)];
 const SOMETIMES: [(usize, Kind); 46] = [
     (10, acquire_again),
@@ -52,7 +52,7 @@ const SOMETIMES: [(usize, Kind); 46] = [
     (1, move_key),
     (2, pexpire),
     (2, persist),
-    (2, by_hand),
+    (2, handwritten_lock),
     (1, overwrite),
     (1, restore),
     (3, role),
@@ -68,7 +68,7 @@ const SOMETIMES: [(usize, Kind); 46] = [
     (2, script),
     (2, rights),
     (2, slot),
-    (1, deaf),
+    (1, stop_reading),
     (2, look),
     (3, select),
     (6, long_wait),
@@ -89,8 +89,8 @@ struct World {
     databases: bool,
 }
 
-/// The run that belongs to a seed.
-pub fn of_seed(seed: u64) -> Seeded {
+/// The run of a seed.
+pub fn from_seed(seed: u64) -> SeededRun {
     let mut random = Random::new(seed);
     let generation = *random.of(&Generation::ALL);
     let mut kinds: Vec<(usize, Kind)> = ALWAYS.to_vec();
@@ -124,30 +124,32 @@ pub fn of_seed(seed: u64) -> Seeded {
         });
         if let Some((_, kind)) = kind {
             let line = kind(&mut world);
-            // What only makes sense together comes together.
-            lines.extend(burst(&mut world, &line));
+            // Lines that make sense only together come together.
+            lines.extend(prelude(&mut world, &line));
             lines.push(line);
         }
     }
     if lines.iter().any(|line| matches!(line, Line::Slot(..))) {
-        // Known: a look that is put off while a slot is on its way comes later by as much as the clock steps back.
+        // Known limitation: a check that is postponed while a slot migrates comes later by the length of a clock step
+        // backwards.
         lines.retain(|line| !matches!(line, Line::Clock(..0)));
-        // What is in a slot goes with it. (Known: as Redis 7.0 says nothing of that, a wait may outlive a slot that goes and comes back.)
+        // The keys of a slot move with it. (Known limitation: Redis 7.0 does not report this, so a wait may outlive a
+        // slot that leaves and returns.)
         if generation != Generation::Redis70 {
             for line in &mut lines {
-                if let Line::Slot(_, moves @ Moves::Moves) = line {
-                    *moves = Moves::Goes;
+                if let Line::Slot(_, moves @ SlotChange::Moves) = line {
+                    *moves = SlotChange::Goes;
                 }
             }
         }
     }
     keep(seed, &mut lines);
     fail(seed, &mut lines);
-    scenes::add(seed, &mut lines);
-    Seeded { generation, lines }
+    scenarios::add(seed, &mut lines);
+    SeededRun { generation, lines }
 }
 
-/// In some runs of a node of a cluster, the cluster is down for a while, and no node owns some slots.
+/// In some cluster runs, the cluster is down for a while, or no node owns some slots.
 fn fail(seed: u64, lines: &mut [Line]) {
     let mut random = Random::new(seed ^ 0x5eed_c105);
     if !lines.iter().any(|line| matches!(line, Line::Slot(..))) || !random.one_in(2) {
@@ -156,13 +158,13 @@ fn fail(seed: u64, lines: &mut [Line]) {
     for line in lines {
         match line {
             Line::Misconf(state) => *line = Line::Cluster(!*state),
-            Line::Slot(_, moves) if random.one_in(3) => *moves = Moves::Unowned,
+            Line::Slot(_, moves) if random.one_in(3) => *moves = SlotChange::Unowned,
             _ => {}
         }
     }
 }
 
-/// In some runs sessions ask to be told that somebody waits for what they hold.
+/// In some runs, sessions ask to be notified of contention.
 fn keep(seed: u64, lines: &mut [Line]) {
     let mut random = Random::new(seed ^ u64::from(u32::MAX));
     if !random.one_in(4) {
@@ -178,8 +180,8 @@ fn keep(seed: u64, lines: &mut [Line]) {
     }
 }
 
-/// What goes before a line for it to make sense.
-fn burst(world: &mut World, line: &Line) -> Vec<Line> {
+/// The lines before a line that make it meaningful.
+fn prelude(world: &mut World, line: &Line) -> Vec<Line> {
     let mut before = Vec::new();
     if let Line::Request(name, words) = line {
         if words[0] == "EXEC" {
@@ -192,7 +194,7 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
             }
         }
         if words[0] == "ACL" && words.last().is_some_and(|rule| rule == "-lock.acquire") && world.random.one_in(2) {
-            // The right goes while two wait, one behind the other.
+            // The user loses the right while two requests wait, one behind the other.
             let (client, key) = (world.client(), world.key());
             before.push(Line::request(*name, "ACL SETUSER guest on nopass +@all ~*"));
             before.push(Line::request(*name, &format!("LOCK.ACQUIRE {key} o0 LEASE {}", world.leases[0])));
@@ -206,7 +208,7 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
             before.push(Line::request(client, "AUTH guest x"));
         }
         if words[0] == "DEBUG" && world.limits && world.sessions > 0 && world.random.one_in(2) {
-            // The lease of one of three runs out while the server is busy, and is found so when another gives back.
+            // One of three leases expires while the server is busy. The next release notices it.
             let (key, session, other) = (world.key(), world.session(), world.client());
             before.push(Line::request(*name, &format!("LOCK.ACQUIRE {key} o0 LEASE 20 SHARED SESSION ${session}")));
             for owner in ["o1", "o3"] {
@@ -220,7 +222,7 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
         if words[0] == "CLIENT" && words[1] == "KILL" && world.random.one_in(3) {
             let key = world.key();
             match words[3].chars().nth(1) {
-                // What it was granted once more it gives back, and then it goes.
+                // The client releases a re-entry, and is then disconnected.
                 Some(other) if other == *name && world.replicates => {
                     let holder = world.client();
                     before.push(Line::request(holder, &format!("LOCK.ACQUIRE {key} o0 LEASE 60000")));
@@ -228,12 +230,12 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
                     before.push(Line::request(*name, &format!("LOCK.ACQUIRE {key} o0 LEASE 60000 REPLICAS 1")));
                     before.push(Line::request(*name, &format!("LOCK.RELEASE {key} o0")));
                 }
-                // What it holds goes with it, at the end of the turn.
+                // The client's ephemeral hold ends with it, at the end of the iteration.
                 Some(other) if other == *name => {
                     before.push(Line::request(*name, &format!("LOCK.ACQUIRE {key} o0 LEASE 60000 EPHEMERAL")));
                     before.push(Line::Pass(1));
                 }
-                // Somebody is granted what he does not hear of any more.
+                // A client is granted a lock, but disconnected before it can read the reply.
                 other => {
                     before.push(Line::request(*name, &format!("LOCK.FORCE {key}")));
                     let session = other.filter(|other| *other >= 's');
@@ -242,7 +244,7 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
             }
         }
         if words[0] == "PEXPIRE" && world.limits && world.random.one_in(2) {
-            // One of several holds has no end, and then the key has one again.
+            // One of several holds has no expiry, until the key gets one again.
             let (key, owner, lease) = (&words[1], world.owner(), world.leases[0]);
             let acquire = format!("LOCK.ACQUIRE {key} {owner} SHARED LEASE {lease}");
             before.extend([&acquire, &format!("PERSIST {key}"), &acquire].map(|words| Line::request(*name, words)));
@@ -268,7 +270,7 @@ impl World {
         (b'a' + self.random.below(self.clients) as u8) as Name
     }
 
-    /// A client that is a session, and mostly reads its events.
+    /// A client that is a session, and usually reads its events.
     fn session(&mut self) -> Name {
         (b's' + self.random.below(self.sessions.max(1)) as u8) as Name
     }
@@ -293,14 +295,14 @@ impl World {
         terms
     }
 
-    /// The same of a request on behalf of a session.
+    /// The options of a request on behalf of a session.
     fn session_terms(&mut self) -> String {
         let watchdog = if self.bindings { self.flag(3, "WATCHDOG") } else { String::new() };
         self.terms() + &watchdog
     }
 
-    /// Names a session, and mostly asks it to be renewed; now and then asks for that on its own connection, which is a
-    /// session from its beginning, then.
+    /// Names a session, and usually asks for its watchdog. Sometimes the option is on the client's own connection,
+    /// which is then a session from its start.
     fn watchdog(&mut self, times: usize) -> String {
         if self.sessions > 0 && self.random.one_in(2) {
             let session = self.session();
@@ -325,7 +327,7 @@ fn acquire(world: &mut World) -> Line {
     Line::request(client, &words)
 }
 
-/// A client that asks for what it may hold already.
+/// A request for a lock that the owner may already hold.
 fn acquire_again(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     Line::request(client, &format!("LOCK.ACQUIRE {key} {owner} HOLDS 1 LEASE {}", world.leases[0]))
@@ -334,7 +336,7 @@ fn acquire_again(world: &mut World) -> Line {
 fn session_acquire(world: &mut World) -> Line {
     let (client, session, key, owner) = (world.client(), world.session(), world.key(), world.owner());
     let words = format!("LOCK.ACQUIRE {key} {owner}{}{}", world.session_terms(), world.wait());
-    // Now and then over its own connection, which is answered itself, or by `*`.
+    // Sometimes over the session's own connection, which gets the reply itself, or with `*`.
     match world.random.below(8) {
         0 => Line::request(session, &words),
         1 => Line::request(session, &format!("{words} SESSION *")),
@@ -366,7 +368,7 @@ fn release(world: &mut World) -> Line {
     Line::request(client, &format!("LOCK.RELEASE {key} {owner}{how}"))
 }
 
-/// What is left is named exactly: the count, a new lease, the token that some client was told last.
+/// A release that names a remaining count, a new lease, or the last token that some client received.
 fn release_exactly(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let mut words = format!("LOCK.RELEASE {key} {owner}");
@@ -378,7 +380,7 @@ fn release_exactly(world: &mut World) -> Line {
     Line::request(client, &words)
 }
 
-/// A token from another server: now, and further ahead than the run lasts.
+/// A token from another server: current, or further ahead than the run lasts.
 fn raise_fence(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let ahead = *world.random.of(&[500_000, 60_000_000, 1_200_000_000]);
@@ -388,7 +390,7 @@ fn raise_fence(world: &mut World) -> Line {
     Line::request(client, &words)
 }
 
-/// Several watched holders of one lock, which others touch.
+/// Several watched holders of one lock that other commands write.
 fn watch_shared(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let lease = *world.random.of(world.leases);
@@ -447,7 +449,7 @@ fn mrenew(world: &mut World) -> Line {
     Line::request(client, &words)
 }
 
-/// An owner gives up what it waits for and what it holds, over any connection.
+/// An owner withdraws its requests and releases its holds, over any connection.
 fn withdraw(world: &mut World) -> Line {
     let client = world.client();
     if world.random.one_in(4) {
@@ -463,38 +465,38 @@ fn force(world: &mut World) -> Line {
     Line::request(client, &format!("LOCK.FORCE {key}"))
 }
 
-fn anybody(world: &mut World) -> Name {
+fn any_client(world: &mut World) -> Name {
     if world.sessions > 0 && world.random.one_in(2) { world.session() } else { world.client() }
 }
 
 fn end(world: &mut World) -> Line {
-    Line::End(anybody(world))
+    Line::End(any_client(world))
 }
 
 fn vanish(world: &mut World) -> Line {
-    Line::Vanish(anybody(world))
+    Line::Vanish(any_client(world))
 }
 
-fn deaf(world: &mut World) -> Line {
-    let name = anybody(world);
-    if world.random.one_in(2) { Line::Deaf(name) } else { Line::Hears(name) }
+fn stop_reading(world: &mut World) -> Line {
+    let name = any_client(world);
+    if world.random.one_in(2) { Line::StopReading(name) } else { Line::ResumeReading(name) }
 }
 
 fn kill(world: &mut World) -> Line {
-    let (client, other) = (world.client(), anybody(world));
+    let (client, other) = (world.client(), any_client(world));
     let oneself = if client == other { " SKIPME no" } else { "" };
     Line::request(client, &format!("CLIENT KILL ID #{other}{oneself}"))
 }
 
-/// One connection replaces another.
+/// A connection replaces another one.
 fn replace(world: &mut World) -> Line {
-    let (client, other) = (world.client(), anybody(world));
+    let (client, other) = (world.client(), any_client(world));
     let other = if other == client { world.session() } else { other };
     Line::request(client, &format!("LOCK.SESSION REPLACES ${other}"))
 }
 
 fn unblock(world: &mut World) -> Line {
-    let (client, other, how) = (world.client(), anybody(world), *world.random.of(&["", " TIMEOUT", " ERROR"]));
+    let (client, other, how) = (world.client(), any_client(world), *world.random.of(&["", " TIMEOUT", " ERROR"]));
     Line::request(client, &format!("CLIENT UNBLOCK #{other}{how}"))
 }
 
@@ -545,7 +547,7 @@ fn persist(world: &mut World) -> Line {
     Line::request(client, &format!("PERSIST {key}"))
 }
 
-fn by_hand(world: &mut World) -> Line {
+fn handwritten_lock(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let what = match world.random.below(4) {
         0 => format!("HSET {key} {owner} 2"),
@@ -561,7 +563,7 @@ fn overwrite(world: &mut World) -> Line {
     Line::request(client, &format!("SET {key} x"))
 }
 
-/// The lock `o0` of one hold under token 1700000000000000, as `DUMP` returns it.
+/// The lock `o0` with one hold under token 1700000000000000, as `DUMP` returns it.
 fn restore(world: &mut World) -> Line {
     let (client, key) = (world.client(), world.key());
     let dump = "\\x10\\x40\\x1f\\x1f\\x00\\x00\\x00\\x04\\x00\\x82o0\\x03\\x01\\x01\\x86#fence\\x07\\xf4\\x00@\\x1e\\x18$\\x0a\\x06\\x00\\x09\\xff\\x0a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00";
@@ -641,7 +643,7 @@ fn rights(world: &mut World) -> Line {
 
 fn slot(world: &mut World) -> Line {
     let key = world.key();
-    Line::Slot(key, *world.random.of(&[Moves::Moves, Moves::Migrates, Moves::Comes, Moves::Comes]))
+    Line::Slot(key, *world.random.of(&[SlotChange::Moves, SlotChange::Migrates, SlotChange::Comes, SlotChange::Comes]))
 }
 
 fn look(world: &mut World) -> Line {

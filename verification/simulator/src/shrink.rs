@@ -1,14 +1,14 @@
-//! Cuts a script that breaks a rule down to the fewest lines that still break it.
+//! Reduces a script that violates an invariant to the fewest lines that still do.
 
-use crate::play::{Broken, play};
+use crate::play::{Failure, play};
 use crate::redis::Generation;
 use crate::script::Line;
 
-/// The shortest script found that breaks the same rule, and how.
-pub fn shrink(generation: Generation, lines: &[Line], broken: Box<Broken>) -> (Vec<Line>, Box<Broken>) {
+/// The shortest script found that violates the same invariant, with its violation.
+pub fn shrink(generation: Generation, lines: &[Line], broken: Box<Failure>) -> (Vec<Line>, Box<Failure>) {
     let mut best = (lines.get(..broken.lines).unwrap_or(lines).to_vec(), broken);
     if fails(generation, &best.0, &best.1).is_none() {
-        // It breaks at the end of the run, when everybody goes.
+        // The violation comes at the end of the run, when all clients disconnect.
         best.0 = lines.to_vec();
     }
     let mut units = units(&best.0);
@@ -33,34 +33,34 @@ pub fn shrink(generation: Generation, lines: &[Line], broken: Box<Broken>) -> (V
     best
 }
 
-/// What is left out as a whole: a line, or a scene, which says what everybody is told only if it is played whole.
+/// The units that are removed as a whole: a line, or a scenario, whose expected replies need all of its lines.
 fn units(mut lines: &[Line]) -> Vec<Vec<Line>> {
     let mut units = Vec::new();
     while let Some(first) = lines.first() {
-        let over = lines.iter().position(|line| *line == Line::Over).map_or(lines.len(), |at| at + 1);
-        let (unit, rest) = lines.split_at(if matches!(first, Line::Scene(_)) { over } else { 1 });
+        let over = lines.iter().position(|line| *line == Line::EndScenario).map_or(lines.len(), |at| at + 1);
+        let (unit, rest) = lines.split_at(if matches!(first, Line::Scenario(_)) { over } else { 1 });
         units.push(unit.to_vec());
         lines = rest;
     }
     units
 }
 
-/// Leaves out options, and shortens times.
-fn simplify(generation: Generation, best: &mut (Vec<Line>, Box<Broken>)) {
-    let mut is_scene = false;
+/// Removes options of requests.
+fn simplify(generation: Generation, best: &mut (Vec<Line>, Box<Failure>)) {
+    let mut is_scenario = false;
     for at in 0..best.0.len() {
-        is_scene = matches!(best.0[at], Line::Scene(_)) || is_scene && best.0[at] != Line::Over;
+        is_scenario = matches!(best.0[at], Line::Scenario(_)) || is_scenario && best.0[at] != Line::EndScenario;
         let Line::Request(name, words) = best.0[at].clone() else { continue };
-        if is_scene {
+        if is_scenario {
             continue;
         }
         let mut words = words;
-        let mut place = words.len();
-        while place > 3 {
-            place -= 1;
+        let mut position = words.len();
+        while position > 3 {
+            position -= 1;
             for count in [2, 1] {
-                let Some(rest) = words.get(place + count..) else { continue };
-                let fewer = [&words[..place], rest].concat();
+                let Some(rest) = words.get(position + count..) else { continue };
+                let fewer = [&words[..position], rest].concat();
                 let mut lines = best.0.clone();
                 lines[at] = Line::Request(name, fewer.clone());
                 if let Some(broken) = fails(generation, &lines, &best.1) {
@@ -73,7 +73,7 @@ fn simplify(generation: Generation, best: &mut (Vec<Line>, Box<Broken>)) {
     }
 }
 
-/// Whether a script breaks the same rule.
-fn fails(generation: Generation, lines: &[Line], broken: &Broken) -> Option<Box<Broken>> {
+/// Whether a script violates the same invariant.
+fn fails(generation: Generation, lines: &[Line], broken: &Failure) -> Option<Box<Failure>> {
     play(generation, lines, false).err().filter(|it| it.violation.rule == broken.violation.rule)
 }

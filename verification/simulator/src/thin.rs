@@ -1,54 +1,55 @@
-//! Clients of the basic profile, as plainly as the rules of `docs/client-protocol.md` can be said, beside the server with the
-//! module: each acquisition is a state machine, each request has a connection of its own, and the network delays, cuts and
-//! swallows. Beside the rules of the module ([`crate::rules`]), the rules here must hold. `simulate --thin` runs it from seeds.
+//! Clients of the basic profile, as simple as the rules of `docs/client-protocol.md` allow, on the server with the
+//! module. Each acquisition is a state machine, and each request has a connection of its own. The network delays, cuts
+//! and drops. The invariants of this file hold in addition to those of the module ([`crate::rules`]). `simulate --thin`
+//! runs it from seeds.
 //!
-//! Three rules of the protocol can be broken without any of this noticing so far: `WAIT 0` for a time that is nearly over (B2; B13
-//! withdraws it), `ALL` behind a broken connection (B18), and the second withdrawal (B21). B18 leaves a gap, which the model allows
-//! for: an ACQUIRE that was under way when its connection broke, and that arrives behind the release, is granted, and its hold ends
-//! with its lease.
+//! Clients can break three rules of the protocol without a violation here: `WAIT 0` for a time that is nearly over (B2;
+//! B13 withdraws it), `ALL` after a broken connection (B18), and the second withdrawal (B21). B18 leaves a gap that the
+//! model allows for. An ACQUIRE that was sent before its connection broke may arrive after the release; it is granted,
+//! and its hold ends with its lease.
 
 use crate::random::Random;
-use crate::redis::turn::{Arrival, turn, wakes_at};
+use crate::redis::event_loop::{Arrival, run_iteration, wakes_at};
 use crate::redis::{Bytes, Generation, Replica, node, start};
 use crate::resp::Reply;
-use crate::rules::{Judge, Violation};
-use crate::{state, truth};
+use crate::rules::{Checker, Violation};
+use crate::{state, stored};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The clock rule (B6).
-pub const CERTAIN: &str = "a hold that its client is certain of is there, under its token";
+pub const CERTAIN: &str = "a hold that its client is certain of exists at the server, with its token";
 /// Mutual exclusion.
 pub const TWICE: &str = "no more clients are certain of a lock than its limit";
 /// Withdrawal and release.
-pub const LEFT: &str = "what an acquisition that has ended asked for is neither held nor waited for";
-/// Bounds.
-pub const ENDS: &str = "a caller is answered within its time, and each acquisition ends";
+pub const LEFT: &str = "a finished acquisition leaves neither holds nor requests";
+/// Time limits.
+pub const ENDS: &str = "every call returns within its timeout, and every acquisition ends";
 /// Repeated releases (B17).
 pub const FALSE_LOSS: &str = "a caller whose hold was certain when it was released gets no report of a loss";
 
-/// A rule that a client does not follow.
+/// A rule of the protocol that a client breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// B1: each acquisition has the same owner.
+    /// B1: every acquisition has the same owner.
     OneOwner,
-    /// B3: `HOLDS 1` is not named.
+    /// B3: `HOLDS 1` is missing.
     CountsTwice,
     /// B6: a lease counts from the reply.
     CountsFromReply,
-    /// B6: so does a renewed one.
+    /// B6: a renewed lease counts from the reply.
     RenewalCountsFromReply,
-    /// B6: the time that was waited counts twice.
+    /// B6: the waited time counts twice.
     WaitedTwice,
-    /// B11: `-SUPERSEDED` to the only request is the end of the acquisition.
+    /// B11: `-SUPERSEDED` to the only request ends the acquisition.
     SupersededIsTheEnd,
-    /// B13: a wait that has ended without an answer is not withdrawn.
+    /// B13: a wait that timed out without a reply is not withdrawn.
     NotWithdrawnInTime,
-    /// B17: nil to a repeated release is a loss.
+    /// B17: nil to a repeated release counts as a loss.
     NilIsALoss,
     /// B19: a release is not repeated.
     ReleasedOnce,
-    /// B20: a wait that is cancelled is not withdrawn.
+    /// B20: a cancelled wait is not withdrawn.
     NotWithdrawn,
     /// B20: a token that is read after the withdrawal is ignored.
     LateTokenIgnored,
@@ -76,14 +77,14 @@ impl Fault {
 
 type Micros = u64;
 const MS: Micros = 1000;
-/// A wait without an answer is asked again after this time (B11); its connection is given up after another one.
+/// A wait without a reply is repeated after this time (B11). Its connection is closed after the same time once more.
 const SILENT_WAIT: Micros = 2000 * MS;
 const SILENT_MORE: Micros = 1000 * MS;
-/// How much later than its time a caller is answered (B24).
+/// How much later than its timeout a call may return (B24).
 const GRACE: Micros = 250 * MS;
 /// `holdfast.replicas-timeout`.
 const REPLICAS_TIMEOUT: Micros = 1000 * MS;
-/// No run takes longer.
+/// The longest time that a run may take.
 const LONGEST: Micros = 120_000 * MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +95,8 @@ enum Kind {
     Withdraw,
 }
 
-/// Where an acquisition is: the table of the protocol. A hold whose token was read late is `Held` when a renewal was answered.
+/// The state of an acquisition: the table of the protocol. A hold whose token was read late becomes `Held` when a
+/// renewal got a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Waiting,
@@ -102,7 +104,7 @@ enum Stage {
     Held,
     Releasing,
     Withdrawing,
-    Over,
+    Finished,
 }
 
 #[derive(Clone, Debug)]
@@ -113,12 +115,12 @@ struct Call {
     lease: Micros,
     replicas: bool,
     began: Micros,
-    /// The caller's time.
+    /// When the caller's time is over.
     until: Micros,
     cancelled_at: Micros,
     holds_for: Micros,
     stage: Stage,
-    /// The request of the stage is sent at this time, again if need be.
+    /// When the request of the stage is sent, or repeated.
     ask_at: Micros,
     is_answered: bool,
     /// The connection of the latest ACQUIRE, and when that was sent.
@@ -132,7 +134,7 @@ struct Call {
     is_repeated: bool,
     /// A connection broke under an ACQUIRE.
     broke: bool,
-    /// How often a withdrawal was answered, and when it was sent first.
+    /// How many withdrawals got a reply, and when the first one was sent.
     withdrawn: usize,
     withdraws_since: Micros,
     over_at: Micros,
@@ -141,14 +143,14 @@ struct Call {
 #[derive(Debug)]
 struct Wire {
     call: usize,
-    /// Requests without an answer, and when each was sent.
-    asked: VecDeque<(Kind, Micros)>,
-    /// The same that the server has not answered.
+    /// Requests without a reply, and when each was sent.
+    unanswered: VecDeque<(Kind, Micros)>,
+    /// Those to which the server has not replied.
     at_server: VecDeque<Kind>,
     swallows: bool,
-    /// The server has been told that it has ended.
+    /// The server has noticed that it was closed.
     has_ended: bool,
-    /// The client gives it up at this time.
+    /// When the client closes it.
     close_at: Micros,
     received: Bytes,
     unread: Bytes,
@@ -174,20 +176,23 @@ enum Mishap {
 struct Run {
     calls: Vec<Call>,
     wires: BTreeMap<u64, Wire>,
-    mail: BTreeMap<(Micros, u64), Parcel>,
+    in_flight: BTreeMap<(Micros, u64), Parcel>,
     mishaps: Vec<(Micros, Mishap)>,
     sent: u64,
-    judge: Judge,
+    checker: Checker,
     random: Random,
     delay: Micros,
     admin: u64,
     stall: Option<Micros>,
-    stood_until: Micros,
+    paused_until: Micros,
     fault: Option<Fault>,
 }
 
-/// Plays the run of a seed, with clients that do not follow one of the rules: `Err` if a rule is broken. Returns how many requests
-/// arrived.
+/// Plays the run of a seed. The clients break `fault`, if there is one. Returns how many requests arrived.
+///
+/// # Errors
+///
+/// The first violated invariant.
 pub fn play(seed: u64, fault: Option<Fault>) -> Result<u64, Violation> {
     let mut run = Run::new(seed, fault);
     let ran = catch_unwind(AssertUnwindSafe(|| run.run()));
@@ -260,7 +265,7 @@ impl Run {
             Mishap::Stall(3_000 * MS),
             Mishap::Replicas,
         ];
-        // Half of them just behind a first request.
+        // Half of them come just after a first request.
         let at = |random: &mut Random| match random.one_in(2) {
             true => random.below(6_000) as Micros * MS,
             false => random.of(&calls).began + random.below(300) as Micros * MS,
@@ -270,8 +275,21 @@ impl Run {
         mishaps.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         let delay = *random.of(&[0, MS, 30 * MS, 300 * MS]);
         let admin = node(|node| node.connect());
-        let (wires, mail, judge) = (BTreeMap::new(), BTreeMap::new(), Judge::new());
-        Self { calls, wires, mail, mishaps, sent: 0, judge, random, delay, admin, stall: None, stood_until: 0, fault }
+        let (wires, in_flight, checker) = (BTreeMap::new(), BTreeMap::new(), Checker::new());
+        Self {
+            calls,
+            wires,
+            in_flight,
+            mishaps,
+            sent: 0,
+            checker,
+            random,
+            delay,
+            admin,
+            stall: None,
+            paused_until: 0,
+            fault,
+        }
     }
 
     fn has(&self, fault: Fault) -> bool {
@@ -282,42 +300,42 @@ impl Run {
         let mut quiet_since = None;
         loop {
             let now = now();
-            let is_over = |call: &Call| call.stage == Stage::Over;
-            if self.calls.iter().all(is_over) && self.mail.is_empty() && self.mishaps.is_empty() {
-                // What is left is left for good once the longest lease is over.
+            let is_over = |call: &Call| call.stage == Stage::Finished;
+            if self.calls.iter().all(is_over) && self.in_flight.is_empty() && self.mishaps.is_empty() {
+                // Whatever is left after the longest lease is left forever.
                 if now > *quiet_since.get_or_insert(now) + 5_000 * MS {
                     return self.nothing_is_left().map(|()| self.sent);
                 }
             } else if now > LONGEST {
                 return Err(Violation::new(ENDS, format!("{:?}", self.calls)));
             }
-            let mail = self.mail.keys().next().map(|(at, _)| *at);
+            let in_flight = self.in_flight.keys().next().map(|(at, _)| *at);
             let mishap = self.mishaps.last().map(|(at, _)| *at);
             let call = (0..self.calls.len()).map(|call| (self.due(call), call)).min();
             let wire = self.wires.iter().map(|(id, wire)| (wire.close_at, *id)).min();
             let server = if self.stall.is_some() { now } else { wakes_at() };
-            let times = [mail, mishap, call.map(|(at, _)| at), wire.map(|(at, _)| at), Some(server)];
+            let times = [in_flight, mishap, call.map(|(at, _)| at), wire.map(|(at, _)| at), Some(server)];
             let next = times.into_iter().flatten().min().unwrap_or(server).max(now);
             node(|node| node.clock.advance(next - now));
             if mishap.is_some_and(|at| at <= next) {
                 self.mishap(next);
-            } else if mail.is_some_and(|at| at <= next) {
+            } else if in_flight.is_some_and(|at| at <= next) {
                 self.arrives(next)?;
             } else if let Some((_, id)) = wire.filter(|(at, _)| *at <= next) {
                 self.ended(id, next);
             } else if let Some((_, call)) = call.filter(|(at, _)| *at <= next) {
                 self.step(call, next)?;
             } else {
-                self.turn(Vec::new())?;
+                self.iteration(Vec::new())?;
             }
         }
     }
 
-    /// When an acquisition has to do something.
+    /// When an acquisition has something to do.
     fn due(&self, call: usize) -> Micros {
         let it = &self.calls[call];
         match it.stage {
-            // No ACQUIRE once the caller's time is over (B12).
+            // No ACQUIRE after the caller's time is over (B12).
             Stage::Waiting => {
                 let ask = if it.ask_at < it.until { it.ask_at } else { Micros::MAX };
                 let bound = if self.has(Fault::WaitsForTheServer) { Micros::MAX } else { it.until + GRACE };
@@ -326,7 +344,7 @@ impl Run {
             Stage::Confirming => it.ask_at.min(it.certain).min(it.until + GRACE),
             Stage::Held => it.ask_at.min(it.certain).min(it.release_at),
             Stage::Releasing | Stage::Withdrawing => it.ask_at,
-            Stage::Over => Micros::MAX,
+            Stage::Finished => Micros::MAX,
         }
     }
 
@@ -341,7 +359,7 @@ impl Run {
                 let is_withdrawn = !self.has(Fault::NotWithdrawnInTime);
                 self.answer(call, now, is_withdrawn)
             }
-            // The server was busy when it was to ask again: now its time is over (B12).
+            // The server was busy when the request was to be repeated: now the caller's time is over (B12).
             Stage::Waiting if now >= it.until => {
                 self.calls[call].ask_at = Micros::MAX;
                 Ok(())
@@ -352,7 +370,7 @@ impl Run {
                 (it.stage, it.ask_at) = (Stage::Releasing, now);
                 Ok(())
             }
-            Stage::Over => Ok(()),
+            Stage::Finished => Ok(()),
             _ => {
                 self.ask(call, now);
                 Ok(())
@@ -360,11 +378,11 @@ impl Run {
         }
     }
 
-    /// The caller is told that it has not acquired the lock.
+    /// The call returns without the lock.
     fn answer(&mut self, call: usize, now: Micros, withdraws: bool) -> Result<(), Violation> {
         let it = &mut self.calls[call];
-        // While the server is busy, nothing else happens: there is one clock.
-        if !it.is_answered && now > (it.until + GRACE).max(self.stood_until) + MS {
+        // While the server is busy, nothing else happens: there is only one clock.
+        if !it.is_answered && now > (it.until + GRACE).max(self.paused_until) + MS {
             return Err(Violation::new(ENDS, format!("at {now}: {it:?}")));
         }
         if it.stage == Stage::Waiting && now < it.cancelled_at && now + 2 * MS < it.until {
@@ -372,12 +390,12 @@ impl Run {
         }
         (it.is_answered, it.stage) = (true, Stage::Withdrawing);
         (it.ask_at, it.withdraws_since) = (now, now);
-        // What is not read to its end by then has broken.
+        // A reply that is not complete by then counts as broken.
         self.wires.values_mut().filter(|wire| wire.call == call).for_each(|wire| {
             wire.close_at = wire.close_at.min(now + SILENT_WAIT);
         });
         if !withdraws {
-            self.over(call, now);
+            self.finish(call, now);
         }
         Ok(())
     }
@@ -389,13 +407,13 @@ impl Run {
         let (key, owner, token, lease) = (it.key, &it.owner, it.token, ms(it.lease));
         let silence = (it.lease / 8).clamp(50 * MS, 1000 * MS) + if it.replicas { REPLICAS_TIMEOUT } else { 0 };
         let all = format!("LOCK.RELEASE {key} {owner} ALL");
-        // Its earlier requests are silent. (A wait that is asked again is answered soon.)
+        // Its earlier requests have no reply. (A wait that is repeated gets one soon.)
         let is_wait = it.stage == Stage::Waiting;
         let more = now + SILENT_MORE + if it.replicas { REPLICAS_TIMEOUT } else { 0 };
         let silent: Vec<u64> = self.wires.iter().filter(|(_, wire)| wire.call == call).map(|(id, _)| *id).collect();
         for id in silent {
             let Some(wire) = self.wires.get_mut(&id) else { continue };
-            match wire.asked.front() {
+            match wire.unanswered.front() {
                 Some((Kind::Acquire, _)) if is_wait => wire.close_at = wire.close_at.min(more),
                 Some((Kind::Acquire, _)) => {}
                 _ => drop(self.close(id, now)),
@@ -422,7 +440,7 @@ impl Run {
                 let is_late = it.released.is_some_and(|first| now > first + it.lease);
                 let is_once = self.fault == Some(Fault::ReleasedOnce) && it.released.is_some();
                 if is_late || is_once {
-                    return self.over(call, now);
+                    return self.finish(call, now);
                 }
                 it.is_repeated = it.released.is_some();
                 it.released.get_or_insert(now);
@@ -430,20 +448,20 @@ impl Run {
                 (Kind::Release, if it.broke { vec![token, all] } else { vec![token] })
             }
             Stage::Withdrawing if now >= it.acquired_at.max(it.withdraws_since) + it.lease + 2 * SILENT_WAIT => {
-                return self.over(call, now);
+                return self.finish(call, now);
             }
-            Stage::Withdrawing | Stage::Over => (Kind::Withdraw, vec![all]),
+            Stage::Withdrawing | Stage::Finished => (Kind::Withdraw, vec![all]),
         };
         let id = node(|node| node.connect());
         if kind == Kind::Acquire {
             it.newest = Some(id);
         }
         let kinds = [kind].into_iter().chain(std::iter::repeat(Kind::Withdraw)).take(lines.len());
-        let asked = kinds.clone().map(|kind| (kind, now)).collect();
+        let unanswered = kinds.clone().map(|kind| (kind, now)).collect();
         let (at_server, received, unread) = (kinds.collect(), Vec::new(), Vec::new());
         let wire = Wire {
             call,
-            asked,
+            unanswered,
             at_server,
             swallows: false,
             has_ended: false,
@@ -459,33 +477,33 @@ impl Run {
         }
     }
 
-    /// Puts something on its way; what one side sends arrives in order.
+    /// Sends something; bytes in one direction arrive in order.
     fn post(&mut self, id: u64, parcel: Parcel, now: Micros) {
         let at = now + self.random.below(self.delay as usize + 1) as Micros;
         let Some(wire) = self.wires.get_mut(&id).filter(|wire| !wire.swallows) else { return };
         let last = &mut wire.last[usize::from(matches!(parcel, Parcel::Bytes(..) | Parcel::Ended(_)))];
         *last = at.max(*last);
         self.sent += 1;
-        self.mail.insert((*last, self.sent), parcel);
+        self.in_flight.insert((*last, self.sent), parcel);
     }
 
-    /// A client closes a connection: no reply to what it asked counts any more. Returns what has no answer.
+    /// A client closes a connection and ignores later replies. Returns the requests without a reply.
     fn close(&mut self, id: u64, now: Micros) -> Vec<Kind> {
         self.post(id, Parcel::End(id), now);
         let Some(wire) = self.wires.get_mut(&id) else { return Vec::new() };
         wire.close_at = Micros::MAX;
-        let lost: Vec<Kind> = std::mem::take(&mut wire.asked).into_iter().map(|(kind, _)| kind).collect();
+        let lost: Vec<Kind> = std::mem::take(&mut wire.unanswered).into_iter().map(|(kind, _)| kind).collect();
         self.calls[wire.call].broke |= lost.contains(&Kind::Acquire);
         lost
     }
 
-    /// An acquisition has ended: its connections go back to the pool.
-    fn over(&mut self, call: usize, now: Micros) {
-        (self.calls[call].stage, self.calls[call].over_at) = (Stage::Over, now);
+    /// An acquisition has ended: its connections return to the pool.
+    fn finish(&mut self, call: usize, now: Micros) {
+        (self.calls[call].stage, self.calls[call].over_at) = (Stage::Finished, now);
         let ids: Vec<u64> = self.wires.iter().filter(|(_, wire)| wire.call == call).map(|(id, _)| *id).collect();
         for id in ids {
-            // A wait is read to its end.
-            let is_wait = self.wires[&id].asked.front().is_some_and(|(kind, _)| *kind == Kind::Acquire);
+            // The reply to a wait is read completely.
+            let is_wait = self.wires[&id].unanswered.front().is_some_and(|(kind, _)| *kind == Kind::Acquire);
             if !is_wait {
                 self.close(id, now);
             }
@@ -494,7 +512,8 @@ impl Run {
 
     fn mishap(&mut self, now: Micros) {
         let Some((_, mishap)) = self.mishaps.pop() else { return };
-        let open: Vec<u64> = self.wires.iter().filter(|(_, wire)| !wire.asked.is_empty()).map(|(id, _)| *id).collect();
+        let open: Vec<u64> =
+            self.wires.iter().filter(|(_, wire)| !wire.unanswered.is_empty()).map(|(id, _)| *id).collect();
         let id = open.get(self.random.below(open.len())).copied();
         match (mishap, id) {
             (Mishap::Stall(time), _) => self.stall = Some(time),
@@ -503,30 +522,30 @@ impl Run {
                     let replicas = node.replicas.iter_mut();
                     replicas.for_each(|it| it.delay = if it.delay.is_some() { None } else { Some(5) });
                 });
-                self.judge.replicas_changed();
+                self.checker.replicas_changed();
             }
             (Mishap::Cut, Some(id)) => {
                 let keeps = self.random.one_in(2);
-                self.mail.retain(|_, parcel| match parcel {
+                self.in_flight.retain(|_, parcel| match parcel {
                     Parcel::Request(to, _) => *to != id || keeps,
                     Parcel::Bytes(from, _) => *from != id,
                     _ => true,
                 });
                 self.post(id, Parcel::End(id), now);
-                // The client hears of it at once, while its request may be under way; and its caller may give up.
+                // The client notices it immediately, while its request may be on the way. Its caller may cancel.
                 if self.random.one_in(3)
                     && let Some(wire) = self.wires.get(&id)
                 {
                     self.calls[wire.call].cancelled_at = now;
                 }
                 self.sent += 1;
-                self.mail.insert((now, self.sent), Parcel::Ended(id));
+                self.in_flight.insert((now, self.sent), Parcel::Ended(id));
             }
             (Mishap::Swallow, Some(id)) => {
                 let is_of = |parcel: &Parcel| match parcel {
                     Parcel::Request(it, _) | Parcel::End(it) | Parcel::Bytes(it, _) | Parcel::Ended(it) => *it == id,
                 };
-                self.mail.retain(|_, parcel| !is_of(parcel));
+                self.in_flight.retain(|_, parcel| !is_of(parcel));
                 self.wires.get_mut(&id).into_iter().for_each(|wire| wire.swallows = true);
             }
             (_, None) => {}
@@ -534,17 +553,17 @@ impl Run {
     }
 
     fn arrives(&mut self, now: Micros) -> Result<(), Violation> {
-        let Some((_, parcel)) = self.mail.pop_first() else { return Ok(()) };
+        let Some((_, parcel)) = self.in_flight.pop_first() else { return Ok(()) };
         let is_here = |id: &u64| node(|node| node.clients.contains_key(id));
         match parcel {
             Parcel::Request(id, words) if is_here(&id) => {
-                self.judge.asked(id, &words);
-                self.turn(vec![Arrival::Requests(id, vec![words])])
+                self.checker.request_sent(id, &words);
+                self.iteration(vec![Arrival::Requests(id, vec![words])])
             }
             Parcel::End(id) if is_here(&id) => {
-                self.judge.vanished(id);
+                self.checker.client_vanished(id);
                 self.wires.get_mut(&id).into_iter().for_each(|wire| wire.has_ended = true);
-                self.turn(vec![Arrival::End(id)])
+                self.iteration(vec![Arrival::End(id)])
             }
             Parcel::Bytes(id, bytes) => {
                 self.wires.get_mut(&id).into_iter().for_each(|wire| wire.received.extend_from_slice(&bytes));
@@ -552,11 +571,11 @@ impl Run {
                     && let Some(reply) = Reply::take(&mut wire.received)
                 {
                     let call = wire.call;
-                    if let Some((kind, sent)) = wire.asked.pop_front() {
-                        self.told(call, id, (kind, sent), &reply, now)?;
+                    if let Some((kind, sent)) = wire.unanswered.pop_front() {
+                        self.reply_received(call, id, (kind, sent), &reply, now)?;
                     }
                 }
-                if self.wires.get(&id).is_some_and(|wire| wire.asked.is_empty()) {
+                if self.wires.get(&id).is_some_and(|wire| wire.unanswered.is_empty()) {
                     self.close(id, now);
                 }
                 Ok(())
@@ -569,18 +588,18 @@ impl Run {
         }
     }
 
-    /// A connection has broken, or is given up.
+    /// A connection broke or was closed.
     fn ended(&mut self, id: u64, now: Micros) {
         let lost = self.close(id, now);
         let Some(call) = self.wires.get(&id).map(|wire| wire.call).filter(|_| !lost.is_empty()) else { return };
         let pause = self.pause(call);
         let it = &mut self.calls[call];
         let is_of_stage = match it.stage {
-            // Of several waits, the newest is at the server.
+            // Of several waits, the server has the newest.
             Stage::Waiting => it.newest == Some(id),
             Stage::Confirming | Stage::Held => lost.contains(&Kind::Renew),
             Stage::Releasing | Stage::Withdrawing => lost.contains(&Kind::Withdraw) || lost.contains(&Kind::Release),
-            Stage::Over => false,
+            Stage::Finished => false,
         };
         if is_of_stage {
             it.ask_at = it.ask_at.min(now + pause);
@@ -593,7 +612,7 @@ impl Run {
         10 * MS + self.random.below(most as usize) as Micros
     }
 
-    fn told(
+    fn reply_received(
         &mut self,
         call: usize,
         id: u64,
@@ -607,12 +626,12 @@ impl Run {
         let is_newest = it.newest == Some(id);
         match (kind, reply, it.stage) {
             (Kind::Acquire, Reply::Array(parts), stage) => {
-                let number = |place: usize| parts.get(place).and_then(Reply::number).unwrap_or(0);
+                let number = |position: usize| parts.get(position).and_then(Reply::number).unwrap_or(0);
                 let (token, waited) = (number(0), number(1) * MS);
                 if stage != Stage::Waiting {
-                    // RELEASE has overtaken the ACQUIRE: it is withdrawn once more.
+                    // RELEASE has overtaken the ACQUIRE: it is withdrawn again.
                     let is_ignored = fault == Some(Fault::LateTokenIgnored) || fault == Some(Fault::NotWithdrawn);
-                    let is_late = matches!(stage, Stage::Withdrawing | Stage::Releasing | Stage::Over);
+                    let is_late = matches!(stage, Stage::Withdrawing | Stage::Releasing | Stage::Finished);
                     if is_late && !is_ignored && fault != Some(Fault::NotWithdrawnInTime) {
                         (it.stage, it.withdrawn, it.ask_at) = (Stage::Withdrawing, 0, now);
                         it.withdraws_since = now;
@@ -654,19 +673,19 @@ impl Run {
             (Kind::Renew, Reply::Null, Stage::Held) => (it.stage, it.ask_at) = (Stage::Releasing, now),
             (Kind::Renew, _, Stage::Confirming | Stage::Held) => it.ask_at = now + pause,
             (Kind::Release, Reply::Integer(0), _) => {
-                return Err(Violation::new(LEFT, format!("at {now}, holds are left: {it:?}")));
+                return Err(Violation::new(LEFT, format!("at {now}, the release left holds: {it:?}")));
             }
             (Kind::Release, Reply::Integer(_) | Reply::Null, Stage::Releasing) => {
                 let is_loss = *reply == Reply::Null && (!it.is_repeated || fault == Some(Fault::NilIsALoss));
                 if is_loss && now < it.certain {
                     return Err(Violation::new(FALSE_LOSS, format!("at {now}: {it:?}")));
                 }
-                // Behind a broken connection, the withdrawal of a stale request stands in the same pipeline.
+                // After a broken connection, the withdrawal of a stale request is in the same pipeline.
                 if !it.broke {
-                    self.over(call, now);
+                    self.finish(call, now);
                 }
             }
-            (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Releasing) => self.over(call, now),
+            (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Releasing) => self.finish(call, now),
             (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Withdrawing) => {
                 it.withdrawn += 1;
                 it.ask_at = now + SILENT_MORE;
@@ -682,42 +701,42 @@ impl Run {
         Ok(())
     }
 
-    /// Ends a withdrawal that was answered, behind a broken connection twice, once no wait is left that is to be read to its end.
+    /// Ends a withdrawal that got its replies, after a broken connection two of them, once no wait is left to read.
     fn is_withdrawn(&mut self, call: usize, now: Micros) {
         let waits = self
             .wires
             .values()
-            .any(|wire| wire.call == call && wire.asked.iter().any(|(kind, _)| *kind == Kind::Acquire));
+            .any(|wire| wire.call == call && wire.unanswered.iter().any(|(kind, _)| *kind == Kind::Acquire));
         let needed = if self.calls[call].broke { 2 } else { 1 };
         let it = &mut self.calls[call];
         if it.stage == Stage::Withdrawing && it.withdrawn >= needed && !waits {
-            self.over(call, now);
+            self.finish(call, now);
         }
     }
 
-    /// A turn of the server, and what it sends.
-    fn turn(&mut self, mut arrivals: Vec<Arrival>) -> Result<(), Violation> {
+    /// An event-loop iteration of the server, and the bytes that it sends.
+    fn iteration(&mut self, mut arrivals: Vec<Arrival>) -> Result<(), Violation> {
         if let Some(time) = self.stall.take() {
             let words = vec![b"DEBUG".to_vec(), b"SLEEP".to_vec(), (time as f64 / 1e6).to_string().into_bytes()];
-            self.judge.asked(self.admin, &words);
+            self.checker.request_sent(self.admin, &words);
             arrivals.push(Arrival::Requests(self.admin, vec![words]));
         }
-        self.judge.before_turn()?;
+        self.checker.before_iteration()?;
         let before = now();
-        turn(arrivals);
+        run_iteration(arrivals);
         let now = now();
-        self.stood_until = if now > before { now } else { self.stood_until };
+        self.paused_until = if now > before { now } else { self.paused_until };
         let ids: Vec<u64> = self.wires.keys().copied().chain([self.admin]).collect();
         for id in ids {
             let sent = node(|node| match node.clients.get_mut(&id) {
                 Some(client) => Some(std::mem::take(&mut client.sent)),
-                None => node.farewells.remove(&id),
+                None => node.final_output.remove(&id),
             });
             let is_gone = node(|node| !node.clients.contains_key(&id));
             let mut bytes = sent.unwrap_or_default();
             if id == self.admin {
                 while let Some(reply) = Reply::take(&mut bytes) {
-                    self.judge.hears(id, &reply)?;
+                    self.checker.reply_received(id, &reply)?;
                 }
                 continue;
             }
@@ -725,12 +744,12 @@ impl Run {
             wire.unread.extend_from_slice(&bytes);
             let has_ended = wire.has_ended;
             while let Some(reply) = Reply::take(&mut wire.unread) {
-                self.judge.sent(&reply);
-                // (The judge reads tokens alone.)
+                self.checker.bytes_sent(&reply);
+                // (The checker reads tokens only.)
                 let is_grant = wire.at_server.pop_front() == Some(Kind::Acquire);
                 let token = reply.elements().first().filter(|_| is_grant);
                 if !has_ended {
-                    self.judge.hears(id, token.unwrap_or(&reply))?;
+                    self.checker.reply_received(id, token.unwrap_or(&reply))?;
                 }
             }
             if !bytes.is_empty() && !has_ended {
@@ -741,14 +760,14 @@ impl Run {
                 self.post(id, Parcel::Ended(id), now);
             }
         }
-        self.judge.after_turn()?;
-        self.is_as_believed(now)
+        self.checker.after_iteration()?;
+        self.holds_exist(now)
     }
 
-    fn is_as_believed(&self, now: Micros) -> Result<(), Violation> {
+    fn holds_exist(&self, now: Micros) -> Result<(), Violation> {
         let mut certain: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for call in &self.calls {
-            let seen = node(|node| truth::read(node, 0, call.key.as_bytes()));
+            let seen = node(|node| stored::read(node, 0, call.key.as_bytes()));
             let holder = seen.of(call.owner.as_bytes());
             if call.stage == Stage::Held && now < call.certain {
                 if holder.is_none_or(|holder| holder.token != Some(call.token)) {
@@ -759,12 +778,14 @@ impl Run {
                 *count += 1;
                 *limit = most.min(*limit);
             }
-            // (A request that was under way when its connection broke may arrive behind the release. Its hold ends with its lease.)
+            // (A request that was sent before its connection broke may arrive after the release. Its hold ends with its
+            // lease.)
             let is_read = !self.wires.values().any(|wire| {
-                self.calls[wire.call].owner == call.owner && wire.asked.iter().any(|(kind, _)| *kind == Kind::Acquire)
+                self.calls[wire.call].owner == call.owner
+                    && wire.unanswered.iter().any(|(kind, _)| *kind == Kind::Acquire)
             });
             let is_sure = !call.broke || call.released.is_none() || now > call.over_at + SILENT_MORE + call.lease;
-            if call.stage == Stage::Over && is_read && is_sure && !self.has(Fault::OneOwner) {
+            if call.stage == Stage::Finished && is_read && is_sure && !self.has(Fault::OneOwner) {
                 let waits = state::with(|state| state.queue.waits(&call.owner.as_bytes().into()));
                 if holder.is_some() || waits {
                     return Err(Violation::new(LEFT, format!("at {now}: {call:?}: {seen:?}, waits: {waits}")));
@@ -772,16 +793,16 @@ impl Run {
             }
         }
         match certain.iter().find(|(_, (count, limit))| count > limit) {
-            Some((key, (count, _))) => Err(Violation::new(TWICE, format!("{count} hold {key} at {now}"))),
+            Some((key, (count, _))) => Err(Violation::new(TWICE, format!("{count} clients hold {key} at {now}"))),
             None => Ok(()),
         }
     }
 
     fn nothing_is_left(&self) -> Result<(), Violation> {
         let waiters = state::with(|state| state.queue.len());
-        let keys = node(|node| ["k", "l"].map(|key| truth::read(node, 0, key.as_bytes())));
+        let keys = node(|node| ["k", "l"].map(|key| stored::read(node, 0, key.as_bytes())));
         if waiters > 0 || keys.iter().any(|seen| !seen.holders().is_empty()) {
-            return Err(Violation::new(LEFT, format!("{waiters} wait, {keys:?}")));
+            return Err(Violation::new(LEFT, format!("{waiters} requests wait, {keys:?}")));
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Runs of many clients and one server: the core of `clients/core`, a network that cuts, delays, swallows and refuses, and
-//! the module, from one seed.
+//! Simulation runs of many clients and one server, each reproducible from a seed: the core of `clients/core`, a network
+//! that cuts, delays, drops and refuses, and the module.
 //!
-//! [`mod@plan`] makes a run from a number, [`network`] carries bytes, [`program`] is who uses the core, and [`run`] plays it
-//! all and judges it.
+//! [`mod@plan`] makes a run from a number, [`network`] carries bytes, [`program`] uses the core, and [`run`] plays and
+//! checks it all.
 
 pub mod network;
 pub mod plan;

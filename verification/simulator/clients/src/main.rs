@@ -1,7 +1,7 @@
-//! Runs of many clients and one server, from seeds.
+//! Simulation runs of many clients and one server.
 //!
-//! `clients [--seed N] [--runs N | --minutes M] [--all]`: runs from this seed on; stops at the first that breaks a rule, and
-//! prints what is left of it when all is taken away that is not needed (`--all`: goes on, and tells each rule once).
+//! `clients [--seed N] [--runs N | --minutes M] [--all]`: runs from this seed on; stops at the first violation and
+//! prints the reduced run (`--all`: continues, and prints each invariant once).
 //! `clients --seed N --steps FOLDER`: writes the steps of each client of this run as text (`clients/core/src/text.rs`).
 
 use simulator_clients::{Plan, RunResult, plan, play};
@@ -62,18 +62,18 @@ fn main() -> ExitCode {
     if known.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Takes away what the run does not need to break the same rule.
+/// Removes what the run does not need to violate the same invariant.
 fn shrink(mut plan: Plan, mut run: RunResult) -> (Plan, RunResult) {
     let Some(rule) = run.violation.as_ref().map(|it| it.rule) else { return (plan, run) };
-    let mut place = plan.acts.len();
-    while place > 0 {
-        place -= 1;
+    let mut position = plan.acts.len();
+    while position > 0 {
+        position -= 1;
         let mut less = plan.clone();
-        less.acts.remove(place);
+        less.acts.remove(position);
         let ran = play(&less, false);
         if ran.violation.as_ref().is_some_and(|it| it.rule == rule) {
             (plan, run) = (less, ran);
-            place = place.min(plan.acts.len());
+            position = position.min(plan.acts.len());
         }
     }
     (plan, run)
@@ -83,7 +83,7 @@ fn write_steps(folder: &str, seed: u64) -> ExitCode {
     let written = std::fs::create_dir_all(folder).and_then(|()| {
         let plan = plan(seed);
         let run = play(&plan, false);
-        // Of a run that breaks a rule, what it needs for that.
+        // The reduced run, if it violates an invariant.
         let (plan, _) = shrink(plan, run);
         play(&plan, true).scripts.iter().try_for_each(|(by, steps)| {
             let name = by.trim_end_matches(':');

@@ -1,11 +1,11 @@
-//! Connections between clients and the server, and what is on its way on them.
+//! Connections between clients and the server, and the bytes on their way.
 
 use holdfast_core::Channel;
 use simulator::random::Random;
 use simulator::redis::{Bytes, node};
 use std::collections::BTreeMap;
 
-/// A time in µs of the clock that does not step.
+/// A time in µs of the monotonic clock.
 pub type Micros = u64;
 
 /// A connection.
@@ -14,40 +14,40 @@ pub struct Wire {
     pub client: usize,
     pub pair: u64,
     pub channel: Channel,
-    /// Nothing arrives any more, and nobody is told.
+    /// Nothing arrives any more, and neither side is notified.
     pub swallows: bool,
-    /// The client has it no more.
+    /// The client has closed it.
     pub is_closed: bool,
-    /// The server has told its end.
-    pub is_told: bool,
+    /// The server has noticed the close.
+    pub is_notified: bool,
     /// When the last byte arrives, at the server and at the client.
     at_server: Micros,
     at_client: Micros,
-    /// What the judges of the module have not read yet.
+    /// What the module's checker has not read yet.
     pub unread: Bytes,
 }
 
-/// Something that is on its way.
+/// Something on its way.
 #[derive(Clone, Debug)]
 pub enum Parcel {
     /// A request arrives at the server.
     Request(u64, Vec<Bytes>),
-    /// The end of a connection arrives at the server.
+    /// A close arrives at the server.
     End(u64),
     /// Bytes arrive at the client.
     Bytes(u64, Bytes),
-    /// The end of a connection arrives at the client.
+    /// A close arrives at the client.
     Ended(u64),
     /// Both connections of a pair are open, or can't be opened.
     Opened(usize, u64, bool),
 }
 
-/// All connections, by their ids at the server.
+/// All connections by their id at the server.
 pub struct Network {
     pub wires: BTreeMap<u64, Wire>,
     /// What is on its way, in order of arrival.
     pub parcels: BTreeMap<(Micros, u64), Parcel>,
-    /// Until when nothing of a client arrives, and nobody reaches the server (and whether that is silent).
+    /// Until when nothing of a client arrives and it can't connect.
     pub held_up: BTreeMap<usize, Micros>,
     pub unreachable: BTreeMap<usize, (Micros, bool)>,
     sent: u64,
@@ -71,7 +71,7 @@ impl Network {
         }
     }
 
-    /// Puts something on its way.
+    /// Sends something.
     pub fn post(&mut self, at: Micros, parcel: Parcel) {
         self.sent += 1;
         self.parcels.insert((at, self.sent), parcel);
@@ -92,7 +92,7 @@ impl Network {
         }
     }
 
-    /// Both connections of it are there.
+    /// Opens both connections.
     pub fn connect(&mut self, client: usize, pair: u64) {
         for channel in [Channel::Session, Channel::Requests] {
             let id = node(|node| node.connect());
@@ -103,7 +103,7 @@ impl Network {
                 channel,
                 swallows: false,
                 is_closed: false,
-                is_told: false,
+                is_notified: false,
                 at_server,
                 at_client,
                 unread: Vec::new(),
@@ -124,7 +124,7 @@ impl Network {
         self.wires.iter().rev().find(|(_, wire)| is_it(wire)).map(|(id, _)| *id)
     }
 
-    /// A client sends this, or closes it: what it sends arrives in order.
+    /// A client sends this, or closes the connection. Bytes arrive in order.
     pub fn to_server(&mut self, id: u64, parcel: Parcel, now: Micros) {
         let Some(client) = self.wires.get(&id).filter(|wire| !wire.swallows).map(|wire| wire.client) else { return };
         let at = self.arrival(client, now);
@@ -134,7 +134,7 @@ impl Network {
         self.post(at, parcel);
     }
 
-    /// The server sends this, or closes it.
+    /// The server sends this, or closes the connection.
     pub fn to_client(&mut self, id: u64, parcel: Parcel, now: Micros) {
         let Some(client) = self.wires.get(&id).filter(|wire| !wire.swallows).map(|wire| wire.client) else { return };
         let at = self.arrival(client, now);
@@ -144,7 +144,7 @@ impl Network {
         self.post(at, parcel);
     }
 
-    /// A connection breaks: some of what was on its way to the server is lost, and all that was on its way to the client.
+    /// A connection breaks: some bytes on their way to the server are lost, and all bytes on their way to the client.
     pub fn cut(&mut self, id: u64, now: Micros) {
         let keeps = self.random.one_in(2);
         self.parcels.retain(|_, parcel| match parcel {
@@ -154,7 +154,7 @@ impl Network {
         });
         self.to_server(id, Parcel::End(id), now);
         if let Some(wire) = self.wires.get_mut(&id) {
-            wire.is_told = true;
+            wire.is_notified = true;
             wire.at_client = 0;
         }
         self.to_client(id, Parcel::Ended(id), now);
@@ -184,7 +184,7 @@ impl Network {
         }
     }
 
-    /// Everything is well again, but what was swallowed stays so.
+    /// All faults end, but connections that drop bytes stay so.
     pub fn heal(&mut self) {
         self.unreachable.clear();
     }

@@ -1,4 +1,4 @@
-//! What happens in a run, from its seed: what programs ask for, and every mishap between any two steps.
+//! The events of a run, from its seed: requests of programs, and faults between any two steps.
 
 use holdfast_core::{Channel, Limit, Terms, Wait};
 use simulator::random::Random;
@@ -11,11 +11,11 @@ pub struct Plan {
     pub seed: u64,
     pub generation: Generation,
     pub clients: usize,
-    /// What happens, and when (ms).
+    /// The events and their times (ms).
     pub acts: Vec<(u64, Act)>,
 }
 
-/// Something that happens. A hold or call is picked by a number among those that there are.
+/// An event. A number selects a hold or call among those that exist.
 #[derive(Clone, Debug)]
 pub enum Act {
     Acquire {
@@ -23,14 +23,14 @@ pub enum Act {
         keys: Vec<&'static str>,
         terms: Terms,
         wait: Wait,
-        /// Of a kept lock: so many uses in a row while somebody else waits.
+        /// For a cached lock: the number of uses in a row while another client waits.
         most: u32,
     },
     Release {
         client: usize,
         pick: usize,
         within: u64,
-        /// Of a kept lock: for how long; 0: the next one in this program has it.
+        /// For a cached lock: how long it stays cached; 0: the next request in this program takes it over.
         keep: u64,
     },
     Renew {
@@ -45,46 +45,46 @@ pub enum Act {
     Ask {
         client: usize,
     },
-    /// A caller is cancelled, or a handle collected.
+    /// A caller cancels, or a handle is garbage-collected.
     Drop {
         client: usize,
         pick: usize,
     },
-    /// The program ends at once, and another one begins.
+    /// The program ends immediately, and another one starts.
     Kill {
         client: usize,
     },
-    /// It closes its client; another one begins.
+    /// The program closes its client and starts another one.
     Close {
         client: usize,
     },
-    /// Both sides see the end of a connection; what was on its way is gone.
+    /// Both sides see that a connection is closed; bytes on their way are lost.
     Cut {
         client: usize,
         channel: Channel,
     },
-    /// Nothing arrives for so long, in either direction; then all of it does.
+    /// Nothing arrives for this long in either direction; then all of it does.
     Partition {
         client: usize,
         ms: u64,
     },
-    /// Nothing arrives any more on this connection, and nobody is told.
+    /// Nothing arrives on this connection any more, and neither side is notified.
     Swallow {
         client: usize,
         channel: Channel,
     },
-    /// Nobody can connect for so long; at once known, or only by silence.
+    /// No program can connect for this long. The attempt fails at once, or without any reply.
     Unreachable {
         client: usize,
         ms: u64,
         silent: bool,
     },
-    /// The process is stopped.
+    /// The process is paused.
     Freeze {
         client: usize,
         ms: u64,
     },
-    /// The server is stopped.
+    /// The server is paused.
     Stall {
         ms: u64,
     },
@@ -95,7 +95,7 @@ pub enum Act {
     Pause {
         ms: u64,
     },
-    /// Nobody's replicas confirm.
+    /// No replica confirms.
     Unconfirmed {
         ms: u64,
     },
@@ -105,32 +105,32 @@ pub enum Act {
     Delete {
         key: &'static str,
     },
-    /// Something that is no lock takes its place.
+    /// A value of another type takes the key.
     Overwrite {
         key: &'static str,
     },
 }
 
-/// Longer than any run takes: a lock that is kept for so long is released because of contention, or not at all.
+/// Longer than any run: a lock that is cached for this long is released because of contention, or not at all.
 pub const LONG: u64 = 1_000_000;
 
 const KEYS: [&str; 4] = ["k", "l", "m", "n"];
 
-/// The run of this number.
+/// The run of a seed.
 pub fn plan(seed: u64) -> Plan {
     let mut random = Random::new(seed ^ 0x00c1_1e27);
     let it = &mut random;
     let clients = 1 + it.below(4);
     let keys = 1 + it.below(4);
     let length = 300 + it.below(2_000) as u64;
-    // Some runs are without mishaps of a kind, so that others are seen.
-    let calm = it.one_in(5);
+    // Some runs have no faults of a kind, so that others are seen.
+    let check_idle = it.one_in(5);
     let with =
         Chances { ephemeral: it.one_in(2), replicas: it.one_in(4), refuses: it.one_in(3), strangers: it.one_in(3) };
     let mut acts = Vec::new();
     for _ in 0..8 + it.below(40) {
         let client = it.below(clients);
-        let act = match it.below(if calm { 22 } else { 34 }) {
+        let act = match it.below(if check_idle { 22 } else { 34 }) {
             0..10 => acquire(it, client, keys, &with),
             10..15 => Act::Release { client, pick: it.below(8), within: 100 + it.below(900) as u64, keep: 0 },
             15..17 => Act::Renew { client, pick: it.below(8), lease: it.one_in(2).then(|| lease(it)) },
@@ -153,12 +153,12 @@ pub fn plan(seed: u64) -> Plan {
             33 if with.replicas => Act::Unconfirmed { ms: span(it) },
             _ => Act::Drop { client, pick: it.below(8) },
         };
-        // Often at the very moment of something else.
+        // Often at the same time as another event.
         let at = match acts.last() {
             Some((at, _)) if it.one_in(3) => *at + it.below(4) as u64,
             _ => it.below(length as usize) as u64,
         };
-        // It goes again, so that there are locks there later on.
+        // It is deleted later, so that there are locks under this key again.
         let end = if let Act::Overwrite { key } = act { Some((at + span(it), Act::Delete { key })) } else { None };
         acts.push((at, act));
         acts.extend(end);
@@ -169,7 +169,8 @@ pub fn plan(seed: u64) -> Plan {
     Plan { seed, generation, clients, acts }
 }
 
-/// In every second run some locks are kept. What else happens is what it would be without: it is drawn by itself.
+/// In every second run, some locks are cached. This uses random numbers of its own, so that the rest of the run stays
+/// the same.
 fn keep(acts: &mut [(u64, Act)], seed: u64) {
     let mut random = Random::new(seed ^ 0x006b_6570_7400);
     let it = &mut random;

@@ -1,31 +1,31 @@
-//! A program that uses a client, and what it was told.
+//! A program that uses a client, and what the client reported to it.
 
 use crate::plan::Act;
 use holdfast_core::{Bytes, Core, Id, Input, LossReason, Outcome, Settings, Terms, Wait};
 use std::collections::BTreeMap;
 
-/// The time limit of cores in runs, which are short.
+/// The time limit of cores in these runs, which are short.
 pub const LIMIT: u64 = 700;
-/// How much later than its time a wait may end.
+/// How much later than its timeout a wait may end.
 pub const GRACE: u64 = 100;
 
 /// A process with one client.
 pub struct Program {
     pub core: Core,
-    /// What its owners begin with.
+    /// The prefix of its owners.
     pub by: String,
-    /// Calls that have not ended, by when they must have (ms), and what they are.
+    /// Calls that have not ended, with their latest end (ms).
     pub calls: BTreeMap<Id, Open>,
-    /// What it holds, by what it was told.
+    /// The holds that its client has reported to it.
     pub holds: BTreeMap<Id, Held>,
-    /// The locks that are kept, as far as it knows, and until when (ms).
+    /// The cached locks, as far as it knows, and until when they are cached (ms).
     pub idle: BTreeMap<Id, (Held, u64)>,
-    /// What it does when what it wanted to use is not there any more.
+    /// What it does if the hold that it wanted to use no longer exists.
     pub then: Option<Input>,
     next: Id,
     /// Its steps as text.
     pub steps: Vec<String>,
-    /// The first thing that it was told and never should be.
+    /// The first report that it should not have received.
     pub wrong: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct Open {
     pub uses: Option<Uses>,
 }
 
-/// The use of a hold, and how long it is waited for another one if it is not there any more.
+/// The use of a hold, and the request to make if the hold no longer exists.
 #[derive(Clone, Debug)]
 pub struct Uses {
     hold: Id,
@@ -86,12 +86,12 @@ impl Program {
         self.holds.keys().nth(pick.checked_rem(count)?).copied()
     }
 
-    /// What an act asks of the core, if there is anything to do it to.
+    /// The input to the core for an event, if there is an object for it.
     pub fn acts(&mut self, act: &Act, now: u64) -> Option<Input> {
         Some(match act {
             Act::Acquire { keys, terms, wait, most, .. } => {
                 let keys: Vec<Bytes> = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
-                // Often a kept lock, so that there is something to use.
+                // Often a cached lock, so that it gets used.
                 let suits = |held: &Held| terms.kept && (held.keys == keys || *most > 1);
                 match self.idle.iter().find(|(_, (held, _))| suits(held)).map(|(hold, _)| *hold) {
                     Some(hold) => self.uses(Uses { hold, or: Some(*wait) }, *most, now),
@@ -146,21 +146,21 @@ impl Program {
         Input::Acquire { call, by: self.by.clone().into_bytes(), keys, terms, wait }
     }
 
-    /// A use here of a kept lock, or of one that another use here has just ended. It is answered at once.
+    /// Uses a cached lock, or one that another use here has just released. The core replies immediately.
     fn uses(&mut self, uses: Uses, most: u32, now: u64) -> Input {
         let (call, hold) = (self.call(Some(now), None), uses.hold);
         self.calls.entry(call).and_modify(|open| open.uses = Some(uses));
         Input::Use { call, hold, most }
     }
 
-    /// It counts on the hold no more, but may use it again.
+    /// The program no longer relies on the hold, but may use it again.
     pub fn keeps(&mut self, hold: Id, idle: u64, now: u64) -> Input {
         let held = self.holds.remove(&hold);
         self.idle.extend(held.map(|held| (hold, (held, now + idle))));
         Input::Keep { hold, idle }
     }
 
-    /// It counts on the hold no more from the moment of its release.
+    /// The program no longer relies on the hold once it releases it.
     pub fn release(&mut self, hold: Id, within: u64, now: u64) -> Input {
         self.holds.remove(&hold);
         Input::Release { call: self.call(Some(now + within), None), hold, within }

@@ -1,41 +1,41 @@
-//! Plays a plan, and checks it.
+//! Plays a plan and checks it.
 //!
-//! | rule | what breaks it |
+//! | invariant | what violates it |
 //! |---|---|
-//! | *nothing wanted is lost without being told* | after all is well again, a program counts on a hold that the server does not know |
-//! | *nothing unwanted is left* | the server knows a hold or a wait that no program wants, though sessions live; or one whose time at hand is over |
-//! | *nobody waits for ever* | a call ends later than its bound, or not at all: also if a client keeps what it waits for |
-//! | *no two who believe to hold* | at any step, by what a check would say |
-//! | those of [`rules`](simulator::rules) | after every turn of the server |
+//! | *every loss of a hold in use is reported* | after all faults have ended, a program relies on a hold that the server does not have |
+//! | *nothing is left behind* | the server has a hold or a request that no program uses, or a cached lock whose time is over |
+//! | *every call ends* | a call ends later than its timeout, or never, also while a client has the lock cached |
+//! | *never two certain holders* | at any step, more clients than allowed have a hold that `check` would confirm |
+//! | those of [`rules`](simulator::rules) | after every event-loop iteration of the server |
 
 use crate::network::{Micros, Network, Parcel};
 use crate::plan::{Act, LONG, Plan};
 use crate::program::{Held, Program};
 use holdfast_core::{Channel, Input, Limit, Output};
 use simulator::config;
-use simulator::redis::turn::{Arrival, turn, wakes_at};
+use simulator::redis::event_loop::{Arrival, run_iteration, wakes_at};
 use simulator::redis::{Bytes, Replica, node, start};
 use simulator::resp::Reply;
-use simulator::rules::{Judge, Violation};
-use simulator::truth;
+use simulator::rules::{Checker, Violation};
+use simulator::stored;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-const LOST: &str = "nothing wanted is lost without being told";
-const LEFT: &str = "nothing unwanted is left";
-const ENDS: &str = "nobody waits for ever";
-const TWICE: &str = "no two who believe to hold";
+const LOST: &str = "every loss of a hold in use is reported";
+const LEFT: &str = "nothing is left behind";
+const ENDS: &str = "every call ends";
+const TWICE: &str = "never two certain holders";
 const TOLD: &str = "each call ends once, and each hold is lost once";
 const NEVER: &str = "nothing panics";
 
-/// The server's, in all runs: they are short (ms).
+/// The server's setting in all runs, which are short (ms).
 const DEFAULT_LEASE: i64 = 1_000;
 
-/// How long everything may take to become well again (ms).
+/// The time in which everything must work again after the last fault (ms).
 const HEALED: u64 = 30_000;
 
-/// What a run amounts to.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunResult {
     pub steps: u64,
@@ -48,34 +48,34 @@ pub struct RunResult {
 struct Run {
     programs: Vec<Program>,
     network: Network,
-    judge: Judge,
+    checker: Checker,
     ran: RunResult,
-    /// When each core wants to be woken, and until when each process is stopped.
+    /// When each core must be woken, and until when each process is paused.
     wakes: BTreeMap<usize, Micros>,
     frozen: BTreeMap<usize, Micros>,
-    /// Tokens up to this one were broken by strangers, by key: nobody knows before he is told.
+    /// For each key: tokens up to this one were force-released by another client. Their holders learn of it later.
     broken: BTreeMap<Bytes, u64>,
-    /// What strangers are about to break: while the server is paused, they wait, too.
+    /// Keys that other clients are about to force-release. While the server is paused, these requests wait, too.
     breaking: Vec<Bytes>,
     acts: Vec<(Micros, Act)>,
     births: u64,
     seed: u64,
     keeps: bool,
-    /// What arrived at the server, as a script of `simulate --play`.
+    /// The requests that arrived at the server, as a script of `simulate --play`.
     server: Vec<String>,
     served: Micros,
     admin: u64,
     admin_asks: Vec<Vec<Bytes>>,
 }
 
-/// Plays it. `keeps`: the steps are written down.
+/// Plays a plan. `keeps`: the steps are recorded.
 pub fn play(plan: &Plan, keeps: bool) -> RunResult {
     start(plan.generation, None);
     config::DEFAULT_LEASE.value.store(DEFAULT_LEASE, Ordering::Relaxed);
     let mut run = Run {
         programs: Vec::new(),
         network: Network::new(plan.seed),
-        judge: Judge::new(),
+        checker: Checker::new(),
         ran: RunResult::default(),
         wakes: BTreeMap::new(),
         frozen: BTreeMap::new(),
@@ -123,8 +123,8 @@ impl Run {
         let last = self.acts.first().map_or(0, |(at, _)| *at);
         self.run_until(last + 1_000)?;
         self.heal();
-        self.settle(|run| run.is_as_believed())?;
-        // Now everybody releases what he has, and every waiter gets its turn.
+        self.settle(|run| run.states_agree())?;
+        // Now every program releases its holds, and every waiter is granted its lock.
         let begin = node(|node| node.clock.mono);
         while self.programs.iter().any(|it| !it.holds.is_empty() || !it.calls.is_empty()) {
             let now = node(|node| node.clock.mono);
@@ -136,7 +136,7 @@ impl Run {
                 let holds: Vec<u64> = self.programs[client].holds.keys().copied().collect();
                 for hold in holds {
                     let program = &mut self.programs[client];
-                    // A wait for a kept lock does not last until the time to keep it is over.
+                    // A wait for a cached lock must not last until its caching time is over.
                     let input = match program.holds.get(&hold) {
                         Some(held) if held.terms.kept => program.keeps(hold, LONG, now / 1000),
                         _ => program.release(hold, 5_000, now / 1000),
@@ -155,7 +155,7 @@ impl Run {
         self.settle(|run| run.is_empty())
     }
 
-    /// Goes on until this is so; it has to be at some time.
+    /// Continues until the condition holds; it must hold within a time limit.
     fn settle(&mut self, is_so: impl Fn(&Self) -> Result<(), Violation>) -> Result<(), Violation> {
         let begin = node(|node| node.clock.mono);
         loop {
@@ -182,7 +182,7 @@ impl Run {
         });
     }
 
-    /// All that happens until then.
+    /// Plays all events until `end`.
     fn run_until(&mut self, end: Micros) -> Result<(), Violation> {
         loop {
             let now = node(|node| node.clock.mono);
@@ -201,7 +201,7 @@ impl Run {
                 return Ok(());
             }
             node(|node| node.clock.advance(next.saturating_sub(now)));
-            // What has arrived is read before time is judged.
+            // What has arrived is read before time is checked.
             if act == Some(next) {
                 let Some((_, act)) = self.acts.pop() else { continue };
                 self.act(next, act)?;
@@ -211,18 +211,18 @@ impl Run {
                 self.wakes.remove(&client);
                 self.step(client, next, Input::Wake)?;
             } else {
-                self.turn(Vec::new())?;
+                self.iteration(Vec::new())?;
             }
         }
     }
 
-    /// A shorter one within a longer one changes nothing: what has arrived stays in its order.
+    /// A shorter pause within a longer one changes nothing: what has arrived stays in order.
     fn freeze(&mut self, client: usize, end: Micros) {
         let until = self.frozen.entry(client).or_default();
         *until = end.max(*until);
     }
 
-    /// All that arrives at this time, up to the first that arrives at a client.
+    /// Delivers everything that arrives at this time, up to the first arrival at a client.
     fn arrives(&mut self, now: Micros) -> Result<(), Violation> {
         let mut arrivals: Vec<Arrival> = Vec::new();
         while let Some(entry) = self.network.parcels.first_entry().filter(|entry| entry.key().0 <= now) {
@@ -236,7 +236,7 @@ impl Run {
                     if node(|node| !node.clients.contains_key(&id)) {
                         continue;
                     }
-                    self.judge.asked(id, &words);
+                    self.checker.request_sent(id, &words);
                     self.ran.commands += 1;
                     match arrivals.last_mut() {
                         Some(Arrival::Requests(last, requests)) if *last == id => requests.push(words),
@@ -244,23 +244,23 @@ impl Run {
                     }
                 }
                 Parcel::End(id) => {
-                    self.judge.vanished(id);
+                    self.checker.client_vanished(id);
                     if let Some(wire) = self.network.wires.get_mut(&id) {
-                        wire.is_told = true;
+                        wire.is_notified = true;
                     }
                     arrivals.push(Arrival::End(id));
                 }
                 parcel => return self.delivered(now, number, parcel),
             }
         }
-        self.turn(arrivals)
+        self.iteration(arrivals)
     }
 
     fn delivered(&mut self, now: Micros, number: u64, parcel: Parcel) -> Result<(), Violation> {
         let of = |id: &u64| self.network.wires.get(id).filter(|wire| !wire.is_closed).cloned();
         let (client, input) = match &parcel {
             Parcel::Opened(client, pair, true) => (*client, Input::Opened { pair: *pair }),
-            // A shell may say either.
+            // An I/O driver may report either.
             Parcel::Opened(client, pair, false) if pair % 2 == 0 => (*client, Input::Ended { pair: *pair }),
             Parcel::Opened(client, pair, false) => (*client, Input::Unreachable { pair: *pair }),
             Parcel::Bytes(id, bytes) => match of(id) {
@@ -274,7 +274,7 @@ impl Run {
             Parcel::Request(..) | Parcel::End(_) => return Ok(()),
         };
         if let Some(until) = self.frozen.get(&client).copied().filter(|until| *until > now) {
-            // Under its number: what was sent before others is read before them.
+            // With its number: what was sent earlier is read earlier.
             self.network.parcels.insert((until, number), parcel);
             return Ok(());
         }
@@ -284,21 +284,21 @@ impl Run {
         self.step(client, now, input)
     }
 
-    /// A turn of the server, and what it sends.
-    fn turn(&mut self, mut arrivals: Vec<Arrival>) -> Result<(), Violation> {
+    /// An event-loop iteration of the server, and the bytes that it sends.
+    fn iteration(&mut self, mut arrivals: Vec<Arrival>) -> Result<(), Violation> {
         let requests = std::mem::take(&mut self.admin_asks);
         if !requests.is_empty() {
-            requests.iter().for_each(|words| self.judge.asked(self.admin, words));
+            requests.iter().for_each(|words| self.checker.request_sent(self.admin, words));
             arrivals.push(Arrival::Requests(self.admin, requests));
         }
         if self.keeps {
             self.write_down(&arrivals);
         }
-        self.judge.before_turn()?;
+        self.checker.before_iteration()?;
         let before = node(|node| node.clock.mono);
-        turn(arrivals);
+        run_iteration(arrivals);
         let now = node(|node| node.clock.mono);
-        // There is one clock: while the server is busy, nothing else happens, so programs were stopped as well.
+        // There is one clock: while the server is busy, nothing else happens, so programs were paused as well.
         if now > before {
             (0..self.programs.len()).for_each(|client| self.freeze(client, now));
         }
@@ -306,25 +306,25 @@ impl Run {
         for id in ids {
             let sent = node(|node| match node.clients.get_mut(&id) {
                 Some(client) => Some(std::mem::take(&mut client.sent)),
-                None => node.farewells.remove(&id),
+                None => node.final_output.remove(&id),
             });
             let is_gone = node(|node| !node.clients.contains_key(&id));
             let bytes = sent.unwrap_or_default();
             if id == self.admin {
                 let mut bytes = bytes;
                 while let Some(reply) = Reply::take(&mut bytes) {
-                    self.judge.sent(&reply);
-                    self.judge.hears(id, &reply)?;
+                    self.checker.bytes_sent(&reply);
+                    self.checker.reply_received(id, &reply)?;
                 }
                 continue;
             }
             let Some(wire) = self.network.wires.get_mut(&id) else { continue };
             wire.unread.extend_from_slice(&bytes);
-            let has_ended = wire.is_told;
+            let has_ended = wire.is_notified;
             while let Some(reply) = Reply::take(&mut wire.unread) {
-                self.judge.sent(&reply);
+                self.checker.bytes_sent(&reply);
                 if !has_ended {
-                    self.judge.hears(id, &reply)?;
+                    self.checker.reply_received(id, &reply)?;
                 }
             }
             if !bytes.is_empty() && !has_ended {
@@ -335,22 +335,22 @@ impl Run {
                     self.network.to_client(id, Parcel::Ended(id), now);
                 }
                 if let Some(wire) = self.network.wires.get_mut(&id) {
-                    wire.is_told = true;
+                    wire.is_notified = true;
                 }
                 if self.network.wires.get(&id).is_some_and(|wire| wire.is_closed) {
                     self.network.wires.remove(&id);
                 }
             }
         }
-        // What was granted until strangers were answered nobody knows to be broken.
-        if self.judge.is_idle(self.admin) {
+        // Grants before the reply to another client's force-release may be gone without their holders knowing.
+        if self.checker.is_idle(self.admin) {
             let until = node(|node| node.clock.wall);
             self.broken.extend(std::mem::take(&mut self.breaking).into_iter().map(|key| (key, until)));
         }
-        self.judge.after_turn()
+        self.checker.after_iteration()
     }
 
-    /// Writes down what arrives, as far as the script can say it: whole milliseconds, and letters for connections.
+    /// Records what arrives, as far as a script can express it: whole milliseconds, and letters for connections.
     fn write_down(&mut self, arrivals: &[Arrival]) {
         let now = node(|node| node.clock.mono);
         if arrivals.is_empty() {
@@ -377,8 +377,8 @@ impl Run {
                     }
                 }
                 Arrival::End(id) => self.server.push(format!("{} !end", name(*id))),
-                // No slot is taken away from this server.
-                Arrival::Taken(_) => {}
+                // No slot moves away from this server.
+                Arrival::SlotTaken(_) => {}
             }
         }
     }
@@ -443,14 +443,14 @@ impl Run {
                     _ => format!("DEL {key}"),
                 });
                 self.breaking.push(key.as_bytes().to_vec());
-                // Carried out at once, unless the server is paused.
-                self.turn(Vec::new())?;
+                // Runs immediately, unless the server is paused.
+                self.iteration(Vec::new())?;
             }
         }
         Ok(())
     }
 
-    /// A step of a core, and what comes of it.
+    /// A step of a core, and its outputs.
     fn step(&mut self, client: usize, now: Micros, input: Input) -> Result<(), Violation> {
         self.ran.steps += 1;
         let ms = now / 1000;
@@ -495,21 +495,22 @@ impl Run {
             return self.step(client, now, then);
         }
         if closes {
-            // It lives on until its call has ended; meanwhile nothing more is asked of it.
+            // The program exists until its call has ended; until then, it gets no other events.
             self.acts.retain(|(_, act)| !of_program(act, client));
         }
-        self.believers(ms)
+        self.certain_holders(ms)
     }
 
-    /// No more who believe to hold than each of them allows.
-    fn believers(&self, now: u64) -> Result<(), Violation> {
+    /// No more clients are certain of a hold than its limit allows.
+    fn certain_holders(&self, now: u64) -> Result<(), Violation> {
         let mut by_key: BTreeMap<&[u8], Vec<(String, u32, u64)>> = BTreeMap::new();
         for (client, program) in self.programs.iter().enumerate() {
-            // An ephemeral hold goes when the server sees the end of the session, a moment before its client may.
+            // An ephemeral hold ends when the server notices that the session is closed, possibly before its client
+            // does.
             let session = self.network.newest(client, Channel::Session);
-            let stands = session.is_some_and(|id| self.network.wires.get(&id).is_some_and(|wire| !wire.is_told));
+            let stands = session.is_some_and(|id| self.network.wires.get(&id).is_some_and(|wire| !wire.is_notified));
             let is_sure = |held: &Held| stands || !held.terms.ephemeral;
-            // A kept lock may be used at any moment.
+            // A cached lock may be used at any moment.
             let at_hand = program.idle.iter().map(|(hold, (held, _))| (hold, held));
             for (hold, held) in program.holds.iter().chain(at_hand).filter(|(_, held)| is_sure(held)) {
                 let limit = match held.terms.limit {
@@ -536,12 +537,12 @@ impl Run {
         }
     }
 
-    /// Who holds what at the server.
+    /// The owners of all locks at the server.
     fn holders(&self) -> Vec<(Bytes, Bytes)> {
         node(|node| {
             let keys: Vec<Bytes> = node.dbs[0].keys().cloned().collect();
             let of = |key: Bytes| {
-                let seen = truth::read(node, 0, &key);
+                let seen = stored::read(node, 0, &key);
                 let owners: Vec<Bytes> = seen.holders().iter().map(|holder| holder.owner.clone()).collect();
                 owners.into_iter().map(move |owner| (key.clone(), owner))
             };
@@ -549,8 +550,8 @@ impl Run {
         })
     }
 
-    /// Programs and server say the same.
-    fn is_as_believed(&self) -> Result<(), Violation> {
+    /// Programs and server agree.
+    fn states_agree(&self) -> Result<(), Violation> {
         let now = node(|node| node.clock.mono) / 1000;
         let holders = self.holders();
         let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
@@ -579,7 +580,7 @@ impl Run {
         }
     }
 
-    /// The server knows of nobody any more.
+    /// The server has no locks and no waiters.
     fn is_empty(&self) -> Result<(), Violation> {
         let holders = self.holders();
         let (waiters, bindings) = simulator::state::with(|state| (state.queue.len(), state.bindings.len()));
@@ -592,7 +593,7 @@ impl Run {
     }
 }
 
-/// Whether a program asks for this.
+/// Whether an event belongs to a program.
 fn of_program(act: &Act, client: usize) -> bool {
     match act {
         Act::Acquire { client: it, .. }

@@ -1,40 +1,40 @@
-//! Runs of clients beside the module break no rule, and their steps as text say all of them.
+//! Runs of clients beside the module violate no invariant, and their steps as text reproduce them.
 
 use holdfast_core::{Core, Input, Settings};
 use simulator_clients::{plan, play};
 
-/// So many runs, each of one to four clients.
+/// The number of runs, each of one to four clients.
 const RUNS: u64 = 1_500;
 
-/// No run takes so many requests.
+/// The most requests that a run may take.
 const MOST: u64 = 5_000;
 
 #[test]
-fn runs_break_no_rule() {
+fn client_runs_violate_no_invariant() {
     let (mut steps, mut commands) = (0, 0);
     for seed in 1..=RUNS {
         let plan = plan(seed);
         let run = play(&plan, false);
         assert!(run.violation.is_none(), "{}\n{plan}", run.violation.expect("there is one"));
-        // Who asks again does so after a pause: a run that asked without one sent 165,000 requests.
+        // A client pauses before it repeats a request. A run without pauses sent 165,000 requests.
         assert!(run.commands < MOST, "seed {seed}: {} commands", run.commands);
         (steps, commands) = (steps + run.steps, commands + run.commands);
     }
     assert!(steps > 50 * RUNS && commands > 30 * RUNS, "{steps} steps, {commands} commands");
 }
 
-/// Runs in which nothing was wrong but what the judge said.
+/// Runs that a draft of the checker took for violations.
 #[test]
-fn no_rule_is_broken_by() {
-    // Strangers who are kept waiting by a pause break what was granted when it ends.
+fn accepted_client_runs_violate_no_invariant() {
+    // Requests of other clients that a pause delays force-release, at its end, what was granted during it.
     let plan = plan(37_054);
     let run = play(&plan, false);
     assert!(run.violation.is_none(), "{}\n{plan}", run.violation.expect("there is one"));
 }
 
-/// What a core does follows from its steps alone, and they can be read.
+/// What a core does follows from its steps alone, and steps can be read from text.
 #[test]
-fn steps_as_text_give_the_same_again() {
+fn steps_read_from_text_reproduce_run() {
     let mut steps = 0;
     for seed in 1..=50 {
         for (by, script) in play(&plan(seed), true).scripts.into_iter().filter(|(by, _)| by != "server") {

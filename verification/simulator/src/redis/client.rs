@@ -4,34 +4,34 @@ use super::{Bytes, Node};
 use crate::server::callbacks::Ticket;
 use std::collections::VecDeque;
 
-/// A connection, as the server has it.
+/// A connection, as the server knows it.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub user: String,
     pub db: i32,
-    /// Requests that have arrived and wait for their turn.
+    /// Requests that have arrived and have not begun.
     pub input: VecDeque<Vec<Bytes>>,
-    /// Replies that have been written, but not handed to the network.
+    /// Replies that have been written, but not sent.
     pub output: Bytes,
-    /// What was handed to the network since it was last collected.
+    /// Bytes that were sent since they were last collected.
     pub sent: Bytes,
     pub state: State,
-    /// The channels that it listens to.
+    /// The channels that it subscribes to.
     pub channels: Vec<Bytes>,
-    /// The requests of a transaction; `None` in it: one was refused.
+    /// The requests of a transaction; `Some(None)`: one was refused.
     pub multi: Option<Option<Vec<Vec<Bytes>>>>,
-    /// The connection is closed when its replies are sent.
+    /// The connection is closed once its replies are sent.
     pub closes_after_reply: bool,
-    /// The connection is to be closed at the end of the turn; nothing more of it is carried out.
+    /// The connection is closed at the end of the iteration, and no more of its requests run.
     pub is_closing: bool,
-    /// It takes nothing from the network at the moment.
-    pub is_deaf: bool,
+    /// It does not read its socket at the moment.
+    pub is_not_reading: bool,
 }
 
-/// What a connection is at.
+/// The state of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It can go on.
+    /// It can run its next request.
     Ready,
     /// The module has blocked it.
     Blocked(Block),
@@ -39,14 +39,14 @@ pub enum State {
     Postponed,
 }
 
-/// What the server knows of a client that the module has blocked.
+/// The server's data about a client that the module has blocked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The module's name for it.
+    /// The module's id of it.
     pub ticket: Ticket,
-    /// The keys that it waits for, if it waits for keys.
+    /// The keys that it is blocked on, if any.
     pub keys: Option<Vec<Bytes>>,
-    /// The module has ended the block.
+    /// The module has unblocked it.
     pub is_answered: bool,
 }
 
@@ -63,11 +63,11 @@ impl Client {
             multi: None,
             closes_after_reply: false,
             is_closing: false,
-            is_deaf: false,
+            is_not_reading: false,
         }
     }
 
-    /// The block that is in force.
+    /// The current block.
     pub(super) fn blocked(&mut self) -> Option<&mut Block> {
         match &mut self.state {
             State::Blocked(block) => Some(block),
@@ -76,12 +76,12 @@ impl Client {
     }
 }
 
-/// What a user may do.
+/// The permissions of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// Commands that it may not run, in lower case; `lock.` stands for all of the module's.
     pub denied: Vec<String>,
-    /// It may touch keys that begin so.
+    /// The prefix of the keys that it may access.
     pub prefix: Option<Bytes>,
 }
 
@@ -92,7 +92,7 @@ impl Default for User {
 }
 
 impl User {
-    /// Whether it may touch this key.
+    /// Whether it may access this key.
     pub fn may_touch(&self, key: &[u8]) -> bool {
         self.prefix.as_ref().is_some_and(|prefix| key.starts_with(prefix))
     }

@@ -1,10 +1,10 @@
-//! The server's own commands, as far as the module can see what they do.
+//! The server's own commands, as far as the module can see their effects.
 
 use super::client::State;
+use super::event_loop::{disconnect, force_unblock};
 use super::keyspace::{Entry, Value};
 use super::stream::undump;
-use super::turn::{disconnect, force_unblock};
-use super::{Bytes, Client, DATABASES, Happening, Node, Registered, User, expire_if_needed, node, slot_of};
+use super::{Bytes, Client, DATABASES, LogEntry, Node, Registered, User, expire_if_needed, node, slot_of};
 use crate::lock::Millis;
 use crate::server::callbacks::{Event, Touch};
 use crate::server::commands::{Call, Keys};
@@ -16,7 +16,7 @@ const OK: &str = "+OK\r\n";
 const NIL: &str = "$-1\r\n";
 const SYNTAX: &str = "-ERR syntax error\r\n";
 
-/// Runs a request, or puts it off, or refuses it.
+/// Runs, postpones or refuses a request.
 pub fn execute(client: u64, argv: Vec<Bytes>) {
     let name = lower(&argv[0]);
     let in_transaction = node(|node| node.clients[&client].multi.is_some());
@@ -24,7 +24,7 @@ pub fn execute(client: u64, argv: Vec<Bytes>) {
         return queue(client, argv);
     }
     if let Some(error) = node(|node| refusal(node, client, &argv)) {
-        begun(client, &[]);
+        request_started(client, &[]);
         return reply(client, &error);
     }
     if node(|node| node.is_paused() && would_write(node, client, &name, &argv)) {
@@ -36,7 +36,7 @@ pub fn execute(client: u64, argv: Vec<Bytes>) {
         });
     }
     if name != "exec" {
-        begun(client, std::slice::from_ref(&argv));
+        request_started(client, std::slice::from_ref(&argv));
     }
     match name.as_str() {
         "multi" => {
@@ -52,7 +52,7 @@ pub fn execute(client: u64, argv: Vec<Bytes>) {
     }
 }
 
-/// Whether a request writes, or a transaction or script of such.
+/// Whether a request writes, or is a transaction or script that does.
 fn would_write(node: &Node, client: u64, name: &str, argv: &[Bytes]) -> bool {
     let of = |argv: &Vec<Bytes>| writes(node, &lower(&argv[0]));
     match name {
@@ -64,10 +64,10 @@ fn would_write(node: &Node, client: u64, name: &str, argv: &[Bytes]) -> bool {
     }
 }
 
-/// Puts a request into a transaction, unless it can't be right.
+/// Queues a request in a transaction, unless it is invalid.
 fn queue(client: u64, argv: Vec<Bytes>) {
     let refusal = node(|node| refusal(node, client, &argv));
-    begun(client, &[]);
+    request_started(client, &[]);
     node(|node| {
         set(node, client, |it| match (&mut it.multi, &refusal) {
             (Some(Some(requests)), None) => requests.push(argv),
@@ -80,7 +80,7 @@ fn queue(client: u64, argv: Vec<Bytes>) {
 
 fn exec(client: u64) {
     let requests = node(|node| node.clients.get_mut(&client).and_then(|it| it.multi.take()));
-    begun(client, requests.as_ref().and_then(Option::as_deref).unwrap_or_default());
+    request_started(client, requests.as_ref().and_then(Option::as_deref).unwrap_or_default());
     let Some(requests) = requests else { return reply(client, "-ERR EXEC without MULTI\r\n") };
     let Some(requests) = requests else {
         return reply(client, "-EXECABORT Transaction discarded because of previous errors.\r\n");
@@ -98,7 +98,7 @@ fn exec(client: u64) {
     }
 }
 
-/// Why a request is refused before it runs: unknown, too short, without the right to it, elsewhere, no writes now.
+/// Why a request is refused before it runs: unknown, too few arguments, no permission, another slot, no writes.
 fn refusal(node: &Node, client: u64, argv: &[Bytes]) -> Option<String> {
     let name = lower(&argv[0]);
     if let Some(command) = node.commands.get(name.as_bytes()) {
@@ -168,29 +168,29 @@ impl Node {
     }
 }
 
-/// Runs a request that nothing speaks against.
+/// Runs a request that is not refused.
 fn run(client: u64, place: Place, argv: &[Bytes]) {
     let name = lower(&argv[0]);
     let db = node(|node| node.clients[&client].db);
     match node(|node| node.commands.get(name.as_bytes()).copied()) {
         Some(Registered { run, .. }) => {
-            // A script runs as a client of its own, which is no connection.
+            // A script runs as a client of its own, which is not a connection.
             let id = if let Place::Script(_) = place { 0 } else { client };
-            let ctx = Ctx { client: id, db, place, lives: PhantomData };
+            let ctx = Ctx { client: id, db, place, lifetime: PhantomData };
             run(Call { ctx, argv });
         }
         None => own(client, db, &name, argv),
     }
 }
 
-/// The next request of a client has begun: these are the commands that it runs, none if it is refused or put off.
-fn begun(client: u64, commands: &[Vec<Bytes>]) {
+/// The next request of a client has begun. `commands` is what it runs: empty if it is refused or queued.
+fn request_started(client: u64, commands: &[Vec<Bytes>]) {
     let is_session = crate::state::with(|state| state.sessions.is_open(client));
     node(|node| {
         let db = node.clients[&client].db;
-        *node.begun.entry(client).or_default() += 1;
+        *node.started_requests.entry(client).or_default() += 1;
         let (at, steady) = (node.millis(), node.clock.mono / 1000);
-        node.log.push(Happening::Begun { client, db, at, steady, is_session, commands: commands.to_vec() });
+        node.log.push(LogEntry::Started { client, db, at, steady, is_session, commands: commands.to_vec() });
     });
 }
 
@@ -200,7 +200,7 @@ fn own(client: u64, db: i32, name: &str, argv: &[Bytes]) {
     args.iter().take(2).for_each(|key| expire_if_needed(db, key));
     let answer = match (name, args.as_slice()) {
         ("ping", []) => "+PONG\r\n".into(),
-        // Keeps the server, and everybody who waits for it.
+        // Blocks the server and all its clients.
         ("debug", [_, seconds]) => {
             let seconds: f64 = String::from_utf8_lossy(seconds).parse().unwrap_or(0.0);
             node(|node| node.work((seconds * 1e6) as u64));
@@ -349,7 +349,7 @@ fn expire_at(db: i32, key: &[u8], at: Option<Millis>) -> String {
     if at.is_some_and(|at| at <= node(|node| node.millis())) {
         let valkey = node(|node| {
             node.remove(db, key);
-            node.log.push(Happening::Touched { db, key: key.to_vec(), expired: false });
+            node.log.push(LogEntry::Written { db, key: key.to_vec(), expired: false });
             node.generation == super::Generation::Valkey9
         });
         // Valkey reports such a key as expired, Redis as deleted.
@@ -362,7 +362,7 @@ fn expire_at(db: i32, key: &[u8], at: Option<Millis>) -> String {
         Some(at) => vec![b"PEXPIREAT".to_vec(), key.to_vec(), at.to_string().into_bytes()],
         None => vec![b"PERSIST".to_vec(), key.to_vec()],
     };
-    node(|node| node.log.push(Happening::Prolonged { db, key: key.to_vec() }));
+    node(|node| node.log.push(LogEntry::ExpiryChanged { db, key: key.to_vec() }));
     super::notify(db, key, Touch::Changed);
     note(db, &command);
     integer(1)
@@ -402,9 +402,9 @@ fn flush(selected: i32, db: Option<i32>) -> String {
                 keys.clear();
             }
         }
-        node.log.push(Happening::Flushed(db));
+        node.log.push(LogEntry::Flushed(db));
     });
-    super::tell(Event::Flushed(db));
+    super::report(Event::Flushed(db));
     let name = if db.is_some() { "FLUSHDB" } else { "FLUSHALL" };
     note(selected, &[name.as_bytes().to_vec()]);
     OK.into()
@@ -416,16 +416,16 @@ fn swap(selected: i32, one: i32, other: i32) -> String {
     }
     node(|node| {
         node.dbs.swap(one as usize, other as usize);
-        node.log.push(Happening::Swapped(one, other));
+        node.log.push(LogEntry::Swapped(one, other));
     });
-    super::tell(Event::Swapped(one, other));
+    super::report(Event::Swapped(one, other));
     let words = [b"SWAPDB".to_vec(), one.to_string().into_bytes(), other.to_string().into_bytes()];
     note(selected, &words);
     OK.into()
 }
 
-/// A change of role. Clients that are blocked are told, and their connections end: on Redis before the role changes, on
-/// Valkey 9 afterwards.
+/// Changes the role. Blocked clients get an error, and their connections are closed: on Redis before the role changes,
+/// on Valkey 9 afterwards.
 fn become_role(client: u64, role: Role) -> String {
     let before = node(|node| node.role);
     if before == role {
@@ -450,16 +450,16 @@ fn become_role(client: u64, role: Role) -> String {
     node(|node| {
         node.role = role;
         node.was_replica = true;
-        node.log.push(Happening::RoleChanged);
+        node.log.push(LogEntry::RoleChanged);
     });
-    super::tell(Event::RoleChanged);
+    super::report(Event::RoleChanged);
     OK.into()
 }
 
 fn of_client(client: u64, what: &str, args: &[&[u8]]) -> String {
     match (what, args) {
         ("id", []) => integer(client as i64),
-        // It spares the client itself unless it is told not to: `SKIPME no`.
+        // It spares the client itself, unless `SKIPME no` is given.
         ("kill", [_, id, skip_me @ ..]) => {
             let id = number(id);
             if !node(|node| node.clients.contains_key(&id)) || (id == client && skip_me.is_empty()) {
@@ -504,7 +504,7 @@ fn configure(what: &str, value: &[u8]) -> String {
         "notify-keyspace-events" => node(|node| node.notifies = String::from_utf8_lossy(value).into_owned()),
         _ => return "-ERR Unknown option or number of arguments for CONFIG SET\r\n".into(),
     }
-    super::tell(Event::ListenersMayHaveChanged);
+    super::report(Event::ListenersMayHaveChanged);
     OK.into()
 }
 
@@ -529,14 +529,14 @@ fn set_user(user: &[u8], rules: &[&[u8]]) -> String {
     OK.into()
 }
 
-/// Another command has changed keys: they are reported, and the command goes to the replicas.
+/// Another command has changed keys: they are reported, and the command is replicated.
 fn changed(db: i32, keys: &[&[u8]], command: &[Bytes]) {
     keys.iter().for_each(|key| touched(db, key));
     note(db, command);
 }
 
 fn touched(db: i32, key: &[u8]) {
-    node(|node| node.log.push(Happening::Touched { db, key: key.to_vec(), expired: false }));
+    node(|node| node.log.push(LogEntry::Written { db, key: key.to_vec(), expired: false }));
     super::notify(db, key, Touch::Changed);
 }
 

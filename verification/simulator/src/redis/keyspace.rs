@@ -4,12 +4,12 @@ use super::{Bytes, Node};
 use crate::lock::Millis;
 use std::collections::btree_map::BTreeMap;
 
-/// What a key holds.
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// A hash.
     Hash(Hash),
-    /// A string, or whatever else is no hash.
+    /// A string, or any other type.
     Other(Bytes),
 }
 
@@ -23,13 +23,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether it has expired: a server counts the millisecond itself as before.
+    /// Whether it has expired. A key still exists in the millisecond of its expiry.
     pub fn has_expired(&self, now: Millis) -> bool {
         self.expiry.is_some_and(|at| at < now)
     }
 }
 
-/// A hash, its fields in the order in which they were added.
+/// A hash; its fields are in the order in which they were added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hash(Vec<(Bytes, Bytes)>);
 
@@ -62,12 +62,12 @@ impl Hash {
         }
     }
 
-    /// Puts the fields into an order of their own.
+    /// Sorts the fields.
     pub fn sort(&mut self) {
         self.0.sort();
     }
 
-    /// Deletes a field. Returns whether it was there.
+    /// Deletes a field. Returns whether it existed.
     pub fn delete(&mut self, field: &[u8]) -> bool {
         let before = self.0.len();
         self.0.retain(|(name, _)| name != field);
@@ -89,7 +89,7 @@ impl Node {
         self.stored(db, key).filter(|entry| !entry.has_expired(self.clock.millis()))
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     pub fn get_mut(&mut self, db: i32, key: &[u8]) -> Option<&mut Entry> {
         let now = self.clock.millis();
         let entry = self.dbs.get_mut(usize::try_from(db).ok()?)?.get_mut(key)?;
@@ -101,13 +101,13 @@ impl Node {
         &mut self.dbs[usize::try_from(db).unwrap_or(0)]
     }
 
-    /// A key, made as an empty hash if it is missing.
+    /// A key, created as an empty hash if it is missing.
     pub fn make(&mut self, db: i32, key: &[u8]) -> &mut Entry {
         let empty = Entry { value: Value::Hash(Hash::default()), expiry: None };
         self.db(db).entry(key.to_vec()).or_insert(empty)
     }
 
-    /// Removes a key. Returns whether it was there.
+    /// Removes a key. Returns whether it existed.
     pub fn remove(&mut self, db: i32, key: &[u8]) -> bool {
         self.db(db).remove(key).is_some()
     }
@@ -119,7 +119,7 @@ impl Node {
         self.slots.as_ref().is_none_or(|slots| slots.refusal(slot, exists).is_none())
     }
 
-    /// Deletes a field, and the key with the last one. Returns whether the field was there.
+    /// Deletes a field, and the key with the last one. Returns whether the field existed.
     pub fn delete_field(&mut self, db: i32, key: &[u8], field: &[u8]) -> bool {
         let Some(Entry { value: Value::Hash(hash), .. }) = self.db(db).get_mut(key) else { return false };
         let was_there = hash.delete(field);

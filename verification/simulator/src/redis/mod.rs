@@ -1,13 +1,14 @@
-//! A small Redis: what a server does that the module can see. How it calls the module stands in [`turn`].
+//! A small Redis: the behaviour of a server that the module can see. [`event_loop`] says in which order it calls the
+//! module.
 //!
-//! One server lives in a thread at a time; [`start`] begins another run.
+//! A thread has one server at a time; [`start`] begins another run.
 
 pub mod client;
 pub mod commands;
+pub mod event_loop;
 pub mod keyspace;
 pub mod stream;
 pub mod timers;
-pub mod turn;
 
 pub use client::{Block, Client, User};
 pub use keyspace::{Entry, Hash, Value};
@@ -27,7 +28,7 @@ use std::marker::PhantomData;
 /// Any bytes: keys, arguments, replies.
 pub type Bytes = Vec<u8>;
 
-/// Which servers it behaves like.
+/// The servers whose behaviour it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Generation {
     /// Redis 7.0 (and 6.2).
@@ -43,13 +44,13 @@ impl Generation {
     pub const ALL: [Self; 3] = [Self::Redis70, Self::Redis72, Self::Valkey9];
 }
 
-/// How many databases there are.
+/// The number of databases.
 pub const DATABASES: usize = 4;
 
 /// The other node of the cluster, if this is one.
 pub const OTHER: &str = "127.0.0.1:7001";
 
-/// What the server itself says where it takes no writes.
+/// The server's own errors when it takes no writes.
 pub const REFUSALS: [&str; 3] = [
     "READONLY You can't write against a read only replica.",
     "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
@@ -61,31 +62,31 @@ pub const REFUSALS: [&str; 3] = [
 pub struct Registered {
     /// Runs it, and replies.
     pub run: fn(Call),
-    /// Whether the server refuses it where nothing may be written.
+    /// Whether the server refuses it when writes are refused.
     pub writes: bool,
-    /// Where its keys are.
+    /// The positions of its keys.
     pub keys: Keys,
-    /// How many arguments it takes, the name included; negative: at least so many.
+    /// The number of arguments, the name included; negative: at least this many.
     pub arity: i32,
 }
 
-/// Where the slots of a cluster are, as this node knows it.
+/// The slots of a cluster, as this node knows them.
 #[derive(Clone, Debug, Default)]
 pub struct Slots {
-    /// Those that the other node serves.
+    /// Slots that the other node serves.
     pub elsewhere: BTreeSet<u16>,
-    /// Those that are being moved there, key by key.
+    /// Slots that are migrating there, key by key.
     pub migrating: BTreeSet<u16>,
-    /// Those that the other node serves, and that are being moved here, key by key.
+    /// Slots that the other node serves, and that this node is importing, key by key.
     pub importing: BTreeSet<u16>,
-    /// Those that no node owns.
+    /// Slots that no node owns.
     pub unowned: BTreeSet<u16>,
     /// The cluster is down: this node sees too few others.
     pub is_down: bool,
 }
 
 impl Slots {
-    /// The error with which a request for a key is refused, which `exists` here; `None` if this node serves it.
+    /// The error for a request for a key that `exists` here or not; `None` if this node serves it.
     pub fn refusal(&self, slot: u16, exists: bool) -> Option<String> {
         if self.unowned.contains(&slot) {
             return Some("-CLUSTERDOWN Hash slot not served\r\n".into());
@@ -109,74 +110,74 @@ pub struct Node {
     pub clients: BTreeMap<u64, Client>,
     pub users: BTreeMap<String, User>,
     pub role: Role,
-    /// It was a replica once: what it sends is only the rest of another server's stream.
+    /// It was a replica before: what it sends is only the rest of another server's stream.
     pub was_replica: bool,
     pub stream: Stream,
     pub replicas: Vec<Replica>,
     pub min_replicas: usize,
-    /// A setting has changed since this was last taken.
+    /// A setting has changed since this flag was last reset.
     pub reconfigured: bool,
-    /// A save has failed: writes are refused with `-MISCONF`.
+    /// A snapshot has failed: writes are refused with `-MISCONF`.
     pub misconf: bool,
     /// Until when (monotonic, µs) writes are paused.
     pub paused_until: u64,
     pub slots: Option<Slots>,
-    /// Commands that `rename-command` has taken away, in lower case.
+    /// Commands that `rename-command` has removed, in lower case.
     pub renamed: BTreeSet<Bytes>,
     /// `notify-keyspace-events`.
     pub notifies: String,
     pub commands: BTreeMap<Bytes, Registered>,
     pub published: Vec<(Bytes, Bytes)>,
     pub info: BTreeMap<String, u64>,
-    /// The module has asked to be told of touched keys and turns.
+    /// The module asked for notifications of written keys and iterations.
     pub is_watched: bool,
-    pub turn_is_over: bool,
-    pub goes_round_again: bool,
-    /// Jobs that the module asked for inside a notification: to be done after the command.
+    pub iteration_is_over: bool,
+    pub runs_again: bool,
+    /// Jobs that the module requested inside a notification; they run after the command.
     pub jobs: usize,
-    /// The most that it asked for inside one step.
+    /// The most jobs that it requested during one command.
     pub most_jobs: usize,
-    /// Blocks of memory that the module has not freed yet.
+    /// Blocked-client handles that the module has not freed yet.
     pub handles: isize,
-    /// Clients whose block the module has ended, and which the server has not dealt with yet.
+    /// Clients that the module has unblocked, and that the server has not processed yet.
     unblocked: VecDeque<(u64, Block)>,
-    /// Clients that may go on with what they sent meanwhile.
+    /// Clients that may continue with their pending requests.
     resumed: VecDeque<u64>,
-    /// Ends of connections that arrived behind requests in the last poll.
+    /// Closed connections that were noticed behind requests in the last poll.
     unseen_ends: Vec<u64>,
     next_client: u64,
     /// How many requests of each connection have begun.
-    pub begun: BTreeMap<u64, usize>,
-    /// How often the module has looked a key up and written one since the count was last taken.
+    pub started_requests: BTreeMap<u64, usize>,
+    /// How often the module has looked up a key and written one since the last reset.
     pub look_ups: usize,
     pub writes: usize,
-    /// What connections were sent before the server closed them.
-    pub farewells: BTreeMap<u64, Bytes>,
-    /// Everything that the judges need to know, in order.
-    pub log: Vec<Happening>,
+    /// The last bytes to connections that the server has closed.
+    pub final_output: BTreeMap<u64, Bytes>,
+    /// Everything that the checkers need to know, in order.
+    pub log: Vec<LogEntry>,
     cron_due: u64,
 }
 
-/// Something that happened, for the judges.
+/// An entry of the log for the checkers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Happening {
-    /// The next request of a client began: what it runs, which is nothing if it is refused or put into a transaction.
-    /// `at` is in Unix milliseconds, `steady` in those of the clock that does not step; whether the connection was a session
-    /// by then.
-    Begun { client: u64, db: i32, at: Millis, steady: Millis, is_session: bool, commands: Vec<Vec<Bytes>> },
-    /// A key was touched by something other than the module.
-    Touched { db: i32, key: Bytes, expired: bool },
-    /// A key was given another expiry, or none, by something other than the module.
-    Prolonged { db: i32, key: Bytes },
-    /// All keys of a database, or of all databases, are gone.
+pub enum LogEntry {
+    /// The next request of a client began. `commands` is what it runs: empty if it is refused or queued in a
+    /// transaction. `at` is in Unix milliseconds, `steady` in milliseconds of the monotonic clock. `is_session`: the
+    /// connection was a session by then.
+    Started { client: u64, db: i32, at: Millis, steady: Millis, is_session: bool, commands: Vec<Vec<Bytes>> },
+    /// A key was written by something other than the module.
+    Written { db: i32, key: Bytes, expired: bool },
+    /// A key got another expiry, or none, by something other than the module.
+    ExpiryChanged { db: i32, key: Bytes },
+    /// A database, or every database, was flushed.
     Flushed(Option<i32>),
     /// Two databases were swapped.
     Swapped(i32, i32),
-    /// A connection ended, to which this was written and not handed to the network.
-    Gone(u64, Bytes),
-    /// The server became a master or a replica.
+    /// A connection closed. These bytes had been written to it, but not sent.
+    Disconnected(u64, Bytes),
+    /// The server's role changed.
     RoleChanged,
-    /// The server ended the block of a client.
+    /// The server unblocked a client.
     Unblocked(u64),
 }
 
@@ -184,12 +185,12 @@ thread_local! {
     static NODE: RefCell<Node> = RefCell::new(Node::new(Generation::Redis70));
 }
 
-/// Lends the server. Whatever calls the module does so without holding on to it.
+/// Lends the server. Code that calls the module must not hold it.
 pub fn node<R>(work: impl FnOnce(&mut Node) -> R) -> R {
     NODE.with(|node| work(&mut node.borrow_mut()))
 }
 
-/// Begins the run of another server of this generation, with the module loaded; in a cluster if there are slots.
+/// Starts another server of this generation with the module loaded; in a cluster if there are slots.
 pub fn start(generation: Generation, slots: Option<Slots>) {
     main_thread::forget_all();
     crate::lock::internal_errors::forget();
@@ -215,17 +216,17 @@ pub fn start(generation: Generation, slots: Option<Slots>) {
 
 /// The context of a callback.
 pub fn context<'a>(client: u64, db: i32) -> Ctx<'a> {
-    Ctx { client, db, place: Place::Alone, lives: PhantomData }
+    Ctx { client, db, place: Place::Alone, lifetime: PhantomData }
 }
 
-/// Tells the module that something happened.
-pub fn tell(event: Event) {
+/// Reports an event to the module.
+pub fn report(event: Event) {
     if let Some(callbacks) = events::callbacks() {
         (callbacks.event)(context(0, 0), event);
     }
 }
 
-/// A keyspace notification, as far as it concerns the module.
+/// Reports a keyspace notification to the module.
 pub fn notify(db: i32, key: &[u8], touch: Touch) {
     if node(|node| node.is_watched)
         && let Some(callbacks) = events::callbacks()
@@ -234,7 +235,8 @@ pub fn notify(db: i32, key: &[u8], touch: Touch) {
     }
 }
 
-/// What the server does after a command or a callback: the jobs that notifications asked for, then the stream.
+/// What the server does after a command or a callback: it runs the jobs that notifications requested, then propagates
+/// the writes.
 pub fn end_of_step() {
     while node(|node| std::mem::take(&mut node.jobs)) > 0 {
         if let Some(callbacks) = events::callbacks() {
@@ -244,7 +246,7 @@ pub fn end_of_step() {
     node(|node| node.stream.end_step());
 }
 
-/// Removes a key that has expired, if this server may: a replica and a paused master only stop showing it.
+/// Removes an expired key if this server may: a replica and a paused primary only hide it.
 pub fn expire_if_needed(db: i32, key: &[u8]) {
     let removed = node(|node| {
         let expired = node.stored(db, key).is_some_and(|entry| entry.has_expired(node.clock.millis()));
@@ -252,7 +254,7 @@ pub fn expire_if_needed(db: i32, key: &[u8]) {
             return false;
         }
         node.remove(db, key);
-        node.log.push(Happening::Touched { db, key: key.to_vec(), expired: true });
+        node.log.push(LogEntry::Written { db, key: key.to_vec(), expired: true });
         true
     });
     if removed {
@@ -267,7 +269,7 @@ pub fn exists(db: i32, key: &[u8]) -> bool {
     node(|node| node.get(db, key).is_some())
 }
 
-/// The module ends the block of a client: one that is blocked on keys is answered at once.
+/// The module unblocks a client. One that is blocked on keys gets its reply immediately.
 pub fn unblock(client: u64, ticket: crate::server::callbacks::Ticket) {
     let at_once = node(|node| {
         let block = node.clients.get_mut(&client).and_then(Client::blocked).filter(|block| block.ticket == ticket);
@@ -283,7 +285,7 @@ pub fn unblock(client: u64, ticket: crate::server::callbacks::Ticket) {
     }
 }
 
-/// Lets the module write the reply of a client that was blocked.
+/// Lets the module write the reply of a blocked client.
 fn answer(client: u64, ticket: crate::server::callbacks::Ticket) {
     let db = node(|node| node.clients.get(&client).map_or(0, |client| client.db));
     if let Some(callbacks) = events::callbacks() {
@@ -291,7 +293,7 @@ fn answer(client: u64, ticket: crate::server::callbacks::Ticket) {
     }
 }
 
-/// The block of a client has ended without the module.
+/// A client was unblocked without the module.
 fn notify_end(client: u64, ticket: crate::server::callbacks::Ticket) {
     if let Some(callbacks) = events::callbacks() {
         (callbacks.gone)(context(client, 0), ticket);
@@ -333,8 +335,8 @@ impl Node {
             published: Vec::new(),
             info: BTreeMap::new(),
             is_watched: false,
-            turn_is_over: false,
-            goes_round_again: false,
+            iteration_is_over: false,
+            runs_again: false,
             jobs: 0,
             most_jobs: 0,
             handles: 0,
@@ -342,31 +344,31 @@ impl Node {
             resumed: VecDeque::new(),
             unseen_ends: Vec::new(),
             next_client: 1,
-            begun: BTreeMap::new(),
+            started_requests: BTreeMap::new(),
             look_ups: 0,
             writes: 0,
-            farewells: BTreeMap::new(),
+            final_output: BTreeMap::new(),
             log: Vec::new(),
             cron_due: 0,
         }
     }
 
-    /// The server has worked for so many microseconds.
+    /// The server has worked for this many microseconds.
     pub fn work(&mut self, micros: u64) {
         self.clock.advance(micros);
     }
 
-    /// Whether the data set must stand still.
+    /// Whether the data set must not change.
     pub fn is_paused(&self) -> bool {
         self.clock.mono < self.paused_until
     }
 
-    /// How many replicas are near enough for `min-replicas-to-write`.
+    /// How many replicas count for `min-replicas-to-write`.
     pub fn good_replicas(&self) -> usize {
         self.replicas.iter().filter(|replica| replica.is_good).count()
     }
 
-    /// The error with which a command that writes would be refused now, a pause aside.
+    /// The error with which a write command would be refused now, apart from a pause.
     pub fn refuses_writes(&self) -> Option<&'static str> {
         if self.role == Role::Replica {
             return Some(REFUSALS[0]);

@@ -1,4 +1,4 @@
-//! What the replicas are sent, and a keyspace that is made from it alone.
+//! The replication stream, and a copy of the keyspace that is built from it alone.
 
 use super::keyspace::{Database, Entry, Hash, Value};
 use super::{Bytes, DATABASES};
@@ -8,49 +8,49 @@ use std::collections::{BTreeMap, VecDeque};
 /// A replica.
 #[derive(Clone, Debug)]
 pub struct Replica {
-    /// How much of the stream it has confirmed.
+    /// The offset that it has confirmed.
     pub confirmed: u64,
-    /// How long it takes to confirm what it is asked for, in ms; `None`: for ever.
+    /// How long it takes to confirm, in ms; `None`: forever.
     pub delay: Option<Millis>,
     /// Whether `min-replicas-to-write` counts it.
     pub is_good: bool,
-    /// When what it confirms arrives (monotonic, µs), and how much that is: one answer to each question.
+    /// When its confirmations arrive (monotonic, µs), and their offsets: one for each request for confirmation.
     pub confirms_at: VecDeque<(u64, u64)>,
 }
 
-/// The stream to the replicas.
+/// The replication stream.
 #[derive(Debug, Default)]
 pub struct Stream {
-    /// What the current step has noted.
+    /// The commands of the current execution unit.
     step: Vec<(i32, Vec<Bytes>)>,
     db: Option<i32>,
-    /// What was sent, since it was last collected.
+    /// The commands that were sent since they were last collected.
     pub sent: Vec<Vec<Bytes>>,
-    /// How many commands were sent.
+    /// The number of commands that were sent.
     count: u64,
-    /// The end of the stream when the replicas were last asked to confirm; `None` once that was dealt with.
-    pub asked: Option<u64>,
+    /// The offset at which replicas were last asked to confirm; `None` once that was processed.
+    pub ack_requested: Option<u64>,
     copy: Copy,
 }
 
 impl Stream {
-    /// How much was sent.
+    /// The current offset.
     pub fn offset(&self) -> u64 {
         self.count
     }
 
-    /// Notes a command of the current step.
+    /// Adds a command to the current execution unit.
     pub fn note(&mut self, db: i32, command: Vec<Bytes>) {
         self.step.push((db, command));
     }
 
-    /// Sends what the step has noted: more than one command as a transaction.
+    /// Sends the commands of the execution unit: several of them as a transaction.
     pub fn end_step(&mut self) {
         let step = std::mem::take(&mut self.step);
         let is_one = step.len() <= 1;
-        for (place, (db, command)) in step.into_iter().enumerate() {
+        for (position, (db, command)) in step.into_iter().enumerate() {
             let is_ping = command[0] == b"REPLCONF";
-            if !is_one && place == 0 {
+            if !is_one && position == 0 {
                 self.select(db);
                 self.send(vec![b"MULTI".to_vec()]);
             }
@@ -59,7 +59,7 @@ impl Stream {
             }
             self.send(command);
             if is_ping && is_one {
-                self.asked = Some(self.count);
+                self.ack_requested = Some(self.count);
             }
         }
         if !is_one {
@@ -80,7 +80,7 @@ impl Stream {
         self.sent.push(command);
     }
 
-    /// A key of which replicas are told in another way.
+    /// Removes a key that replicas learn of in another way.
     pub fn forget(&mut self, db: i32, key: &[u8]) {
         self.copy.dbs[db as usize].remove(key);
     }
@@ -91,7 +91,7 @@ impl Stream {
     }
 }
 
-/// A keyspace that is made from the stream alone. It decides nothing: it expires nothing, either.
+/// A keyspace that is built from the stream alone. It decides nothing, and expires nothing.
 #[derive(Debug)]
 struct Copy {
     dbs: Vec<Database>,
@@ -138,7 +138,7 @@ impl Copy {
                 }
             }
             [name, key, at, dump, rest @ ..] if name == b"RESTORE" => {
-                // Without the word, the time would be counted from whenever a replica comes to it.
+                // Without `ABSTTL`, the time would count from when a replica runs the command.
                 let is_absolute = rest.iter().any(|word| word == b"ABSTTL");
                 let expiry = Some(if is_absolute { number(at) } else { 0 }).filter(|at| *at > 0);
                 let value = Value::Hash(undump(dump).unwrap_or_default());
@@ -165,7 +165,7 @@ impl Copy {
     }
 }
 
-/// The hash in a dump of a listpack with strings of less than 4 KiB and numbers, as the module makes them.
+/// The hash in a dump of a listpack, with strings of less than 4 KiB and numbers, as the module makes them.
 pub fn undump(dump: &[u8]) -> Option<Hash> {
     let mut rest = dump.get(9..)?;
     let mut elements = Vec::new();

@@ -1,10 +1,10 @@
-//! The clocks, and the timers of modules, as `module.c` keeps them: by the time of day, while the event loop waits for
-//! the first of them by a clock that takes no steps.
+//! The clocks, and the timers of modules as `module.c` keeps them: sorted by the time of day, while the event loop
+//! waits for the first of them by the monotonic clock.
 
 use crate::lock::Millis;
 use std::collections::BTreeMap;
 
-/// The first moment of every run, in Unix microseconds.
+/// The start of every run, in Unix microseconds.
 const BEGINNING: u64 = 1_800_000_000_000_000;
 
 /// Two clocks, in microseconds.
@@ -35,7 +35,7 @@ impl Clock {
     }
 }
 
-/// The name of a timer: when it is due by the time of day, and a number.
+/// The id of a timer: its due time by the time of day, and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimerId(u64, u64);
 
@@ -60,7 +60,7 @@ impl Timers {
         id
     }
 
-    /// Stops a timer.
+    /// Cancels a timer.
     pub fn cancel(&mut self, id: TimerId) {
         self.pending.remove(&id);
     }
@@ -70,13 +70,13 @@ impl Timers {
         self.due
     }
 
-    /// Takes the next timer that has passed by the time of day.
+    /// Takes the next timer that is due by the time of day.
     pub fn take(&mut self, clock: &Clock) -> Option<fn()> {
         let first = self.pending.first_entry().filter(|first| first.key().0 <= clock.wall)?;
         Some(first.remove())
     }
 
-    /// All that had passed are done: sets when the event loop has to wake up next.
+    /// All due timers have run: sets when the event loop has to wake up next.
     pub fn done(&mut self, clock: &Clock) {
         let next = self.pending.keys().next().map(|next| (next.0.saturating_sub(clock.wall) / 1000).max(1));
         self.due = next.map(|next| clock.mono.saturating_add(next.saturating_mul(1000)));

@@ -18,11 +18,11 @@ pub struct Blocked {
 enum On {
     /// Keys; in a cluster also the first of them.
     Keys(Option<Text>),
-    /// Nothing that the server knows of.
+    /// Nothing that the server knows.
     Nothing,
 }
 
-/// Blocks the calling client on `keys` without a time limit.
+/// Blocks the calling client on `keys` without a timeout.
 pub fn block(ctx: Ctx, keys: &[TextRef], ticket: Ticket) -> Option<(Blocked, Replied)> {
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.bytes().to_vec()).collect();
     let first = keys.first().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key));
@@ -37,7 +37,7 @@ pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> 
 }
 
 impl Blocked {
-    /// Whether the server's cron may still redirect the client in this turn of the event loop.
+    /// Whether the server's cron may still redirect the client in this event-loop iteration.
     pub fn may_be_redirected(&self, ctx: Ctx) -> bool {
         let key = match &self.on {
             On::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
@@ -46,7 +46,7 @@ impl Blocked {
         key.is_some_and(|key| !ctx.serves(key))
     }
 
-    /// Ends the wait: `Callbacks::answer` is called before this returns or, if the client waits for no key, before the
+    /// Ends the wait. `Callbacks::answer` is called before this returns or, if the client waits for no key, before the
     /// server does anything else for it.
     pub fn answer(self) {
         if let On::Nothing = self.on {
@@ -55,7 +55,7 @@ impl Blocked {
         redis::unblock(self.client, self.ticket);
     }
 
-    /// The wait has ended without the module: lets the server forget it.
+    /// The wait ended without the module: lets the server free its handle.
     pub fn has_ended(self) {
         if let On::Nothing = self.on {
             node(|node| node.handles -= 1);

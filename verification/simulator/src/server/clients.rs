@@ -2,10 +2,10 @@
 
 use super::Ctx;
 use crate::redis::client::State;
+use crate::redis::event_loop::disconnect;
 use crate::redis::node;
-use crate::redis::turn::disconnect;
 
-/// Ends a connection other than the caller's, at once.
+/// Closes a connection other than the caller's, immediately.
 pub fn end(_: Ctx, client: u64) -> bool {
     disconnect(client);
     true

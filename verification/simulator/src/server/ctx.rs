@@ -11,10 +11,10 @@ pub struct Ctx<'a> {
     pub(crate) client: u64,
     pub(crate) db: i32,
     pub(crate) place: Place,
-    pub(crate) lives: PhantomData<&'a ()>,
+    pub(crate) lifetime: PhantomData<&'a ()>,
 }
 
-/// Where a command runs.
+/// How a command was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// By itself.
@@ -28,13 +28,13 @@ pub enum Place {
 /// This server's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It decides.
+    /// Primary.
     Master,
-    /// It follows.
+    /// Replica.
     Replica,
 }
 
-/// Properties of the place where a command runs.
+/// Properties of the context in which a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
     place: Place,
@@ -63,7 +63,7 @@ impl Flags {
         self.cluster
     }
 
-    /// Whether the server decides or follows.
+    /// Whether the server is a primary or a replica.
     pub fn role(self) -> Role {
         self.role
     }
@@ -103,7 +103,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Replicates and logs a command, in one step with everything else that this callback replicates.
+    /// Replicates and logs a command, in one unit with everything else that this callback replicates.
     pub fn replicate(self, command: &CStr, args: &[&dyn AsText]) {
         let mut words = vec![command.to_bytes().to_vec()];
         words.extend(args.iter().map(|arg| arg.as_text().bytes().to_vec()));
@@ -131,7 +131,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Writes a line to the server's log, which nobody reads here.
+    /// Writes a line to the server's log, which does not exist here.
     pub fn warn(self, _: &str) {}
 
     /// Informs clients that watch or cache a key that it has changed.
@@ -142,8 +142,8 @@ impl Ctx<'_> {
         node(|node| node.publish(channel.bytes(), message.bytes()));
     }
 
-    /// Whether this node of a cluster serves a key: not if its slot is elsewhere, nor if the key does not exist while
-    /// its slot is being migrated.
+    /// Whether this node of a cluster serves a key: not if another node has its slot, nor if the key does not exist
+    /// while its slot migrates.
     pub fn serves(self, key: &Text) -> bool {
         super::open_keys::none_may_be_open();
         let exists = redis::exists(self.db, key.bytes());
@@ -188,17 +188,17 @@ impl Class {
     }
 }
 
-/// The name of this run of the server: 40 hexadecimal digits.
+/// The id of this server process: 40 hexadecimal digits.
 pub fn run_id() -> String {
     "5eed".repeat(10)
 }
 
-/// Whether the data set must stand still: clients are paused, or a failover is under way.
+/// Whether the data set must not change: clients are paused, or a failover is in progress.
 pub fn is_paused() -> bool {
     node(|node| node.is_paused())
 }
 
-/// Whether `id` is a living connection: those of scripts are not.
+/// Whether `id` is an open connection: clients of scripts are not.
 pub fn is_connected(id: u64) -> bool {
     node(|node| node.clients.contains_key(&id))
 }

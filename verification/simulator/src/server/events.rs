@@ -3,18 +3,17 @@
 use super::{Ctx, callbacks};
 use crate::redis::{Generation, node};
 
-/// From now on, reports each touched key and each turn of the event loop.
+/// From now on, reports each written key and each event-loop iteration.
 pub fn watch_keys(_: Ctx) {
     node(|node| node.is_watched = true);
 }
 
-/// Whether the end of a turn of the event loop comes before the server ends the blocks of clients that were answered:
-/// before Redis 7.2.
+/// Whether the end of an iteration comes before the server unblocks clients: before Redis 7.2.
 pub fn turn_end_precedes_unblock() -> bool {
     node(|node| node.generation == Generation::Redis70)
 }
 
-/// Requests a call of `after_touch` after the command that touched a key, in the same step.
+/// Requests a call of `after_touch` after the command that wrote a key, in the same unit.
 pub fn request_after_touch(_: Ctx) -> bool {
     node(|node| {
         let can = node.generation != Generation::Redis70;
@@ -24,16 +23,16 @@ pub fn request_after_touch(_: Ctx) -> bool {
     })
 }
 
-/// Lets the event loop make another turn before it sleeps, if it is about to.
+/// Lets the event loop run another iteration before it sleeps, if it is about to.
 pub fn go_round_again() {
     node(|node| {
-        if node.generation == Generation::Redis70 && node.turn_is_over {
-            node.goes_round_again = true;
+        if node.generation == Generation::Redis70 && node.iteration_is_over {
+            node.runs_again = true;
         }
     });
 }
 
-/// What the module has given the server to call.
+/// The callbacks that the module has registered.
 pub(crate) fn callbacks() -> Option<&'static callbacks::Callbacks> {
     callbacks::get()
 }

@@ -99,7 +99,7 @@ impl<'a> Key<'a> {
         });
     }
 
-    /// Deletes a field; with the last one the key goes too.
+    /// Deletes a field, and with the last one the key.
     pub fn delete_field(&self, field: TextRef) {
         self.write(|node| node.delete_field(self.db, self.name, field.bytes()));
     }
@@ -114,7 +114,7 @@ impl<'a> Key<'a> {
         self.entry(|entry| entry.and_then(|entry| entry.expiry).map_or(Deadline::Never, Deadline::At))
     }
 
-    /// Whether one of these fields has an expiry of its own: none has here.
+    /// Whether one of these fields has an expiry of its own. Here, none has.
     pub fn has_expiring_field(&mut self, _: Ctx<'a>, _: TextRef<'a>, _: &[TextRef]) -> bool {
         false
     }

@@ -17,7 +17,7 @@ thread_local! {
 
 static PLACES: AtomicUsize = AtomicUsize::new(0);
 
-/// Forgets all of it, as when the server's process ends.
+/// Drops all of it, as when the server's process ends.
 pub fn forget_all() {
     VALUES.with(|values| values.borrow_mut().iter_mut().for_each(|value| drop(value.take())));
 }
@@ -25,26 +25,26 @@ pub fn forget_all() {
 /// A value that the module keeps between callbacks.
 #[derive(Debug)]
 pub struct MainThread<T> {
-    place: OnceLock<usize>,
+    position: OnceLock<usize>,
     kind: PhantomData<fn() -> T>,
 }
 
 impl<T: Default + 'static> MainThread<T> {
     /// The default value, made at the first use.
     pub const fn new() -> Self {
-        Self { place: OnceLock::new(), kind: PhantomData }
+        Self { position: OnceLock::new(), kind: PhantomData }
     }
 
     fn lend<R>(&self, work: impl FnOnce(&RefCell<T>) -> R) -> R {
-        let place = *self.place.get_or_init(|| PLACES.fetch_add(1, Relaxed));
+        let position = *self.position.get_or_init(|| PLACES.fetch_add(1, Relaxed));
         VALUES.with(|values| {
             let values = values.borrow();
-            let value = values[place].get_or_init(|| Box::new(RefCell::new(T::default())));
+            let value = values[position].get_or_init(|| Box::new(RefCell::new(T::default())));
             work(value.downcast_ref().unwrap_or_else(|| unreachable!("each has a place of its own")))
         })
     }
 
-    /// Lends the value to `work`, which must not come back here.
+    /// Lends the value to `work`, which must not call this again.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         self.lend(|value| work(&mut value.borrow_mut()))
     }

@@ -1,7 +1,7 @@
-//! The second side of the border with the server: the functions of `src/server`, on a server in memory.
+//! The second implementation of the border with the server: the functions of `src/server`, on a server in memory.
 //!
-//! What decides nothing about the server is shared with the first side: the module's table of callbacks, its two timers,
-//! the grammar of commands, slices of time, numbers.
+//! Code that makes no decision about the server is shared with the first implementation: the module's table of
+//! callbacks, its two timers, the grammar of commands, slices of time, numbers.
 
 pub mod acl;
 pub mod blocked;

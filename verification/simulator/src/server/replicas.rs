@@ -1,4 +1,4 @@
-//! What the replicas have, and asking them to confirm it.
+//! The offsets of replicas, and requests for confirmation.
 
 use super::{AsText, Ctx, Text};
 use crate::redis::node;
@@ -30,7 +30,7 @@ impl Offsets {
     }
 }
 
-/// Asks all replicas to confirm what they have. Must be alone in its step: inside `MULTI` they would not answer.
+/// Asks all replicas to confirm their offsets. Must be alone in its unit: inside `MULTI` they would not reply.
 pub fn request_acks(ctx: Ctx) {
     let (getack, all) = (Text::new(b"GETACK"), Text::new(b"*"));
     ctx.replicate_only(c"REPLCONF", &[&getack as &dyn AsText, &all]);

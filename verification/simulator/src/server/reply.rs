@@ -5,19 +5,19 @@ use crate::lock::Token;
 use crate::redis::node;
 use std::ffi::CStr;
 
-/// Proof that a reply was given: every path through a command ends with one.
+/// Proof that a reply was written: every path through a command ends with one.
 #[derive(Debug)]
 #[must_use]
 pub struct Replied(());
 
 impl Replied {
-    /// The client will be answered later.
+    /// The client gets its reply later.
     pub(super) fn later() -> Self {
         Self(())
     }
 }
 
-/// The answers of the commands.
+/// The replies of the commands.
 impl Ctx<'_> {
     fn write(self, text: &[u8]) -> Replied {
         node(|node| node.reply(self.caller(), text));

@@ -8,7 +8,7 @@ pub(super) type Id = TimerId;
 
 /// What a timer does.
 pub(super) trait Fires {
-    /// Its time has come.
+    /// The timer is due.
     fn fire(ctx: Ctx);
 }
 
@@ -17,7 +17,7 @@ pub(super) fn create<F: Fires>(_: Ctx, period: Millis) -> Id {
     node(|node| node.timers.create(&node.clock, period, || F::fire(context(0, 0))))
 }
 
-/// Stops a timer; one that is not pending any more is refused by the server, which does no harm.
+/// Cancels a timer. The server ignores one that is no longer pending.
 pub(super) fn cancel(_: Ctx, id: Id) {
     node(|node| node.timers.cancel(id));
 }

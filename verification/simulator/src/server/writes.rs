@@ -3,7 +3,7 @@
 use super::{Ctx, Role};
 use crate::redis::node;
 
-/// Whether this server decides anything now.
+/// Whether this server may change locks now.
 pub fn are_possible(_: Ctx) -> bool {
     node(|node| node.role == Role::Master && !node.is_paused())
 }

@@ -1,27 +1,27 @@
-//! The simulated server does what real servers do: the same script on both gives the same replies, events and stream to
-//! the replicas. On this machine's Redis, or on the server that `HOLDFAST_SERVER` names.
+//! The simulated server behaves as real servers: the same script on both gives the same replies, events and replication
+//! stream. Uses this machine's Redis, or the server that `HOLDFAST_SERVER` names.
 
+mod observed;
 mod real;
 mod replica;
-mod told;
 
-mod clocks;
+mod clock_steps;
 mod network;
+mod other_commands;
 mod random;
 mod roles;
 mod sessions;
 mod slots;
-mod strangers;
 mod waits;
 
-use real::Scene;
+use observed::Observed;
+use real::Target;
 use simulator::play::play;
 use simulator::redis::Generation;
 use simulator::script::{Line, parse, print};
 use support::{Family, Server, skip};
-use told::Told;
 
-/// Tests that play a script to both and compare.
+/// Tests that play a script on both and compare.
 macro_rules! scripts {
     ($($(#[doc = $doc:literal])* $name:ident: $text:literal;)*) => {
         $($(#[doc = $doc])* #[test] fn $name() { crate::same($text); })*
@@ -29,13 +29,13 @@ macro_rules! scripts {
 }
 pub(crate) use scripts;
 
-/// Plays a script to both servers, and compares what came of it.
+/// Plays a script on both servers and compares the observations.
 #[track_caller]
 fn same(script: &str) {
     let lines = parse(script);
-    let Some(scene) = Scene::of(&lines) else { return skip("a library that is preloaded is not in the container") };
-    let version = scene.server().version();
-    // These are nearly as Redis 7.2, and not simulated by themselves.
+    let Some(target) = Target::of(&lines) else { return skip("a library that is preloaded is not in the container") };
+    let version = target.server().version();
+    // These behave nearly as Redis 7.2, and are not simulated by themselves.
     let other = match version.family {
         Family::Valkey if version.major == 8 => Some("Valkey 8"),
         Family::Redis if version.at_least(Family::Redis, 8, 4) => Some("Redis 8.4"),
@@ -43,30 +43,30 @@ fn same(script: &str) {
     };
     let begin = other.map(|server| format!("// not on {server}: "));
     match begin.and_then(|begin| script.lines().find_map(|line| line.trim().strip_prefix(&begin))) {
-        Some(why) => skip(why),
-        None => same_on(&scene, &lines, |_| true),
+        Some(reason) => skip(reason),
+        None => same_on(&target, &lines, |_| true),
     }
 }
 
-/// The same without comparing what the replicas get in one step: on a server that comes to a stand in the middle of its
-/// work, the module leaves the rest to the next turn.
+/// The same without comparing which commands a replica gets in one unit: on a server that is paused in the middle of
+/// its work, the module leaves the rest to the next iteration.
 #[track_caller]
 fn same_but_for_steps(script: &str) {
     let lines = parse(script);
-    let scene = Scene::of(&lines).expect("it needs nothing special");
-    same_on(&scene, &lines, |line| !["stream: MULTI", "stream: EXEC"].contains(&line));
+    let target = Target::of(&lines).expect("the script needs no special server");
+    same_on(&target, &lines, |line| !["stream: MULTI", "stream: EXEC"].contains(&line));
 }
 
-/// Plays a script to both and compares those lines that count.
+/// Plays a script on both and compares the lines that `counts` selects.
 #[track_caller]
-fn same_on(scene: &Scene, lines: &[Line], counts: fn(&str) -> bool) {
-    let server = scene.server();
-    assert!(matches!(lines.last(), Some(Line::Pass(_))), "a script ends with a turn");
+fn same_on(target: &Target, lines: &[Line], counts: fn(&str) -> bool) {
+    let server = target.server();
+    assert!(matches!(lines.last(), Some(Line::Pass(_))), "a script must end with a `+` line");
     let generation = generation(server);
-    let run = play(generation, lines, true).unwrap_or_else(|broken| panic!("{}", broken.violation));
-    let simulated = Told::by_run(&run, lines);
-    let real = real::play(scene, lines, &simulated);
-    let plain = |told: &Told| told.plain().into_iter().filter(|line| counts(line)).collect::<Vec<_>>();
+    let run = play(generation, lines, true).unwrap_or_else(|failure| panic!("{}", failure.violation));
+    let simulated = Observed::of_run(&run, lines);
+    let real = real::play(target, lines, &simulated);
+    let plain = |observed: &Observed| observed.plain().into_iter().filter(|line| counts(line)).collect::<Vec<_>>();
     let (simulated, real) = (plain(&simulated), plain(&real));
     assert!(
         simulated == real,
@@ -88,9 +88,9 @@ fn generation(server: &Server) -> Generation {
     }
 }
 
-/// Both sides, line by line: what only the simulated server said with `-`, what only the real one said with `+`.
+/// Both sides, line by line: `-` marks lines of the simulated server only, `+` those of the real one only.
 fn differences(simulated: &[String], real: &[String]) -> String {
-    // How many lines of what is left of both can stand side by side.
+    // The longest common subsequence of the remaining lines.
     let mut common = vec![vec![0; real.len() + 1]; simulated.len() + 1];
     for (i, one) in simulated.iter().enumerate().rev() {
         for (j, other) in real.iter().enumerate().rev() {

@@ -1,15 +1,15 @@
-//! Clients that take nothing from the network, and clients that are gone without a word.
+//! Clients that do not read, and clients that vanish without closing their connections.
 
 crate::scripts! {
-    /// A client that reads nothing is answered all the same, and reads it later.
-    clients_that_take_nothing: "
+    /// The server replies to a client that does not read, and the client reads it later.
+    client_that_does_not_read_gets_replies_later: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
         +20
-        a !deaf
-        b !deaf
+        a !stop-reading
+        b !stop-reading
         +20
         a LOCK.RELEASE k oa
         +20
@@ -22,20 +22,20 @@ crate::scripts! {
         d LOCK.RELEASE k oc
         +20
         d LOCK.INFO k
-        b !hears
-        a !hears
+        b !resume-reading
+        a !resume-reading
         +20
         a LOCK.RELEASE k oa
         +20
     ";
-    /// What the server has written counts as heard, though it can't get rid of it.
-    a_grant_that_never_leaves_the_server: "
+    /// Written replies count as delivered, even if the server can't send them.
+    unsent_grant_counts_as_delivered: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         c LOCK.ACQUIRE l oc LEASE 3000000 EPHEMERAL
         +20
-        b !deaf
-        c !deaf
+        b !stop-reading
+        c !stop-reading
         +20
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         +20
@@ -51,15 +51,15 @@ crate::scripts! {
         d LOCK.RELEASE k ob
         +20
     ";
-    /// A session that takes nothing from the network for a while: what it was told in the meantime arrives later, in order.
-    a_session_that_takes_nothing: "
+    /// The events of a session that does not read for a while arrive later, in order.
+    session_that_does_not_read_gets_events_later: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
         a LOCK.ACQUIRE l oc LEASE 3000000 SESSION $s
         s LOCK.EVENTS WAIT 0
         +20
-        s !deaf
+        s !stop-reading
         +20
         a LOCK.RELEASE k oa
         +20
@@ -70,20 +70,20 @@ crate::scripts! {
         a LOCK.FORCE k
         s LOCK.EVENTS
         +20
-        s !hears
+        s !resume-reading
         +20
         s LOCK.EVENTS
         +20
     ";
-    /// The same where it was waiting for nothing, and is watched.
-    a_session_that_takes_nothing_and_ends: "
+    /// The same without a wait, and with a watched hold.
+    watched_session_that_does_not_read_ends: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL SESSION $s
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         a LOCK.ACQUIRE l oa LEASE 3000000
         a LOCK.ACQUIRE l oc LEASE 3000000 WAIT 0 SESSION $s
         +20
-        s !deaf
+        s !stop-reading
         +20
         a LOCK.RELEASE l oa
         s LOCK.EVENTS WAIT 0
@@ -95,8 +95,8 @@ crate::scripts! {
         d LOCK.INFO l
         +20
     ";
-    /// Nobody knows that they are gone until their connections end.
-    clients_that_are_gone_without_a_word: "
+    /// The server notices a vanished client only when its connection closes.
+    vanished_clients_stay_until_connections_close: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0

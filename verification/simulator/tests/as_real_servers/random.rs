@@ -1,5 +1,5 @@
-//! Random scripts, in which nothing depends on time: leases are long, no two requests name the same one, and no session that
-//! something is renewed for waits for events, since such a wait ends by itself (`watchdogs_of_a_session_that_waits`).
+//! Random scripts in which nothing depends on time. Leases are long, and no two requests name the same one. No session
+//! with watched holds waits for events, since such a wait ends by itself (`events_returns_in_time_for_renewal`).
 
 use std::fmt::Write;
 
@@ -24,7 +24,7 @@ impl Random {
 }
 
 const CLIENTS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-/// What is watched is bound to the second, and only the first waits for events.
+/// Watched holds are bound to the second session, and only the first one waits for events.
 const SESSIONS: [&str; 2] = ["s", "t"];
 const WAITS: &str = SESSIONS[0];
 const WATCHES: &str = SESSIONS[1];
@@ -37,7 +37,7 @@ struct Author {
 }
 
 impl Author {
-    /// A script of so many polls.
+    /// A script of this many polls.
     fn script(seed: u64, polls: usize) -> String {
         let mut author = Self { random: Random(0x9e37_79b9_7f4a_7c15 ^ (seed << 20 | seed)), leases: 0 };
         let mut script = String::from("!replicas never\n");
@@ -51,7 +51,7 @@ impl Author {
         script
     }
 
-    /// A lease that no other request has: whether something changes never depends on the millisecond.
+    /// A lease that no other request has, so that no change depends on the millisecond.
     fn lease(&mut self) -> String {
         self.leases += 1;
         let up = self.leases * 1_000_000;
@@ -64,7 +64,7 @@ impl Author {
             0..4 => format!("{} !end", self.random.pick(&["a", "b", "c", "d", "s"])),
             4..8 => format!("{} LOCK.EVENTS", self.random.pick(&SESSIONS)),
             8..11 => format!("{WAITS} LOCK.EVENTS WAIT 0"),
-            11..17 => self.by_strangers(),
+            11..17 => self.other_command(),
             17..22 => self.transaction(),
             22..26 => format!("g {} {}", self.random.pick(&["LOCK.INFO", "LOCK.WAITERS"]), self.random.pick(&KEYS)),
             26..28 => "g LOCK.TOP".into(),
@@ -130,8 +130,8 @@ impl Author {
         self.random.pick(&["k l", "l k", "k m", "l m"])
     }
 
-    /// What others do to keys and connections.
-    fn by_strangers(&mut self) -> String {
+    /// Commands of other clients on keys and connections.
+    fn other_command(&mut self) -> String {
         let (key, other) = (self.random.pick(&KEYS), self.random.pick(&["a", "b", "c", "d", "s", "t"]));
         match self.random.below(14) {
             0 => format!("g DEL {key}"),
@@ -154,7 +154,7 @@ impl Author {
         let client = "h";
         let mut lines = format!("{client} MULTI\n");
         for _ in 0..1 + self.random.below(3) {
-            let inside = if self.random.chance(30) { self.by_strangers()[2..].to_owned() } else { self.request() };
+            let inside = if self.random.chance(30) { self.other_command()[2..].to_owned() } else { self.request() };
             let _ = writeln!(lines, "{client} {inside}");
         }
         lines + client + " EXEC"

@@ -1,13 +1,13 @@
-//! Plays a script to a real server.
+//! Plays a script on a real server.
 //!
-//! The lines of one poll arrive together because the server is stopped (`SIGSTOP`) while they are sent, one after the
-//! other, all by one processor, which delivers them in this order: sockets become ready in the order in which something
+//! The lines of one poll arrive together, because the server is paused (`SIGSTOP`) while they are sent. One processor
+//! sends them one after the other and delivers them in this order: sockets become ready in the order in which bytes
 //! arrived on them.
 
+use crate::observed::Observed;
 use crate::replica::{END, Replica};
-use crate::told::Told;
 use simulator::resp::Reply;
-use simulator::script::{Line, Moves, Name, bytes, sessions};
+use simulator::script::{Line, Name, SlotChange, bytes, sessions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,13 +15,13 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use support::{Builder, Clock, Cluster, Feature, Server, encode, stay_on_this_processor, until};
 
-/// How long a reply may take that the simulated server gave at once.
+/// How long a reply may take that the simulated server gave immediately.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where a script is played: at a server, or, if slots move in it, at one of the two nodes of a cluster.
-pub enum Scene {
+/// Where a script is played: on a server, or, if slots move in it, on one of two nodes of a cluster.
+pub enum Target {
     Server(Box<Server>),
-    /// The same with a clock that steps.
+    /// A server whose clock steps.
     Stepped(Box<Server>, Clock),
     Cluster {
         cluster: Cluster,
@@ -29,8 +29,8 @@ pub enum Scene {
     },
 }
 
-impl Scene {
-    /// For this script, if it can be had here. The keys of one in which slots move are all of one slot.
+impl Target {
+    /// The target for this script, if it is available here. All keys of a script with slots are in one slot.
     pub fn of(script: &[Line]) -> Option<Self> {
         if script.iter().any(|line| matches!(line, Line::Clock(_))) {
             let (builder, clock) = Clock::of(settings(Server::builder()))?;
@@ -46,7 +46,7 @@ impl Scene {
         Some(Self::Cluster { cluster, node })
     }
 
-    /// The server that it is played to.
+    /// The server on which the script is played.
     pub fn server(&self) -> &Server {
         match self {
             Self::Server(server) | Self::Stepped(server, _) => server,
@@ -54,22 +54,25 @@ impl Scene {
         }
     }
 
-    /// A cluster's manager moves the slot of this key from this node to the other one.
-    fn slot(&self, key: &str, moves: Moves) {
+    /// SlotChange the slot of this key to the other node, as a cluster manager does.
+    fn slot(&self, key: &str, moves: SlotChange) {
         let Self::Cluster { cluster, node } = self else { panic!("no cluster") };
         let (slot, here, there) = (cluster.slot_of(key.as_bytes()), *node, 1 - *node);
         match moves {
-            Moves::Migrates => cluster.begin_move(slot, here, there),
-            // (A node that does not import a slot takes it without a newer epoch, and may lose it again to the other one's next message.)
-            Moves::Moves => {
+            SlotChange::Migrates => cluster.begin_move(slot, here, there),
+            // (A node that does not import a slot takes it without a newer epoch, and may lose it again to the next
+            // message of the other node.)
+            SlotChange::Moves => {
                 cluster.begin_move(slot, here, there);
                 cluster.finish_move(slot, here, there);
             }
-            Moves::Arrives | Moves::Unowned => panic!("not played to real servers: tests/cluster_down.rs has it"),
-            Moves::Goes if self.server().can(Feature::WholeSlots) => cluster.move_whole_slot(slot, here, there),
-            Moves::Goes => cluster.take_slot(slot, here, there),
-            Moves::Comes if cluster.owner_of(slot) == here => cluster.give_up_move(slot, here, there),
-            Moves::Comes => {
+            SlotChange::Arrives | SlotChange::Unowned => {
+                panic!("not played on real servers: see tests/cluster_down.rs")
+            }
+            SlotChange::Goes if self.server().can(Feature::WholeSlots) => cluster.move_whole_slot(slot, here, there),
+            SlotChange::Goes => cluster.take_slot(slot, here, there),
+            SlotChange::Comes if cluster.owner_of(slot) == here => cluster.give_up_move(slot, here, there),
+            SlotChange::Comes => {
                 Connection::open(cluster.node(there)).ask(&[b"FLUSHALL"]);
                 cluster.begin_move(slot, there, here);
                 cluster.finish_move(slot, there, here);
@@ -81,14 +84,14 @@ impl Scene {
 fn settings(builder: Builder) -> Builder {
     builder
         .arg("notify-keyspace-events", "KEA")
-        // Replicas that never confirm stay nevertheless, however slow the machine is.
+        // Replicas that never confirm stay connected, however slow the machine is.
         .arg("repl-timeout", "3600")
         .arg("min-replicas-max-lag", "3600")
 }
 
-/// Plays a script whose replies on a simulated server are known.
-pub fn play(scene: &Scene, lines: &[Line], expected: &Told) -> Told {
-    let server = scene.server();
+/// Plays a script. `expected`: the observations on a simulated server.
+pub fn play(target: &Target, lines: &[Line], expected: &Observed) -> Observed {
+    let server = target.server();
     let (begins, lines) = match lines {
         [Line::Replicas(delays), rest @ ..] => (delays.as_slice(), rest),
         _ => (&[][..], lines),
@@ -96,7 +99,7 @@ pub fn play(scene: &Scene, lines: &[Line], expected: &Told) -> Told {
     let mut control = Connection::open(server);
     control.begin_session();
     let mut player = Player {
-        scene,
+        target,
         server,
         control,
         sessions: sessions(lines),
@@ -105,17 +108,17 @@ pub fn play(scene: &Scene, lines: &[Line], expected: &Told) -> Told {
         poll: Vec::new(),
         replicas: follow(server, begins),
         stepped: 0,
-        told: Told { began: unix_millis(), ..Told::default() },
+        observed: Observed { began: unix_millis(), ..Observed::default() },
     };
     stay_on_this_processor();
     lines.iter().for_each(|line| player.line(line));
     player.collect_all(expected);
     player.control.ask(&[b"CONFIG", b"SET", b"min-replicas-to-write", b"0"]);
     player.end_of_stream(&[b"SET", END, b"x"]);
-    player.told
+    player.observed
 }
 
-/// New replicas of a server, each with the time that it takes to confirm.
+/// New replicas of a server, with their delays.
 fn follow(server: &Server, delays: &[Option<u64>]) -> Vec<Replica> {
     let replicas: Vec<Replica> = delays.iter().map(|delay| Replica::follow(server.addr(), *delay)).collect();
     if !replicas.is_empty() {
@@ -124,25 +127,25 @@ fn follow(server: &Server, delays: &[Option<u64>]) -> Vec<Replica> {
     replicas
 }
 
-/// Something that is done while the server is stopped.
+/// A step that is taken while the server is paused.
 enum Step {
     Send(u64, Vec<u8>),
     Close(u64),
 }
 
 struct Player<'s> {
-    scene: &'s Scene,
+    target: &'s Target,
     server: &'s Server,
     control: Connection,
-    /// The clients whose connections are sessions from their beginning.
+    /// The clients whose connections are sessions from the start.
     sessions: BTreeSet<Name>,
     connections: BTreeMap<u64, Connection>,
     open: BTreeMap<Name, u64>,
     poll: Vec<Step>,
     replicas: Vec<Replica>,
-    /// How far the server's clock is to be from the machine's in the next poll, in ms.
+    /// The offset of the server's clock to the machine's in the next poll, in ms.
     stepped: i64,
-    told: Told,
+    observed: Observed,
 }
 
 impl Player<'_> {
@@ -162,63 +165,63 @@ impl Player<'_> {
                 self.replicas = follow(self.server, delays);
             }
             Line::Vanish(name) => self.connection(*name).has_vanished = true,
-            Line::Deaf(name) => self.deaf(*name),
-            Line::Hears(name) => self.connection(*name).is_deaf = false,
+            Line::StopReading(name) => self.stop_reading(*name),
+            Line::ResumeReading(name) => self.connection(*name).is_not_reading = false,
             Line::Misconf(state) => self.misconf(*state),
-            Line::Cluster(_) => panic!("not played to real servers: tests/cluster_down.rs has it"),
-            Line::Slot(key, moves) => self.scene.slot(key, *moves),
+            Line::Cluster(_) => panic!("not played on real servers: see tests/cluster_down.rs"),
+            Line::Slot(key, moves) => self.target.slot(key, *moves),
             Line::Clock(ms) => self.stepped += ms,
             Line::Good(count) => self.good(*count),
-            Line::Scene(_) | Line::Over | Line::Told(..) => {}
+            Line::Scenario(_) | Line::EndScenario | Line::Expect(..) => {}
         }
     }
 
-    /// The replicas have got all once they have got this command, and go. All get the same.
+    /// Ends the stream of all replicas with this command, and disconnects them. All have received the same.
     fn end_of_stream(&mut self, command: &[&[u8]]) {
         if !self.replicas.is_empty() {
             self.control.ask(command);
         }
         let streams = std::mem::take(&mut self.replicas).into_iter().map(Replica::stream);
-        self.told.stream.extend(streams.last().unwrap_or_default());
+        self.observed.stream.extend(streams.last().unwrap_or_default());
     }
 
-    /// A client takes nothing from the network any more. If it waits for nothing, so much lies before whatever it is sent
-    /// from now on that the server can't get rid of that either.
-    fn deaf(&mut self, name: Name) {
+    /// A client stops reading. If it waits for nothing, it gets a large reply first, so that the server can't send any
+    /// later reply either.
+    fn stop_reading(&mut self, name: Name) {
         let connection = self.connection(name);
-        connection.is_deaf = true;
-        if connection.asked > connection.heard {
+        connection.is_not_reading = true;
+        if connection.sent > connection.received_replies {
             return;
         }
         connection.skips += 1;
         connection.send(&encode([[b"EVAL_RO".as_slice(), b"return string.rep('x', 16777216)", b"0"]]));
         let (id, control) = (connection.id.to_string(), &mut self.control);
-        until(PATIENCE, "the server keeps what it can't send", || {
+        until(PATIENCE, "the server has unsent output", || {
             let shown = control.ask(&[b"CLIENT", b"LIST", b"ID", id.as_bytes()]);
             !String::from_utf8_lossy(shown.bytes()).contains(" omem=0 ")
         });
     }
 
-    /// A save fails, since a directory stands where it should be; or the next one succeeds.
+    /// A snapshot fails, because a directory has its name; or the next one succeeds.
     fn misconf(&mut self, state: bool) {
         let snapshot = self.server.dir().join("dump.rdb");
-        // A replica's copy may lie there.
+        // A copy for a replica may have this name.
         let _ = std::fs::remove_file(&snapshot);
         let done = if state { std::fs::create_dir(snapshot) } else { std::fs::remove_dir(snapshot) };
-        done.expect("the server's directory is ours");
+        done.expect("the server's directory is writable");
         self.control.ask(&[b"CONFIG", b"SET", b"save", b"3600 1000000"]);
         self.control.ask(&[b"BGSAVE"]);
-        until(PATIENCE, "the save is over", || {
+        until(PATIENCE, "the snapshot has ended", || {
             let status = if state { "err" } else { "ok" };
             self.server.info("persistence", "rdb_last_bgsave_status").as_deref() == Some(status)
         });
     }
 
-    /// The server hears of so many replicas that they live, and of the others nothing any more.
+    /// Only this many replicas send heartbeats to the server.
     fn good(&mut self, count: usize) {
-        self.replicas.iter().enumerate().for_each(|(place, replica)| replica.is_good(place < count));
+        self.replicas.iter().enumerate().for_each(|(position, replica)| replica.set_good(position < count));
         self.control.ask(&[b"CONFIG", b"SET", b"min-replicas-max-lag", b"2"]);
-        until(PATIENCE, "the server counts them", || {
+        until(PATIENCE, "the server counts these replicas", || {
             self.server.info("replication", "min_slaves_good_slaves") == Some(count.to_string())
         });
     }
@@ -233,104 +236,104 @@ impl Player<'_> {
         }
     }
 
-    /// The connection of a client: a new one if it has none, or if the server has ended it.
+    /// The connection of a client: a new one if it has none, or if the server has closed it.
     fn connection(&mut self, name: Name) -> &mut Connection {
-        let known = self.open.get(&name).copied().filter(|id| self.connections.get(id).is_some_and(|it| !it.has_ended));
+        let known = self.open.get(&name).copied().filter(|id| self.connections.get(id).is_some_and(|it| !it.is_closed));
         let id = known.unwrap_or_else(|| {
             let mut connection = Connection::open(self.server);
             let id = connection.id;
             if self.sessions.contains(&name) {
                 connection.begin_session();
             } else {
-                // What it would be called if it were a session.
+                // The identity that it would have as a session.
                 let run = self.control.identity.split(|byte| *byte == b':').next().unwrap_or_default();
                 connection.identity = [run, b":", id.to_string().as_bytes()].concat();
             }
-            self.told.ids.insert(id, name);
+            self.observed.ids.insert(id, name);
             self.open.insert(name, id);
             self.connections.insert(id, connection);
             id
         });
-        self.connections.get_mut(&id).expect("it is there")
+        self.connections.get_mut(&id).expect("it was just inserted")
     }
 
     /// One poll with what was gathered; then this time passes.
     fn pass(&mut self, ms: u64) {
         let poll = std::mem::take(&mut self.poll);
-        // The connection that the server has heard last is the first that it looks at: that is to be this one.
-        self.turn();
+        // The connection with the latest input is the first that the server processes: that must be this one.
+        self.iteration();
         self.server.stop();
-        if let Scene::Stepped(_, clock) = self.scene {
+        if let Target::Stepped(_, clock) = self.target {
             clock.set(self.stepped);
         }
         let mut last = None;
         let count = poll.len();
-        for (place, step) in poll.into_iter().enumerate() {
+        for (position, step) in poll.into_iter().enumerate() {
             let (Step::Send(id, _) | Step::Close(id)) = step;
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             let port = connection.port();
-            if place + 1 == count {
-                last = Some((port, as_server_has_it(self.server, port)));
+            if position + 1 == count {
+                last = Some((port, server_side_state(self.server, port)));
             }
             match step {
                 Step::Send(_, text) => connection.send(&text),
-                // What else comes is for nobody.
+                // Further bytes are not read.
                 Step::Close(_) => drop(self.connections.remove(&id)),
             }
         }
         if let Some((port, before)) = last.filter(|(_, before)| before.is_some()) {
-            until(PATIENCE, "all has arrived", || as_server_has_it(self.server, port) != before);
+            until(PATIENCE, "all bytes have arrived", || server_side_state(self.server, port) != before);
         }
         self.server.cont();
-        // One turn may lead to another.
-        self.turn();
-        self.turn();
+        // An iteration may cause another one.
+        self.iteration();
+        self.iteration();
         thread::sleep(Duration::from_millis(ms));
-        self.turn();
+        self.iteration();
         self.collect();
     }
 
-    /// Waits for a turn of the event loop.
-    fn turn(&mut self) {
+    /// Waits for an event-loop iteration.
+    fn iteration(&mut self) {
         self.control.ask(&[b"PING"]);
     }
 
     fn collect(&mut self) {
         for (name, id) in &self.open {
             let replies = self.connections.get_mut(id).map(Connection::take).unwrap_or_default();
-            self.told.replies.entry(*name).or_default().extend(replies);
+            self.observed.replies.entry(*name).or_default().extend(replies);
         }
     }
 
-    /// Waits until everybody has been told as much as on the simulated server, if he ever is.
-    fn collect_all(&mut self, expected: &Told) {
+    /// Waits until every client has received as many replies as on the simulated server, up to a time limit.
+    fn collect_all(&mut self, expected: &Observed) {
         let end = Instant::now() + PATIENCE;
-        let count = |told: &Told, name: &Name| told.replies.get(name).map_or(0, Vec::len);
-        while expected.replies.keys().any(|name| count(&self.told, name) < count(expected, name))
+        let count = |observed: &Observed, name: &Name| observed.replies.get(name).map_or(0, Vec::len);
+        while expected.replies.keys().any(|name| count(&self.observed, name) < count(expected, name))
             && Instant::now() < end
         {
             thread::sleep(Duration::from_millis(1));
             self.collect();
         }
-        self.turn();
+        self.iteration();
         self.collect();
     }
 }
 
-/// A connection to a real server, which never waits for what it reads unless it asks.
+/// A connection to a real server, which does not block except in `ask`.
 struct Connection {
     stream: TcpStream,
     id: u64,
     identity: Vec<u8>,
     received: Vec<u8>,
-    has_ended: bool,
+    is_closed: bool,
     token: u64,
-    /// Its client is not there any more, or takes nothing from the network at the moment.
+    /// Its client has vanished, or does not read at the moment.
     has_vanished: bool,
-    is_deaf: bool,
-    /// How many requests were sent and how many replies read, and of how many that come next nobody is to know.
-    asked: usize,
-    heard: usize,
+    is_not_reading: bool,
+    /// How many requests were sent, how many replies were read, and how many of the next replies are skipped.
+    sent: usize,
+    received_replies: usize,
     skips: usize,
 }
 
@@ -345,12 +348,12 @@ impl Connection {
             id: 0,
             identity,
             received,
-            has_ended: false,
+            is_closed: false,
             token: 0,
             has_vanished: false,
-            is_deaf: false,
-            asked: 0,
-            heard: 0,
+            is_not_reading: false,
+            sent: 0,
+            received_replies: 0,
             skips: 0,
         };
         connection.id = connection.ask(&[b"CLIENT", b"ID"]).number().expect("an id");
@@ -369,8 +372,8 @@ impl Connection {
     }
 
     fn send(&mut self, text: &[u8]) {
-        self.asked += 1;
-        // The server may have ended the connection meanwhile.
+        self.sent += 1;
+        // The server may have closed the connection meanwhile.
         let _ = self.stream.write_all(text);
     }
 
@@ -378,25 +381,25 @@ impl Connection {
         let mut buffer = [0; 16 * 1024];
         loop {
             match self.stream.read(&mut buffer) {
-                Ok(0) => self.has_ended = true,
+                Ok(0) => self.is_closed = true,
                 Ok(length) => {
                     self.received.extend_from_slice(&buffer[..length]);
                     continue;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => self.has_ended |= error.kind() != ErrorKind::WouldBlock,
+                Err(error) => self.is_closed |= error.kind() != ErrorKind::WouldBlock,
             }
             return;
         }
     }
 
     fn take(&mut self) -> Vec<Reply> {
-        if self.is_deaf || self.has_vanished {
+        if self.is_not_reading || self.has_vanished {
             return Vec::new();
         }
         self.receive();
         let mut replies: Vec<Reply> = std::iter::from_fn(|| Reply::take(&mut self.received)).collect();
-        self.heard += replies.len();
+        self.received_replies += replies.len();
         let skipped = replies.len().min(self.skips);
         self.skips -= skipped;
         replies.drain(..skipped);
@@ -408,7 +411,7 @@ impl Connection {
     fn ask(&mut self, words: &[&[u8]]) -> Reply {
         self.send(&encode([words]));
         let end = Instant::now() + PATIENCE;
-        while Instant::now() < end && !self.has_ended {
+        while Instant::now() < end && !self.is_closed {
             if let Some(reply) = self.take().pop() {
                 return reply;
             }
@@ -418,13 +421,13 @@ impl Connection {
     }
 }
 
-/// The state of a connection, seen from the server's end, and how much has arrived there; `None` if it is gone.
-fn as_server_has_it(server: &Server, port: u16) -> Option<String> {
+/// The state of a connection at the server's end, and how many bytes have arrived there; `None` if it is closed.
+fn server_side_state(server: &Server, port: u16) -> Option<String> {
     let table = std::fs::read_to_string(format!("/proc/{}/net/tcp", server.pid())).expect("the system's connections");
     let shown = |port: u16| format!(":{port:04X}");
     let (here, there) = (shown(server.port()), shown(port));
     table.lines().find_map(|line| {
-        // number, local address, remote address, state, queues
+        // Number, local address, remote address, state, queues.
         match *line.split_ascii_whitespace().take(5).collect::<Vec<_>>() {
             [_, local, remote, state, queues] if local.ends_with(&here) && remote.ends_with(&there) => {
                 Some(format!("{state} {queues}"))

@@ -1,4 +1,4 @@
-//! A replica that keeps what it is sent, and confirms it or not.
+//! A replica that records the stream, and confirms it or not.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The stream of a test ends with a word that begins so.
+/// The last command of a test's stream contains a word with this prefix.
 pub const END: &[u8] = b"the-end";
 
 /// A replica of a real server.
@@ -16,11 +16,11 @@ pub struct Replica {
     is_good: Arc<AtomicBool>,
 }
 
-/// How often one that lives says so.
+/// The period of heartbeats.
 const PULSE: Duration = Duration::from_millis(200);
 
 impl Replica {
-    /// Follows a server. Confirms what it is asked for so many ms later, or never.
+    /// Follows a server. Confirms after this many ms when asked, or never.
     pub fn follow(master: SocketAddr, delay: Option<u64>) -> Self {
         let mut socket = TcpStream::connect(master).expect("connects");
         socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a valid time");
@@ -29,40 +29,40 @@ impl Replica {
         let offset = line_with(&mut from, "+FULLRESYNC ");
         let offset = offset.trim_end().rsplit(' ').next().and_then(|it| it.parse().ok()).expect("an offset");
         let length = line_with(&mut from, "$").trim_end().parse().expect("a length");
-        std::io::copy(&mut from.by_ref().take(length), &mut std::io::sink()).expect("the copy comes");
-        // As replicas do when they have the copy.
+        std::io::copy(&mut from.by_ref().take(length), &mut std::io::sink()).expect("the copy arrives");
+        // As replicas do when they have received the copy.
         socket.write_all(&acknowledgement(offset)).expect("sent");
         let is_good = Arc::new(AtomicBool::new(false));
-        // It confirms nothing new by this.
-        let (mut pulse, lives) = (socket.try_clone().expect("a second handle"), is_good.clone());
+        // This confirms nothing new.
+        let (mut pulse, sends) = (socket.try_clone().expect("a second handle"), is_good.clone());
         thread::spawn(move || {
-            while Arc::strong_count(&lives) > 1 {
-                if lives.load(Relaxed) && pulse.write_all(&acknowledgement(offset)).is_err() {
+            while Arc::strong_count(&sends) > 1 {
+                if sends.load(Relaxed) && pulse.write_all(&acknowledgement(offset)).is_err() {
                     break;
                 }
                 thread::sleep(PULSE);
             }
         });
-        Self { stream: thread::spawn(move || keep(from, socket, offset, delay)), is_good }
+        Self { stream: thread::spawn(move || record(from, socket, offset, delay)), is_good }
     }
 
-    /// Whether the server is to hear that it lives.
-    pub fn is_good(&self, state: bool) {
+    /// Whether it sends heartbeats.
+    pub fn set_good(&self, state: bool) {
         self.is_good.store(state, Relaxed);
     }
 
-    /// What it was sent, once the stream is over.
+    /// The recorded stream, once it has ended.
     pub fn stream(self) -> Vec<Vec<Vec<u8>>> {
-        self.stream.join().expect("the replica's thread ends in good order")
+        self.stream.join().expect("the replica's thread ends without a panic")
     }
 }
 
-/// The next line that begins so, without its beginning.
+/// The rest of the next line with this prefix.
 fn line_with(from: &mut impl BufRead, begin: &str) -> String {
     loop {
         let mut line = String::new();
-        assert!(from.read_line(&mut line).expect("the copy comes") > 0, "the server ends the connection");
-        // Until the copy comes the server sends empty lines, to show that it lives.
+        assert!(from.read_line(&mut line).expect("the copy arrives") > 0, "the server closed the connection");
+        // Until the copy arrives, the server sends empty lines as heartbeats.
         if let Some(rest) = line.strip_prefix(begin) {
             return rest.to_owned();
         }
@@ -70,12 +70,12 @@ fn line_with(from: &mut impl BufRead, begin: &str) -> String {
     }
 }
 
-fn keep(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, delay: Option<u64>) -> Vec<Vec<Vec<u8>>> {
+fn record(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, delay: Option<u64>) -> Vec<Vec<Vec<u8>>> {
     let mut sent = Vec::new();
-    // Each question has its own answer, however many were asked before that.
-    let (asked, questions) = mpsc::channel::<(Instant, u64)>();
+    // Each request for confirmation gets its own reply.
+    let (requests, received) = mpsc::channel::<(Instant, u64)>();
     thread::spawn(move || {
-        for (at, offset) in questions {
+        for (at, offset) in received {
             thread::sleep(at.saturating_duration_since(Instant::now()));
             if to.write_all(&acknowledgement(offset)).is_err() {
                 break;
@@ -89,8 +89,8 @@ fn keep(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, dela
         if command[0].eq_ignore_ascii_case(b"REPLCONF")
             && let Some(delay) = delay
         {
-            // (The server may have ended the connection.)
-            let _ = asked.send((Instant::now() + Duration::from_millis(delay), offset));
+            // (The server may have closed the connection.)
+            let _ = requests.send((Instant::now() + Duration::from_millis(delay), offset));
         }
         offset += length;
         sent.push(command);
@@ -102,7 +102,7 @@ fn acknowledgement(offset: u64) -> Vec<u8> {
     support::encode([["REPLCONF", "ACK", &offset.to_string()]])
 }
 
-/// The next command and how many bytes it took; `None` once the connection has ended.
+/// The next command and its length in bytes; `None` once the connection is closed.
 fn command(from: &mut impl BufRead) -> Option<(Vec<Vec<u8>>, u64)> {
     let mut taken = 0;
     let mut number = |from: &mut dyn BufRead| {

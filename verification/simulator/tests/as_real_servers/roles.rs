@@ -1,8 +1,8 @@
-//! Roles, replicas, pauses: where writes are refused.
+//! Roles, replicas, pauses: servers that refuse writes.
 
 crate::scripts! {
-    /// Master, replica, master, in one write.
-    roles_in_one_turn: "
+    /// Primary, replica, primary, in one write.
+    role_changes_twice_in_one_iteration: "
         !replicas
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -28,7 +28,7 @@ crate::scripts! {
         e LOCK.INFO k
         +20
     ";
-    a_replica: "
+    replica_refuses_lock_commands: "
         !replicas
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -59,8 +59,8 @@ crate::scripts! {
         e LOCK.ACQUIRE k o LEASE 3000000
         +20
     ";
-    /// A release before, and a request between, the changes of role.
-    requests_between_roles: "
+    /// A release before the role changes, and a request between them.
+    requests_run_between_role_changes: "
         !replicas
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -86,7 +86,7 @@ crate::scripts! {
         e LOCK.INFO k
         +20
     ";
-    too_few_replicas: "
+    too_few_replicas_refuse_writes: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -106,7 +106,7 @@ crate::scripts! {
         e LOCK.INFO k
         +20
     ";
-    a_pause: "
+    pause_delays_requests: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -137,7 +137,7 @@ crate::scripts! {
         d LOCK.INFO l
         +20
     ";
-    a_pause_that_ends: "
+    delayed_requests_run_after_pause: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -152,7 +152,7 @@ crate::scripts! {
         d LOCK.INFO k
         +20
     ";
-    nobody_confirms: "
+    unconfirmed_grant_is_revoked: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -161,7 +161,7 @@ crate::scripts! {
         d LOCK.INFO k
         +20
     ";
-    nobody_confirms_to_a_session: "
+    unconfirmed_grant_of_session_is_revoked: "
         !replicas never
         s LOCK.ACQUIRE l os LEASE 3000000 REPLICAS 1 SESSION $t
         t LOCK.EVENTS WAIT 0
@@ -170,7 +170,7 @@ crate::scripts! {
         d LOCK.INFO l
         +20
     ";
-    nobody_confirms_a_renewal: "
+    unconfirmed_renewal_is_refused: "
         !replicas never
         c LOCK.ACQUIRE m oc LEASE 3000000
         c LOCK.RENEW m oc LEASE 4000000 REPLICAS 2
@@ -179,7 +179,7 @@ crate::scripts! {
         d LOCK.INFO m
         +20
     ";
-    without_replicas: "
+    replicas_option_without_replicas_is_refused: "
         !replicas
         a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -187,7 +187,7 @@ crate::scripts! {
         d LOCK.INFO k
         +20
     ";
-    a_replica_confirms: "
+    confirmed_requests_get_replies: "
         !replicas 0
         a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
         a LOCK.INFO k
@@ -210,8 +210,8 @@ crate::scripts! {
         d LOCK.INFO m1
         +20
     ";
-    /// Some confirm at once, some late, one never: each number of them is reached when it is.
-    replicas_in_any_number: "
+    /// Some confirm immediately, some late, one never: each number is reached at its own time.
+    replicas_confirm_at_different_times: "
         !replicas 0 50 never
         a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
         b LOCK.ACQUIRE l ob LEASE 3000000 REPLICAS 2
@@ -230,8 +230,8 @@ crate::scripts! {
         d LOCK.INFO m
         +20
     ";
-    /// Of the replicas that are there, the server counts those that it hears of.
-    replicas_that_fall_behind: "
+    /// The server counts only the connected replicas that send heartbeats.
+    lagging_replicas_refuse_writes: "
         !replicas never never
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -254,8 +254,8 @@ crate::scripts! {
         c LOCK.RELEASE l oc
         +20
     ";
-    /// Others take the replicas' place, which have all that was written.
-    other_replicas: "
+    /// Other replicas take their place, with all that was written.
+    replaced_replicas_confirm: "
         !replicas 0
         a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
         +300
@@ -270,8 +270,8 @@ crate::scripts! {
         d LOCK.INFO l
         +20
     ";
-    /// The server refuses writes because it could not save; then it can.
-    a_save_has_failed: "
+    /// The server refuses writes because a snapshot failed; then one succeeds.
+    failed_snapshot_refuses_writes: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -300,8 +300,8 @@ crate::scripts! {
         s LOCK.EVENTS HEARTBEAT
         +20
     ";
-    /// The client ends before the replicas have confirmed.
-    an_end_before_confirmation: "
+    /// The client disconnects before the replicas have confirmed.
+    client_disconnects_before_confirmation: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0

@@ -1,7 +1,7 @@
-//! Connections that stand for others.
+//! Sessions and their events.
 
 crate::scripts! {
-    a_session: "
+    session_gets_outcomes_as_events: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
@@ -43,7 +43,7 @@ crate::scripts! {
         s LOCK.EVENTS
         +20
     ";
-    one_that_replaces_another: "
+    session_replaces_another: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s EPHEMERAL
         a LOCK.ACQUIRE w oa LEASE 3000000 SESSION $s WATCHDOG
@@ -66,7 +66,7 @@ crate::scripts! {
         t LOCK.SESSION replacing
         +20
     ";
-    the_end_of_a_session: "
+    closed_session_ends_its_waits: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s EPHEMERAL
         a LOCK.ACQUIRE w oa LEASE 3000000 SESSION $s WATCHDOG
@@ -86,7 +86,7 @@ crate::scripts! {
         a LOCK.INFO k2
         +20
     ";
-    a_session_is_killed: "
+    killed_session_ends_its_waits: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $t EPHEMERAL
@@ -106,8 +106,8 @@ crate::scripts! {
         a LOCK.INFO k
         +20
     ";
-    /// The session ends after the release that grants to it, before it was told.
-    a_session_ends_in_the_turn_of_its_grant: "
+    /// The session closes after the release that grants to it, and before it has read the event.
+    session_closes_in_iteration_of_its_grant: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
@@ -121,7 +121,7 @@ crate::scripts! {
         b LOCK.INFO k
         +20
     ";
-    a_grant_that_nobody_reads: "
+    unread_grant_is_revoked: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
@@ -135,7 +135,7 @@ crate::scripts! {
         a LOCK.INFO k
         +20
     ";
-    withdrawn: "
+    withdrawal_ends_wait_of_session: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
@@ -162,7 +162,7 @@ crate::scripts! {
         s LOCK.EVENTS
         +20
     ";
-    lost_in_many_ways: "
+    losses_of_every_kind_are_notified: "
         !replicas never
         a LOCK.ACQUIRE k1 o LEASE 600 SESSION $s EPHEMERAL
         a LOCK.ACQUIRE k2 o LEASE 3000000 SESSION $s WATCHDOG
@@ -196,7 +196,7 @@ crate::scripts! {
         s LOCK.EVENTS
         +20
     ";
-    several_keys_for_a_session: "
+    session_waits_for_several_keys: "
         !replicas never
         a LOCK.MACQUIRE 2 k1 k2 o LEASE 3000000 SESSION $s WATCHDOG
         a LOCK.MACQUIRE 2 k2 k3 p LEASE 3000000 WAIT 0 SESSION $s
@@ -214,7 +214,7 @@ crate::scripts! {
         a LOCK.TOP
         +20
     ";
-    refused_while_it_waits: "
+    wait_of_session_is_refused: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
@@ -226,7 +226,7 @@ crate::scripts! {
         a LOCK.INFO k
         +20
     ";
-    taken_over: "
+    session_takes_over_bindings: "
         !replicas never
         a LOCK.ACQUIRE k o LEASE 3000000 SESSION $s EPHEMERAL
         a LOCK.RENEW k o LEASE 4000000 SESSION $t WATCHDOG
@@ -245,7 +245,7 @@ crate::scripts! {
         a LOCK.INFO k
         +20
     ";
-    watchdogs: "
+    watchdog_renews_holds: "
         a LOCK.ACQUIRE k o LEASE 3000 WATCHDOG
         b LOCK.ACQUIRE k p LEASE 3000000 WAIT 0
         s LOCK.ACQUIRE k2 * LEASE 3000 SHARED WATCHDOG
@@ -259,8 +259,8 @@ crate::scripts! {
         c LOCK.INFO k2
         +20
     ";
-    /// A wait for events ends by itself in time for what is renewed for its session, and for nothing else.
-    watchdogs_of_a_session_that_waits: "
+    /// A wait for events ends in time for the session's renewals, and for nothing else.
+    events_returns_in_time_for_renewal: "
         a LOCK.ACQUIRE k oa LEASE 3000 WATCHDOG SESSION $s
         a LOCK.ACQUIRE l ob LEASE 3000000 SESSION $t
         s LOCK.EVENTS WAIT 0
@@ -274,8 +274,8 @@ crate::scripts! {
         s LOCK.EVENTS
         +20
     ";
-    /// With another `TOKEN` or `FENCE`, a renewal is another one.
-    a_renewal_on_other_terms: "
+    /// With another `TOKEN` or `FENCE`, a renewal is another request.
+    renewal_with_other_options_is_refused: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         +20
@@ -286,7 +286,7 @@ crate::scripts! {
         s LOCK.EVENTS WAIT 0
         +1500
     ";
-    other_users: "
+    session_of_other_user_is_refused: "
         a ACL SETUSER u reset on nopass ~* +@all
         b AUTH u x
         +20

@@ -1,8 +1,8 @@
-//! Slots of a cluster that move to another node, and come back.
+//! Slots of a cluster that move to another node and back.
 
 crate::scripts! {
-    /// Key by key: a waiter is redirected once the slot is another node's.
-    a_slot_that_moves: "
+    /// Key by key: a waiter is redirected once the slot belongs to another node.
+    waiter_is_redirected_when_slot_moves: "
         a LOCK.ACQUIRE {k} oa LEASE 3000000
         b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0
         a LOCK.ACQUIRE {k} oc LEASE 3000000 WAIT 0 SESSION $s
@@ -26,8 +26,8 @@ crate::scripts! {
         s LOCK.EVENTS
         +300
     ";
-    /// A lock that is free while its slot is on its way is granted when the slot stays.
-    a_slot_that_stays: "
+    /// A free lock whose slot is migrating is granted when the slot stays.
+    free_lock_is_granted_when_slot_stays: "
         a LOCK.ACQUIRE {k} oa LEASE 3000000
         b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0
         +20
@@ -41,8 +41,8 @@ crate::scripts! {
         d LOCK.INFO {k}
         +20
     ";
-    /// Without anything in it, and back again.
-    an_empty_slot: "
+    /// Without a key in it, and back again.
+    empty_slot_moves_and_returns: "
         a LOCK.INFO {k}
         +20
         !slot {k} moves
@@ -56,8 +56,8 @@ crate::scripts! {
         a LOCK.ACQUIRE {k} oa LEASE 3000000
         +20
     ";
-    /// In one step, with a lock in it that somebody waits for.
-    a_slot_that_goes: "
+    /// In one step, with a lock in it that a request waits for.
+    whole_slot_moves_with_awaited_lock: "
         a LOCK.ACQUIRE {k} oa LEASE 3000000
         b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0
         c LOCK.ACQUIRE {k} oc LEASE 3000000 WAIT 5000
@@ -76,8 +76,8 @@ crate::scripts! {
         d LOCK.RELEASE {k} od
         +20
     ";
-    /// What goes is deleted, also at the replicas.
-    a_slot_that_goes_with_replicas: "
+    /// The keys are deleted on replicas, too.
+    replicas_delete_keys_of_moved_slot: "
         // not on Redis 8.4: it sends its replicas TRIMSLOTS, and the state of the move
         !replicas 0
         a LOCK.ACQUIRE {k} oa LEASE 3000000
@@ -89,10 +89,11 @@ crate::scripts! {
         b LOCK.ACQUIRE {k} ob LEASE 3000000
         +20
     ";
-    /// With a hold of a session that is renewed, and a wait of another one. (Redis 7.0 sees at the next renewal that the hold is gone, and
-    /// tells the other one nothing.) Both ask for events in the turn of the grant: an eighth of its lease later they are answered
-    /// null, and a third of it later it is to be renewed, however late this test is.
-    a_slot_that_goes_from_sessions: "
+    /// With a watched hold of a session, and a wait of another one. (Redis 7.0 notices at the next renewal that the
+    /// hold is gone, and sends the other session no event.) Both ask for events in the iteration of the grant: they get
+    /// null an eighth of the lease later, and the renewal is due a third of the lease later, however late this test
+    /// runs.
+    sessions_are_notified_when_whole_slot_moves: "
         a LOCK.ACQUIRE {k} os LEASE 6000 WATCHDOG SESSION $s
         a LOCK.ACQUIRE {k} other LEASE 3000000 WAIT 0 SESSION $t
         s LOCK.EVENTS WAIT 0

@@ -1,8 +1,8 @@
 //! Requests that wait, and what ends their waits.
 
 crate::scripts! {
-    /// First come, first served; and what was sent behind a request that waits is carried out after its reply.
-    hand_off_and_pipelines: "
+    /// First come, first served. Requests that a waiting client pipelined run after its reply.
+    release_grants_to_next_waiter_and_pipeline_continues: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -29,8 +29,8 @@ crate::scripts! {
         b LOCK.INFO k
         +20
     ";
-    /// Replies of one turn: a release, a request of the next holder and one of a newcomer arrive together.
-    all_in_one_poll: "
+    /// A release, a request of the next holder and one of a new client arrive in one poll.
+    release_and_new_requests_arrive_in_one_poll: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -46,8 +46,8 @@ crate::scripts! {
         c LOCK.RELEASE k oc
         +20
     ";
-    /// Three servers of the same key in one step.
-    holds_and_tokens: "
+    /// Commands of one owner on its holds and their tokens.
+    holds_and_tokens_of_one_key: "
         !replicas never
         a LOCK.ACQUIRE k o LEASE 3000000
         a LOCK.ACQUIRE k o LEASE 2000000
@@ -76,8 +76,8 @@ crate::scripts! {
         a LOCK.WAITERS k
         +20
     ";
-    /// A release, then the end of the connection that is granted, in one poll; and the other way round.
-    ends_and_releases: "
+    /// A release, then the close of the connection that is granted, in one poll; and in the other order.
+    release_and_disconnect_arrive_in_one_poll: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -98,8 +98,8 @@ crate::scripts! {
         e LOCK.INFO k
         +20
     ";
-    /// Requests before the end of a connection are carried out, and the end is seen a turn later.
-    requests_and_then_the_end: "
+    /// Requests before the close of a connection run, and the close is noticed one iteration later.
+    requests_before_disconnect_run: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -115,8 +115,8 @@ crate::scripts! {
         c LOCK.ACQUIRE k2 oc LEASE 3000000
         +20
     ";
-    /// One client's requests in several pieces of one poll are read together.
-    pieces_of_one_poll: "
+    /// A client's requests in several pieces of one poll are read together.
+    pieces_of_one_poll_are_read_together: "
         !replicas never
         a SET x 1
         b LOCK.ACQUIRE k ob
@@ -125,8 +125,8 @@ crate::scripts! {
         a DEL x
         +20
     ";
-    /// The holder, a waiter, and both are killed; who comes back in the same write is somebody else.
-    kill: "
+    /// The holder, a waiter, and both are killed; a client that connects again in the same write is another connection.
+    kill_ends_holder_and_waiter: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -152,8 +152,8 @@ crate::scripts! {
         d LOCK.INFO k2
         +20
     ";
-    /// Nothing that a killed client has sent is carried out any more.
-    kill_of_one_whose_requests_have_arrived: "
+    /// No further request of a killed client runs.
+    killed_client_runs_no_more_requests: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         +20
@@ -165,7 +165,7 @@ crate::scripts! {
         +20
     ";
     /// A client that is killed between its grant and the reply.
-    kill_of_one_who_is_being_told: "
+    client_is_killed_between_grant_and_reply: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -178,8 +178,8 @@ crate::scripts! {
         a LOCK.INFO k
         +20
     ";
-    /// A client that kills itself: what it sent behind that never runs, and others still find it.
-    suicide: "
+    /// A client that kills itself: its pipelined requests never run, and other clients still see its connection.
+    client_kills_itself: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         a CLIENT KILL ID #a SKIPME no
@@ -192,7 +192,7 @@ crate::scripts! {
         b CLIENT KILL ID 999
         +20
     ";
-    client_unblock: "
+    client_unblock_ends_wait: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -223,7 +223,7 @@ crate::scripts! {
         +20
     ";
     /// `CLIENT UNBLOCK` before the release in the same poll.
-    client_unblock_and_release: "
+    client_unblock_precedes_release: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -245,7 +245,7 @@ crate::scripts! {
         e LOCK.INFO k
         +20
     ";
-    client_unblock_of_next: "
+    client_unblock_of_next_waiter: "
         s LOCK.EVENTS WAIT 0
         s GET x
         t LOCK.EVENTS WAIT 0 HEARTBEAT
@@ -266,7 +266,7 @@ crate::scripts! {
         s LOCK.EVENTS
         +20
     ";
-    waits_run_out: "
+    waits_time_out: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 500
@@ -282,7 +282,7 @@ crate::scripts! {
         a LOCK.RELEASE k oa
         +20
     ";
-    leases_run_out: "
+    leases_expire: "
         a LOCK.ACQUIRE k oa LEASE 800
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         a LOCK.ACQUIRE k2 oa LEASE 1000
@@ -297,8 +297,8 @@ crate::scripts! {
         a LOCK.RENEW k2 oa
         +20
     ";
-    /// The server is stopped while leases and waits run out, and requests arrive.
-    a_turn_that_takes_long: "
+    /// The server is paused while leases and timeouts expire and requests arrive.
+    timeouts_pass_while_server_is_paused: "
         a LOCK.ACQUIRE k oa LEASE 2000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         c LOCK.ACQUIRE l oc LEASE 3000000
@@ -318,7 +318,7 @@ crate::scripts! {
         s LOCK.EVENTS
         +20
     ";
-    semaphores: "
+    semaphore_admits_up_to_its_limit: "
         !replicas never
         a LOCK.ACQUIRE k oa LIMIT 2 LEASE 4000000
         b LOCK.ACQUIRE k ob LIMIT 2 LEASE 5000000
@@ -344,7 +344,7 @@ crate::scripts! {
         f LOCK.FORCE k
         +20
     ";
-    readers_and_writers: "
+    readers_share_and_writers_exclude: "
         !replicas never
         a LOCK.ACQUIRE k ra SHARED LEASE 4000000
         b LOCK.ACQUIRE k rb SHARED LEASE 5000000
@@ -372,7 +372,7 @@ crate::scripts! {
         g LOCK.INFO k
         +20
     ";
-    several_keys: "
+    several_keys_are_granted_together: "
         !replicas never
         a LOCK.MACQUIRE 3 k1 k2 k3 oa LEASE 3000000
         b LOCK.MACQUIRE 2 k2 k4 ob LEASE 3000000 WAIT 0
@@ -397,7 +397,7 @@ crate::scripts! {
         e LOCK.INFO k4
         +20
     ";
-    deadlocks: "
+    deadlocks_are_refused: "
         !replicas never
         a LOCK.ACQUIRE k1 oa LEASE 30000000 WATCHDOG
         b LOCK.ACQUIRE k2 ob LEASE 30000000 WATCHDOG
@@ -413,7 +413,7 @@ crate::scripts! {
         b LOCK.RELEASE k2 ob
         +20
     ";
-    transactions: "
+    transactions_do_not_wait: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -461,7 +461,7 @@ crate::scripts! {
         c LOCK.INFO k
         +20
     ";
-    scripts: "
+    scripts_do_not_wait: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
@@ -488,7 +488,7 @@ crate::scripts! {
         c LOCK.INFO k3
         +20
     ";
-    refused_requests: "
+    invalid_requests_are_refused: "
         a LOCK.ACQUIRE
         a LOCK.ACQUIRE k
         a LOCK.ACQUIRE k #owner

@@ -1,0 +1,213 @@
+//! Events that sessions read: outcomes of waits, and heartbeats.
+
+use super::fairness::is_same_set;
+use super::records::{Binding, Cause, OpenRequest, Wait};
+use super::{CONTENTION, Checker, LEASE, ONE_REPLY, Position, Violation};
+use crate::redis::Bytes;
+use crate::request::Request;
+use crate::resp::Reply;
+use std::collections::BTreeSet;
+
+impl Checker {
+    /// A session read an event, in the reply to `next`.
+    pub(super) fn read_event(&mut self, session: u64, event: &[Reply], next: &OpenRequest) -> Result<(), Violation> {
+        let [kind, db, keys, owner, token, detail, ..] = event else {
+            return Err(Violation::new(ONE_REPLY, format!("malformed event: {event:?}")));
+        };
+        let db = db.number().unwrap_or(0) as i32;
+        let keys: Vec<Bytes> = keys.elements().iter().map(|key| key.bytes().to_vec()).collect();
+        let owner = owner.bytes().to_vec();
+        match kind.bytes() {
+            b"heartbeat" => {
+                let request = (next.began.unwrap_or(0), next.at);
+                let said = String::from_utf8_lossy(detail.bytes()).into_owned();
+                let next = said.split(' ').next().and_then(|next| next.parse().ok());
+                self.connections.get_mut(&session).into_iter().for_each(|it| it.promised = next);
+                self.heartbeats.push((session, said, request));
+            }
+            b"lost" => {
+                let key = keys.first().cloned().unwrap_or_default();
+                self.lost.push((session, db, key, owner, token.number().unwrap_or(0)));
+            }
+            b"unbound" => {
+                for key in keys {
+                    let why = detail.bytes().to_vec();
+                    self.unbound_events.push((session, db, key, owner.clone(), token.number().unwrap_or(0), why));
+                }
+            }
+            b"contended" => {
+                let key = keys.first().cloned().unwrap_or_default();
+                let (requests, events) = self.contended.entry((session, key, owner)).or_default();
+                *events += 1;
+                if events > requests {
+                    return Err(Violation::new(CONTENTION, format!("session {session} received {event:?}")));
+                }
+            }
+            what => {
+                // Only a renewal can find that its owner does not hold the lock. (If no renewal is left, its outcome
+                // was counted for another request.)
+                let renews = |wait: &Wait| {
+                    let it = &wait.request;
+                    let is_its = it.command.contains("renew") && it.client == session && it.owner == owner;
+                    is_its && wait.open.db == db && keys.iter().any(|key| wait.left.contains(key))
+                };
+                let is_of_renewal =
+                    detail.bytes().starts_with(b"NOTHELD") && self.waits.iter().chain(&self.unacknowledged).any(renews);
+                let fits = |wait: &Wait| {
+                    let it = &wait.request;
+                    let is_left = || keys.iter().any(|key| wait.left.contains(key));
+                    // (Renewals do not time out.)
+                    let keys_fit = match it.command.contains("renew") {
+                        // (A renewal is refused as a whole, unless its owner does not hold one of the locks.)
+                        true if what == b"refused" && !detail.bytes().starts_with(b"NOTHELD") => it.keys == keys,
+                        true => what != b"timeout" && is_left(),
+                        false => !is_of_renewal && is_same_set(&it.keys, &keys),
+                    };
+                    wait.open.db == db && it.client == session && it.owner == owner && keys_fit
+                };
+                let unacknowledged = self.unacknowledged.iter().filter(|wait| fits(wait)).count();
+                let is_known = self.waits.iter().any(fits);
+                if !is_known && let Some(at) = self.unacknowledged.iter().position(fits) {
+                    let wait = self.unacknowledged.remove(at);
+                    // If several requests match, each may have had another outcome.
+                    self.waits.push(Wait { is_optional: wait.is_optional || unacknowledged > 1, ..wait });
+                }
+                // It is unknown which of several similar requests ended.
+                if unacknowledged > usize::from(!is_known)
+                    && let Some(wait) = self.waits.iter_mut().find(|wait| fits(wait))
+                {
+                    wait.request.forget_terms();
+                    self.unacknowledged
+                        .iter_mut()
+                        .filter(|wait| fits(wait))
+                        .for_each(|wait| wait.request.forget_terms());
+                }
+                // Only a request with `REPLICAS` can lack confirmations. A request that needs an outcome is preferred
+                // to one that may have been a repetition.
+                let lacks_replicas = String::from_utf8_lossy(detail.bytes()).contains(" replicas confirmed ");
+                let rank = |wait: &Wait| (lacks_replicas && wait.request.replicas == 0, wait.is_optional);
+                let fitting = self.waits.iter().enumerate().filter(|(_, wait)| fits(wait));
+                let Some((at, _)) = fitting.min_by_key(|(_, wait)| rank(wait)) else {
+                    return Err(Violation::new(
+                        ONE_REPLY,
+                        format!("session {session} received {event:?} without a matching request"),
+                    ));
+                };
+                // Similar requests whose clients have not received `WAITING` yet may have been repetitions.
+                self.unacknowledged.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
+                // It is unknown which of several requests ended.
+                let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
+                let (mut like, mut replicas): (Vec<Position>, u64) = (Vec::new(), 0);
+                let mut kinds: BTreeSet<bool> = BTreeSet::new();
+                for (_, wait) in others {
+                    kinds.insert(wait.request.command.contains("renew"));
+                    wait.is_optional = true;
+                    like.extend(wait.open.began);
+                    replicas = replicas.max(wait.request.replicas);
+                }
+                kinds.extend(
+                    self.unacknowledged
+                        .iter()
+                        .filter(|wait| fits(wait))
+                        .map(|wait| wait.request.command.contains("renew")),
+                );
+                let Wait { mut open, mut request, mut left, repeats, .. } = self.waits[at].clone();
+                if !like.is_empty() {
+                    request.forget_terms();
+                    request.replicas = request.replicas.max(replicas);
+                }
+                left.retain(|key| !keys.contains(key));
+                if repeats == 0 && left.is_empty() && what != b"granted" {
+                    self.forget_move(open.began.unwrap_or(0), &request, &keys);
+                }
+                if repeats > 0 {
+                    self.waits[at].repeats = repeats - 1;
+                    self.waits[at].is_optional = true;
+                } else if !left.is_empty() {
+                    self.waits[at].left = left;
+                } else if kinds.contains(&!request.command.contains("renew")) {
+                    // It may have been the outcome of a request of the other kind, and this one is still pending.
+                    self.waits[at].is_optional = true;
+                } else {
+                    self.waits.remove(at);
+                }
+                if what == b"granted" {
+                    // A hold that was unbound before this event was read is bound again.
+                    let granted = token.number().unwrap_or(0);
+                    let is_it = |(to, on, key, who, of, _): &&(u64, i32, Bytes, Bytes, u64, Bytes)| {
+                        (*to, *on, who, *of) == (session, db, &owner, granted) && keys.contains(key)
+                    };
+                    let again = self.unbound_events.iter().filter(is_it);
+                    let again = again.map(|(to, on, key, who, of, _)| (*to, *on, key.clone(), who.clone(), *of));
+                    self.bound_again.extend(again);
+                    // The event names how long the grant lasts, from when `LOCK.EVENTS` was sent.
+                    let lasts = String::from_utf8_lossy(detail.bytes()).parse::<u64>();
+                    let Ok(lasts) = lasts else {
+                        return Err(Violation::new(LEASE, format!("malformed grant: {event:?}")));
+                    };
+                    let least = open.at + request.lease.unwrap_or(30_000);
+                    // (The event may be the outcome of a similar request, or of one that was cancelled since: which one
+                    // is unknown.)
+                    // (The owner may have requested another lease since.)
+                    let leases = |(at, cause): &(Position, Cause)| match cause {
+                        Cause::Own(by, ..) => {
+                            *at > open.began.unwrap_or(0) && keys.iter().any(|key| by.concerns(key, &owner))
+                        }
+                        _ => false,
+                    };
+                    let is_plain = request.command.ends_with("acquire") && request.replicas == 0 && !request.is_unsure;
+                    let is_plain = is_plain && !self.causes.iter().chain(&self.lasting).any(leases);
+                    // (A hold with `REPLICAS` ends at the confirmed deadline, even if this request re-entered it.)
+                    let has_replicas =
+                        |it: &Request| it.replicas > 0 && keys.iter().any(|key| it.concerns(key, &owner));
+                    let is_confirmed = |key: &Bytes| {
+                        let belief = self.beliefs.get(&(db, key.clone(), owner.clone()));
+                        belief.is_some_and(|it| it.binding.is_some_and(|binding| binding.confirmed.is_some()))
+                    };
+                    let is_plain = is_plain
+                        && !keys.iter().any(is_confirmed)
+                        && !self.received.iter().any(|(_, _, it, ..)| has_replicas(it))
+                        && !self.undecided().any(|(.., it)| has_replicas(it))
+                        && !self.abandoned.iter().any(|(_, it)| has_replicas(it));
+                    if is_plain && !self.renewals_are_delayed && next.at + lasts + 2 < least {
+                        let what =
+                            format!("{event:?} at {} lasts until {}, expected {least}", next.at, next.at + lasts);
+                        return Err(Violation::new(LEASE, what));
+                    }
+                    // (The clock may have stepped between the grant and the reading of its event.)
+                    if lasts > 0 && !self.renewals_are_delayed {
+                        open.at = open.at.max((next.at + lasts).saturating_sub(request.lease.unwrap_or(30_000)));
+                    }
+                    // It may have been the outcome of any similar request.
+                    like.extend(
+                        self.unacknowledged.iter().filter(|wait| fits(wait)).filter_map(|wait| wait.open.began),
+                    );
+                    let position = like.into_iter().chain(open.began).min().unwrap_or(0);
+                    self.received.push((position, open, request, keys, token.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A heartbeat promises that renewed holds of the session last: so many thousandths of the lease, from when
+    /// `LOCK.EVENTS` was sent.
+    pub(super) fn apply_heartbeat(&mut self, session: u64, said: &str, (began, request): (Position, u64)) {
+        let Some(sure) = said.split(' ').nth(2).and_then(|sure| sure.parse::<u64>().ok()) else { return };
+        let open = self.connections.values().flat_map(|it| it.open.iter()).filter(|open| open.began.is_some());
+        let unacknowledged: Vec<&Request> =
+            open.flat_map(|it| &it.runs).chain(self.abandoned.iter().map(|(_, it)| it)).collect();
+        for ((_, key, owner), belief) in &mut self.beliefs {
+            // A request without a received reply may have changed the lease.
+            let is_its = |binding: &Binding| binding.client == session && binding.watchdog && !binding.is_unsure;
+            let is_known = !unacknowledged.iter().any(|request| request.concerns(key, owner));
+            // The heartbeat may have been composed before the last renewal. If the client read late, another command
+            // may have changed the expiry since.
+            let is_current =
+                belief.since < began && !(self.deliveries_are_unknown && self.expiry_changed.contains(key));
+            if let Some(binding) = belief.binding().filter(is_its).filter(|_| is_known && is_current) {
+                belief.promised = belief.promised.max(request + binding.lease * sure / 1000);
+            }
+        }
+    }
+}

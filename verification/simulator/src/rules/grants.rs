@@ -1,0 +1,295 @@
+//! Grants and renewals: what a hold's owner may rely on after each.
+
+use super::records::{Belief, Binding, Cause, OpenRequest, PossibleMove, PossibleMoves, ReceivedToken};
+use super::{Checker, Hold, Position};
+use crate::redis::{Bytes, node};
+use crate::request::Request;
+use crate::stored::{self};
+
+impl Checker {
+    /// Requests without a received reply that bind the same hold to another connection: later ones, and queued ones,
+    /// which may be granted later.
+    pub(super) fn bound_later(&self, position: Position, request: &Request, key: &[u8]) -> PossibleMoves {
+        let binds = |it: &Request| it.binds() && it.client != request.client && it.concerns(key, &request.owner);
+        let may_be_later = |at: Position, it: &Request| at > position || at < position && it.wait.is_some();
+        let later = self.undecided().filter(|(at, _, it)| may_be_later(*at, it) && binds(it));
+        // The outcome of a wait may be that of an earlier similar request, or of the last one.
+        let repeated = self.waits.iter().filter(|wait| wait.latest > position && binds(&wait.request));
+        let repeated = repeated.map(|wait| (wait.latest, PossibleMove::of(&wait.request, wait.open.at)));
+        later.map(|(at, open, it)| (at, PossibleMove::of(it, open.at))).chain(repeated).collect()
+    }
+
+    /// Whether another connection received the outcome of a queued request in this iteration. It may have been granted
+    /// after this one, although it was sent before.
+    pub(super) fn has_concurrent_binding(&self, request: &Request, key: &[u8]) -> bool {
+        let binds = |it: &Request| it.binds() && it.client != request.client && it.concerns(key, &request.owner);
+        self.replied.iter().any(|(_, it)| it.wait.is_some() && binds(it))
+    }
+
+    /// The database of a hold that was requested in `db`. The databases may have been swapped since.
+    pub(super) fn current_db(&self, (request, db): (Position, i32), key: &[u8], owner: &[u8], token: u64) -> i32 {
+        let is_there = |db: &i32| {
+            let seen = node(|node| stored::read(node, *db, key));
+            let is_it = |it: u64| it == token || self.fences.contains(&it);
+            seen.of(owner).and_then(|holder| holder.token).is_some_and(is_it)
+        };
+        let later = |(at, _): &&(Position, Cause)| *at > request;
+        let other = |(_, cause): &(Position, Cause)| match cause {
+            Cause::Swapped(one, two) if *one == db => Some(*two),
+            Cause::Swapped(one, two) if *two == db => Some(*one),
+            _ => None,
+        };
+        let mut others =
+            self.causes.iter().filter(later).filter_map(other).filter(|other| !is_there(&db) && is_there(other));
+        others.next().unwrap_or(db)
+    }
+
+    /// The least lease of a request that names none. A renewal uses the lease of the binding, as far as it is known.
+    pub(super) fn default_lease(&self, hold: &Hold, request: &Request) -> u64 {
+        let binding = self.beliefs.get(hold).and_then(Belief::binding);
+        match binding {
+            Some(binding) if request.command.contains("renew") && binding.is_unsure => 0,
+            Some(binding) if request.command.contains("renew") => binding.lease.min(30_000),
+            _ => 30_000,
+        }
+    }
+
+    /// An owner received a grant or a renewal.
+    pub(super) fn record_grant(
+        &mut self,
+        position: Position,
+        open: &OpenRequest,
+        request: &Request,
+        key: &[u8],
+        token: u64,
+    ) {
+        let hold =
+            (self.current_db((position, open.db), key, &request.owner, token), key.to_vec(), request.owner.clone());
+        // A late reply about a hold that has ended since. (A queued request is granted later than it was sent, but
+        // never under the token of a hold that had ended by then.)
+        let is_old = |(ended, of): &(Position, u64)| *ended > position && (request.wait.is_none() || *of == token);
+        if self.ended.get(&hold).is_some_and(is_old) {
+            return;
+        }
+        let ends = open.at + request.lease.unwrap_or_else(|| self.default_lease(&hold, request));
+        if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
+            // A late reply about a hold that has ended since, or about this one, bound before its token was raised.
+            let was_unbound = newer.binding.is_none_or(|binding| binding.at < position);
+            if was_unbound && request.binds() && self.fences.contains(&newer.token) {
+                let received = self.position;
+                newer.binding = Some(Binding { is_unsure: true, ..Binding::of(request, (position, received), ends) });
+            }
+            return;
+        }
+        let is_raised = |it: &&Belief| it.token == token || request.fence == Some(token);
+        let is_again = |_: &&Belief| self.set_back > 0;
+        let known = self.beliefs.get(&hold).or_else(|| self.expired_holds.get(&hold).filter(is_again));
+        let mut before = known.filter(is_raised).cloned();
+        if let Some(before) = &mut before {
+            let since = before.since;
+            let since = |(at, _): &&(Position, Cause)| *at > since;
+            let later = self.causes.iter().rev().take_while(since).chain(self.lasting.iter().rev().take_while(since));
+            let later = later.filter(|(at, _)| *at < position);
+            // (In any database, because they may have been swapped since.)
+            let later: Vec<&Cause> = later.map(|(_, cause)| cause).collect();
+            let were_swapped = later.iter().any(|cause| matches!(cause, Cause::Swapped(..)));
+            let here = |db: i32| db == open.db || were_swapped;
+            let shortens = |cause: &&Cause| match cause {
+                Cause::Own(by, db, _) => here(*db) && by.concerns(key, &request.owner),
+                Cause::Written(db, written, _) | Cause::ExpiryChanged(db, written) => here(*db) && written == key,
+                _ => false,
+            };
+            if later.iter().any(shortens) {
+                (before.promised, before.deadline) = (0, None);
+                // Replicas may have confirmed the value that the expiry had in between.
+                let shortest = |cause: &&&Cause| match cause {
+                    Cause::Own(by, _, at) if by.command.contains("renew") => Some(at + by.lease.unwrap_or(30_000)),
+                    Cause::Own(by, _, at) => Some(at + by.lease?),
+                    _ => Some(0),
+                };
+                let shortest = later.iter().filter(|cause| shortens(cause)).filter_map(|it| shortest(&it)).min();
+                if let Some(Binding { confirmed: Some(confirmed), .. }) = &mut before.binding {
+                    *confirmed = shortest.map_or(*confirmed, |shortest| shortest.min(*confirmed));
+                }
+            }
+        }
+        if let Some(before) = before.as_mut().filter(|before| before.token != token) {
+            // If another command has written the key since, the raised token may belong to another hold, which is not
+            // bound.
+            let written_by_others = |(at, cause): &(Position, Cause)| match cause {
+                Cause::Written(_, written, expired) => *at > before.since && written == key && !expired,
+                _ => false,
+            };
+            let is_another = self.causes.iter().any(written_by_others);
+            // The same applies if the hold ended and a request without a received reply acquired the lock again.
+            let ends = |cause: &Cause| match cause {
+                Cause::Forced(_, ended) | Cause::Written(_, ended, _) => ended == key,
+                Cause::Flushed(_) => true,
+                Cause::Own(by, ..) => !by.command.contains("renew") && by.concerns(key, &request.owner),
+                _ => false,
+            };
+            let ended = self.causes.iter().chain(&self.lasting).filter(|(at, it)| *at > before.since && ends(it));
+            let ended = ended.map(|(at, _)| *at).min();
+            let acquires = |it: &Request| it.command.ends_with("acquire") && it.concerns(key, &request.owner);
+            let is_acquired_again = ended.is_some_and(|ended| {
+                self.undecided().any(|(at, _, it)| at > ended && acquires(it))
+                    || self.abandoned.iter().any(|(_, it)| acquires(it))
+            });
+            before.binding.iter_mut().for_each(|binding| binding.is_unsure |= is_another || is_acquired_again);
+        }
+        if before.is_some() {
+            self.renewed.insert(request.owner.clone());
+        }
+        let lease = request.lease.unwrap_or(30_000);
+        let renews = request.command.contains("renew");
+        let promised = match &before {
+            // Sent before the reply that is already recorded: its promise no longer counts.
+            Some(before) if before.since > position => before.promised,
+            Some(before) if !renews || request.lease.is_none() => before.promised.max(ends),
+            _ => ends,
+        };
+        let bound = request.binds() || request.is_unsure;
+        // Bindings end when the role changes, and this request may have been granted afterwards.
+        // A request of another connection without a received reply may have moved the binding.
+        let is_unsure =
+            request.is_unsure || self.role_changed() > position || self.has_concurrent_binding(request, key);
+        let mut possible_moves = self.bound_later(position, request, key);
+        let binding = Binding { is_unsure, ..Binding::of(request, (position, self.position), ends) };
+        // Another request raised the token. It is the same hold, unless that one ended unseen.
+        let is_raised_since = |it: &&Belief| before.is_none() && it.token < token && self.fences.contains(&token);
+        let binding_before = self.beliefs.get(&hold).filter(is_raised_since).and_then(|it| it.binding);
+        let binding_before = binding_before.map(|binding| Binding { is_unsure: true, ..binding });
+        let old_binding = before.as_ref().and_then(|it| it.binding).or(binding_before);
+        let mut raises = before.as_mut().map_or_else(Vec::new, |it| std::mem::take(&mut it.raises));
+        // The count that a queued request sets depends on when it was granted.
+        if !renews && !request.is_unsure && (request.holds.is_none() || request.wait.is_none()) {
+            raises.push((position, request.holds));
+            raises.sort_by_key(|(position, _)| *position);
+        }
+        let since = position.max(before.as_ref().map_or(0, |it| it.since));
+        let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { request.limit });
+        let known = before.as_ref().and_then(|it| it.deadline);
+        let sets = renews && request.lease.is_some();
+        let deadline = if sets { Some(ends) } else { Some(known.map_or(ends, |known| known.max(ends))) };
+        // (A queued request may have made its binding after its outcome was received.)
+        let has_ended = |old: &Binding| {
+            let role = self.role_changed();
+            (old.at..position).contains(&role) && !(old.is_unsure && old.received > role)
+        };
+        let same = old_binding.filter(|old| old.client == binding.client && !has_ended(old));
+        let both = |old: Binding| {
+            let (watchdog, ephemeral) = (binding.watchdog || old.watchdog, binding.ephemeral || old.ephemeral);
+            // A request that does not name a flag adds no knowledge about the flag.
+            let keeps = old.watchdog && !binding.watchdog || old.ephemeral && !binding.ephemeral;
+            let is_unsure = binding.is_unsure || old.is_unsure && keeps;
+            Binding { watchdog, ephemeral, is_unsure, ..binding }
+        };
+        let flagless = !request.watchdog && !request.ephemeral;
+        // (A request that waited may have been granted before another lease was asked for.)
+        let is_older = |old: &Binding| request.wait.is_some() && old.at > position && old.lease != lease;
+        let both = |old: Binding| {
+            let both = both(old);
+            Binding {
+                lease: if flagless { old.lease } else { lease },
+                is_unsure: both.is_unsure || is_older(&old),
+                ..both
+            }
+        };
+        let shortened = |old: Binding| Binding { confirmed: old.confirmed.map(|at| at.min(ends)), ..old };
+        let waited =
+            self.replied.iter().any(|(_, it)| it.wait.is_some() && it.binds() && it.concerns(key, &request.owner));
+        let binding =
+            Binding { is_unsure: is_unsure || waited && old_binding.is_some_and(|old| old.is_unsure), ..binding };
+        let binding = match old_binding {
+            _ if request.unbind => None,
+            _ if !bound => old_binding.map(shortened),
+            // A request without flags keeps the binding of its session.
+            Some(old) if same.is_some() && flagless && request.replicas == 0 => Some(shortened(old)),
+            // (A queued request may have been granted after a request that was sent later.)
+            Some(old) if old.at > position && old.client != binding.client => {
+                Some(Binding { is_unsure: old.is_unsure || request.wait.is_some(), ..old })
+            }
+            _ => Some(same.map_or(binding, both)),
+        };
+        // A late reply about a hold that has ended since. (A queued request may be granted after a request that was
+        // sent later.)
+        let is_news = self.newest.get(&hold).is_none_or(|it| it.at <= position || it.token < token);
+        if !is_news && !self.beliefs.contains_key(&hold) {
+            return;
+        }
+        if is_news {
+            self.newest.insert(hold.clone(), ReceivedToken { token, at: position });
+        }
+        let of_binding = (request.client, key.to_vec(), request.owner.clone(), token);
+        if self.unbound.get(&of_binding).is_some_and(|at| *at <= position) {
+            self.unbound.remove(&of_binding);
+        }
+        possible_moves.extend(self.beliefs.get(&hold).into_iter().flat_map(|it| it.possible_moves.clone()));
+        // A request without flags keeps a binding of its session, even one that the checker is unsure about.
+        let is_its = |possible_move: &&PossibleMove| {
+            binding.is_some_and(|binding| {
+                binding.client == possible_move.client && !binding.watchdog && !binding.ephemeral
+            })
+        };
+        let confirmed = possible_moves
+            .values()
+            .filter(is_its)
+            .find_map(|possible_move| possible_move.confirmed)
+            .filter(|_| request.replicas == 0);
+        let binding = match confirmed {
+            Some(confirmed) => {
+                binding.map(|binding| Binding { confirmed: Some(confirmed), is_unsure: true, ..binding })
+            }
+            None => binding,
+        };
+        // A request that the owner sent before this reply may have shortened the lease. The shorter lease counts until
+        // replicas confirm a later one.
+        let shortens = |(later, cause): &(Position, Cause)| match cause {
+            Cause::Own(by, _, at) if *later > position && by.concerns(key, &request.owner) => {
+                Some(at + by.lease.or_else(|| by.command.contains("renew").then_some(30_000))?)
+            }
+            _ => None,
+        };
+        let shortest = self.causes.iter().chain(&self.lasting).filter_map(shortens).min();
+        let binding = binding.map(|binding| Binding {
+            confirmed: binding.confirmed.map(|at| shortest.map_or(at, |it| it.min(at))),
+            ..binding
+        });
+        possible_moves.retain(|at, possible_move| {
+            *at != position && binding.is_some_and(|binding| binding.client != possible_move.client)
+        });
+        // For a request with `REPLICAS`, the replicas have confirmed its deadline; for others, only the earlier one.
+        let known = before.as_ref().and_then(|it| it.known).filter(|_| request.replicas == 0);
+        let seen = position;
+        let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if bound { open.at } else { 0 });
+        // If databases were swapped, the binding moved here and not in the other database.
+        self.forget_move(position, request, std::slice::from_ref(&hold.1));
+        self.beliefs.insert(
+            hold,
+            Belief {
+                token,
+                since,
+                seen,
+                promised,
+                deadline,
+                renewed,
+                limit,
+                raises,
+                binding,
+                known,
+                follows: None,
+                has_stepped: before.as_ref().is_some_and(|it| it.has_stepped),
+                possible_moves,
+            },
+        );
+    }
+
+    /// A refused request has moved no binding of these keys.
+    pub(super) fn forget_move(&mut self, position: Position, request: &Request, keys: &[Bytes]) {
+        for ((_, key, owner), belief) in &mut self.beliefs {
+            if request.owner == *owner && keys.contains(key) {
+                belief.possible_moves.remove(&position);
+            }
+        }
+    }
+}

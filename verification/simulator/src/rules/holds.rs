@@ -1,0 +1,387 @@
+//! Holds: each lasts as long as its owner was promised, and no longer than its binding allows.
+
+use super::records::{Belief, Binding, Cause, PossibleMove, holds_at_least};
+use super::server::is_refusing;
+use super::{
+    CONFIRMED, COUNTED, Checker, EPHEMERAL, HANDLED_WITHIN, HELD, Hold, IDLE_TIME, LEASE, LIMIT, Position, REQUESTED,
+    STEPPED, Violation, WATCHED, show,
+};
+use crate::redis::{Bytes, Node, node, slot_of};
+use crate::request::Request;
+use crate::server::Role;
+use crate::server::clock::Now;
+use crate::state::{self};
+use crate::stored::{self};
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+impl Checker {
+    /// A bound hold with `REPLICAS` ends at the deadline that its replicas have confirmed.
+    pub(super) fn unconfirmed_holds_end(&self) -> Result<(), Violation> {
+        if self.confirms_at == u64::MAX {
+            return Ok(()); // They still confirm.
+        }
+        let now = node(|node| node.millis());
+        let is_over = |belief: &Belief| {
+            // (After its client has disconnected, the key's own expiry counts.)
+            let is_connected = |binding: &Binding| !binding.is_unsure && self.connections.contains_key(&binding.client);
+            let confirmed = belief.binding().filter(is_connected).and_then(|binding| binding.confirmed);
+            confirmed.is_some() && belief.known.is_some_and(|known| known.saturating_add(HANDLED_WITHIN) < now)
+        };
+        for (hold, belief) in self.beliefs.iter().filter(|(_, belief)| is_over(belief)) {
+            let (db, key, owner) = hold;
+            // A request without a received reply may have bound it without replicas.
+            let bindings = |request: &Request| request.binds() && request.concerns(key, owner);
+            if self.abandoned.iter().any(|(_, request)| bindings(request))
+                || self.undecided().any(|(.., request)| bindings(request))
+            {
+                continue;
+            }
+            let seen = node(|node| stored::read(node, *db, key));
+            let is_there = seen.of(owner).is_some_and(|holder| holder.token == Some(belief.token));
+            if is_there && !self.written_by_others.contains(&(*db, key.clone())) {
+                return Err(Violation::new(CONFIRMED, format!("{}: {belief:?}", show(hold))));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_holds(&mut self) -> Result<(), Violation> {
+        let (role, now, mono) = node(|node| (node.role, node.millis(), node.clock.mono));
+        let confirms = mono <= self.confirms_at;
+        let (mut ended, mut expired_holds) = (Vec::new(), Vec::new());
+        let undecided = self.undecided().filter(|(_, _, it)| it.replicas > 0 || it.ephemeral);
+        let undecided = undecided.map(|(at, open, it)| (at, open.at, it.clone()));
+        let undecided: Vec<(Position, u64, Request)> = undecided.collect();
+        let unacknowledged: Vec<Request> =
+            self.undecided().map(|(.., request)| request.clone()).filter(Request::binds).collect();
+        let is_blocked = node(|node| is_refusing(node) || node.is_paused()) || self.before.1;
+        let lags = |(db, key, owner): &Hold| {
+            state::with(|state| {
+                let is_bound = state.bindings.client_of(*db, key, owner).is_some();
+                state.bindings.lags_of(*db, key, owner) || is_bound && state.seems_stepped(Now::read())
+            })
+        };
+        for (hold, belief) in &mut self.beliefs {
+            let (db, key, owner) = hold;
+            let bound = belief.binding();
+            let seen = node(|node| stored::read(node, *db, key));
+            let (since, last) = (belief.since, belief.seen);
+            let causes = || {
+                let at_once = self.causes.iter().rev().take_while(move |(position, _)| *position > last);
+                let later = self.lasting.iter().rev().take_while(move |(position, _)| *position > since);
+                at_once.chain(later)
+            };
+            // A greater token belongs to a request that has no reply yet. It is another hold, unless `FENCE` named the
+            // token. If the lease of this hold was over by then, the other hold's deadline must not be taken for its
+            // own.
+            let was_over = belief.deadline.is_some_and(|at| at < now);
+            let is_its = |token: u64| {
+                token == belief.token || token > belief.token && (!was_over || self.fences.contains(&token))
+            };
+            let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(is_its));
+            // If another command changed the expiry, replicas may have confirmed any value that it had in between.
+            let may_be_any = self.expiry_changed.contains(key);
+            // A bound hold with `REPLICAS` ends at the confirmed deadline, whatever was written since.
+            // (The same applies if a request without a received reply bound it: no earlier than that request's lease,
+            // nor than the earlier promise.)
+            let has_bound = |(began, at, it): &(Position, u64, Request)| {
+                let promised = if since < *began { belief.promised } else { 0 };
+                let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
+                // (A later request of the owner may have shortened it. The shorter lease counts until replicas confirm
+                // a later one.)
+                let shortens = |(position, cause): &(Position, Cause)| match cause {
+                    Cause::Own(by, on, at) if position > began && on == db && by.concerns(key, owner) => {
+                        Some(at + by.lease.or_else(|| by.command.contains("renew").then_some(30_000))?)
+                    }
+                    _ => None,
+                };
+                let shortest = self.causes.iter().chain(&self.lasting).filter_map(shortens).min();
+                let confirmed = shortest.map_or(confirmed, |at| at.min(confirmed));
+                it.replicas > 0 && it.binds() && it.concerns(key, owner) && (confirmed < now || may_be_any)
+            };
+            // (Or a request that may have received the outcome of a similar one.)
+            let may_have_bound = |(began, possible_move): (&Position, &PossibleMove)| {
+                let promised = if since < *began { belief.promised } else { 0 };
+                possible_move.confirmed.is_some_and(|at| promised.max(at) < now || may_be_any)
+            };
+            let is_unconfirmed =
+                belief.binding.is_some_and(|binding| binding.confirmed.is_some_and(|at| at < now || may_be_any))
+                    || undecided.iter().any(has_bound)
+                    || belief.possible_moves.iter().any(may_have_bound);
+            // An expiry that was changed in this iteration may be over already.
+            let changes_expiry = |(_, cause): &(Position, Cause)| match cause {
+                Cause::ExpiryChanged(on, expiry_changed) => on == db && expiry_changed == key,
+                _ => false,
+            };
+            let is_over = belief.deadline.is_some_and(|at| at < now) || is_unconfirmed || causes().any(changes_expiry);
+            let has_requested = |client: u64| {
+                let of_hold = self.requested_bindings.iter().filter(|((_, name, who), _)| (name, who) == (key, owner));
+                of_hold.flat_map(|(_, requesters)| requesters.keys()).any(|asker| *asker == client)
+            };
+            // Holds that other commands wrote are not counted, nor are releases if databases were swapped.
+            let counts = !self.written_by_others.iter().any(|(_, it)| it == key);
+            let least = || {
+                let all = self.causes.iter().chain(&self.lasting);
+                if counts {
+                    holds_at_least(&belief.raises, all.filter(|(_, cause)| cause.releases(key, owner)))
+                } else {
+                    0
+                }
+            };
+            let may_end = |(_, cause): &&(Position, Cause)| match cause {
+                Cause::Own(request, on, _) => {
+                    // Each release ends one of the holds that the owner received. A renewal, or a release with `LEASE`,
+                    // may shorten the lease.
+                    let shortens = !request.command.ends_with("release") || request.lease.is_some();
+                    let releases_all = shortens || least() == 0;
+                    // A hold with a raised token is also found by its old token.
+                    let is_named =
+                        |token: u64| token == belief.token || self.fences.iter().any(|fence| *fence >= token);
+                    on == db && request.concerns(key, owner) && request.token.is_none_or(is_named) && releases_all
+                }
+                Cause::Forced(on, forced) => on == db && forced == key,
+                Cause::Written(on, written, expired) => on == db && written == key && (!expired || is_over),
+                Cause::ExpiryChanged(..) => false,
+                Cause::Flushed(on) => on.is_none_or(|on| on == *db),
+                Cause::Swapped(one, other) => one == db || other == db,
+                Cause::Disconnected(client) => {
+                    let ends = |binding: Binding| {
+                        binding.is_unsure && has_requested(*client) || binding.ephemeral && binding.client == *client
+                    };
+                    let written_by_others = self.written_by_others.contains(&(*db, key.clone()));
+                    // A request without a received reply may have bound the hold to that connection.
+                    let abandoned = self.abandoned.iter().map(|(_, request)| request);
+                    let unacknowledged = abandoned
+                        .chain(undecided.iter().map(|(.., request)| request))
+                        .any(|request| request.ephemeral && request.client == *client && request.concerns(key, owner));
+                    written_by_others || unacknowledged || bound.is_some_and(ends)
+                }
+                Cause::Role => true,
+            };
+            if let Some(holder) = holder.filter(|it| it.token == Some(belief.token))
+                && holder.holds < belief.raises.iter().map(|(_, to)| to.unwrap_or(1)).sum()
+                && holder.holds < least()
+            {
+                let what = format!("{}: {} of {} holds", show(hold), holder.holds, least());
+                return Err(Violation::new(COUNTED, what));
+            }
+            if let Some(holder) = holder.filter(|it| it.holds > 1 && counts) {
+                let (ones, most) = self.requested_holds.get(&(key.clone(), owner.clone())).copied().unwrap_or_default();
+                if holder.holds > ones + most {
+                    return Err(Violation::new(REQUESTED, format!("{}: {} holds", show(hold), holder.holds)));
+                }
+            }
+            if let Some(holder) = holder {
+                let owns = |(_, cause): &(Position, Cause)| match cause {
+                    Cause::Own(request, on, _) => on == db && request.concerns(key, owner),
+                    Cause::Written(on, written, _) | Cause::ExpiryChanged(on, written) => on == db && written == key,
+                    Cause::Flushed(_) | Cause::Swapped(..) | Cause::Role => true,
+                    Cause::Forced(..) | Cause::Disconnected(_) => false,
+                };
+                // A renewal that raised the token has ended nothing, whether or not its reply is read.
+                let raises = |cause: &Cause| match cause {
+                    Cause::Own(by, ..) => by.fence.is_some() && by.fence == holder.token,
+                    _ => false,
+                };
+                let raised = causes().filter(|(_, cause)| raises(cause)).map(|(at, _)| *at).min();
+                let is_before = |at: Position| raised.is_none_or(|raised| at < raised);
+                let mut ends = causes().filter(may_end).filter(|(at, cause)| is_before(*at) && !raises(cause));
+                if holder.token.is_some_and(|token| token > belief.token) && ends.next().is_some() {
+                    ended.push(hold.clone());
+                    continue;
+                }
+                // (A hold that has expired by now ends as soon as writes are possible.)
+                let lags = lags(hold) || belief.follows.is_some_and(|at| is_blocked || at < now);
+                if let Some(at) = holder.deadline.filter(|at| *at < belief.promised && !lags) {
+                    if !causes().any(owns) {
+                        let what = format!("{}: expires at {at}, promised {}", show(hold), belief.promised);
+                        let rule = if belief.has_stepped { STEPPED } else { LEASE };
+                        return Err(Violation::new(rule, what));
+                    }
+                    belief.promised = at;
+                }
+                if let Some(at) = belief.follows.take_if(|_| !lags)
+                    && holder.deadline.is_some_and(|later| later > at)
+                    && bound.is_some_and(|binding| !binding.watchdog && !binding.is_unsure)
+                    && !causes().any(owns)
+                    && !may_be_any
+                    && !self.stepped_while_refusing
+                    && !self.requests_since_step.iter().any(|request| request.concerns(key, owner))
+                {
+                    let what = format!("{}: expires at {:?}, expected {at}", show(hold), holder.deadline);
+                    return Err(Violation::new(STEPPED, what));
+                }
+                if lags {
+                    continue;
+                }
+                // If the grant was received only after a clock step, the lease may have ended before the key could
+                // follow. The hold is then unbound, and ends as soon as writes are possible, whatever its key says.
+                let received_late = |binding: Binding| {
+                    (binding.at..binding.received).contains(&self.stepped_at)
+                        && self.connections.contains_key(&binding.client)
+                };
+                let is_bound = || state::with(|state| state.bindings.client_of(*db, key, owner).is_some());
+                if !bound.is_some_and(received_late) || is_bound() {
+                    belief.deadline = holder.deadline;
+                }
+                if confirms || belief.known.is_none() {
+                    belief.known = Some(belief.known.unwrap_or(0).max(holder.deadline.unwrap_or(u64::MAX)));
+                }
+                // A request without a received reply may have given it a shorter lease.
+                let shortest = |binding: Binding| {
+                    let request = self
+                        .abandoned
+                        .iter()
+                        .map(|(_, request)| request)
+                        .filter(|request| request.binds())
+                        .chain(&unacknowledged);
+                    let request =
+                        request.filter(|request| request.client == binding.client && request.concerns(key, owner));
+                    request.map(|request| request.lease.unwrap_or(30_000)).chain([binding.lease]).min()
+                };
+                let lease = belief.binding.and_then(shortest).unwrap_or(0);
+                let renewed = holder.deadline.unwrap_or(0).saturating_sub(lease);
+                belief.renewed = belief.renewed.max(renewed.min(now));
+                if let Some(Binding { confirmed: Some(confirmed), .. }) = &mut belief.binding {
+                    *confirmed = (*confirmed).min(holder.deadline.unwrap_or(u64::MAX));
+                }
+                // A hold that another command wrote can't be identified.
+                if holder.token == Some(belief.token) && !self.written_by_others.contains(&(*db, key.clone())) {
+                    belief.seen = self.position;
+                }
+                continue;
+            }
+            let found: Vec<&Cause> = causes().filter(may_end).map(|(_, cause)| cause).collect();
+            // The key can't follow the clock step while writes are refused.
+            if lags(hold) {
+                continue;
+            }
+            // A key that another node may serve is not written here, and keys that other commands wrote are left
+            // unchanged.
+            let may_be_left = node(|node| node.slots.is_some()) || may_be_any;
+            if found.is_empty() && belief.has_stepped && may_be_left {
+                ended.push(hold.clone());
+                continue;
+            }
+            if found.is_empty() && !is_over {
+                let what = format!("{} with token {}: {seen:?}", show(hold), belief.token);
+                let rule = if belief.has_stepped { STEPPED } else { HELD };
+                return Err(Violation::new(rule, what));
+            }
+            // Every renewal counts if replicas have confirmed promptly for a whole lease.
+            let is_confirmed_in_time =
+                |binding: Binding| binding.lease >= 400 && mono > self.slow_at + (binding.lease + IDLE_TIME) * 1000;
+            let watched = bound.filter(|binding| {
+                let is_connected =
+                    binding.watchdog && !binding.is_unsure && self.connections.contains_key(&binding.client);
+                is_connected && (binding.confirmed.is_none() || is_confirmed_in_time(*binding))
+            });
+            // A session's hold is renewed only if the session has sent `LOCK.EVENTS` since the last renewal, and in
+            // time.
+            let was_due = |binding: Binding| {
+                let reader = self.connections.get(&binding.client).filter(|it| it.read_place > binding.received);
+                let read_at = reader.map_or(0, |it| it.read_at);
+                let end = belief.deadline.unwrap_or(u64::MAX);
+                // (A request of the session that waits for replicas binds the hold again once they confirm, before its
+                // outcome is received.)
+                let bindings_anew =
+                    |it: &Request| it.replicas > 0 && it.client == binding.client && it.concerns(key, owner);
+                let is_known = !unacknowledged.iter().any(bindings_anew);
+                !binding.of_session || is_known && read_at > belief.renewed + 2 && read_at + 5 < end
+            };
+            // (A node does not renew holds in slots that it does not serve.)
+            let is_served =
+                |node: &mut Node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key), false).is_none());
+            let is_left_alone = !self.renewals_are_delayed && !self.expiry_changed.contains(key) && node(is_served);
+            let by_its_lease = found.iter().all(|cause| matches!(cause, Cause::Written(.., true)));
+            if by_its_lease && watched.is_some_and(was_due) && is_left_alone {
+                return Err(Violation::new(WATCHED, format!("{} expired", show(hold))));
+            }
+            if is_over {
+                expired_holds.push(hold.clone());
+            }
+            let is_release = |cause: &&Cause| match cause {
+                Cause::Own(request, ..) => request.lease.is_none(),
+                _ => false,
+            };
+            // (If the hold had expired before the clock was set back, its session was notified then, and may read the
+            // event later.)
+            let had_expired = self.expired_holds.get(hold).is_some_and(|it| it.token == belief.token);
+            if !found.is_empty() && !is_over && !had_expired && found.iter().all(is_release) {
+                self.released.insert((hold.clone(), belief.token));
+            }
+            let others_end =
+                found.iter().all(|cause| matches!(cause, Cause::Forced(..) | Cause::Written(..) | Cause::Flushed(_)));
+            if let Some(binding) = bound.filter(|binding| !binding.is_unsure)
+                && others_end
+                && role == Role::Master
+                // (A hold in a slot of another node is unbound, not lost.)
+                && !node(|node| node.slots.as_ref().is_some_and(|slots| slots.elsewhere.contains(&slot_of(key))))
+                && self.connections.get(&binding.client).is_some_and(|it| it.was_session && !it.has_vanished)
+            {
+                let loss = (binding.client, key.clone(), owner.clone(), belief.token);
+                // A request without a received reply may have bound it to another connection.
+                let abandoned = self.abandoned.iter().map(|(_, request)| request).filter(|request| request.binds());
+                let is_sure = !abandoned.chain(&unacknowledged).any(|request| request.concerns(key, owner));
+                if is_sure && !self.lost_events.contains_key(&loss) && !self.unbound.contains_key(&loss) {
+                    self.due_losses.insert(loss);
+                }
+            }
+            ended.push(hold.clone());
+        }
+        let expired_holds =
+            expired_holds.into_iter().filter_map(|hold| Some((hold.clone(), self.beliefs.get(&hold)?.clone())));
+        self.expired_holds.extend(expired_holds);
+        for hold in ended {
+            let belief = self.beliefs.remove(&hold);
+            if let Some(Belief { token, .. }) = belief
+                && node(|node| stored::read(node, hold.0, &hold.1)).of(&hold.2).is_none()
+            {
+                self.ended.insert(hold, (self.position, token));
+            }
+        }
+        self.connections.values_mut().for_each(|it| it.was_session = it.is_session);
+        Ok(())
+    }
+
+    pub(super) fn check_limits(&self) -> Result<(), Violation> {
+        let mut locks: BTreeMap<(i32, &Bytes), Vec<(&Bytes, &Belief)>> = BTreeMap::new();
+        for ((db, key, owner), belief) in &self.beliefs {
+            locks.entry((*db, key)).or_default().push((owner, belief));
+        }
+        for ((db, key), holders) in locks {
+            let limit = holders.iter().map(|(_, it)| it.limit).min().unwrap_or(u32::MAX);
+            if holders.len() > limit as usize && !self.written_by_others.contains(&(db, key.clone())) {
+                let owners: Vec<String> = holders.iter().map(|(owner, _)| owner.escape_ascii().to_string()).collect();
+                return Err(Violation::new(LIMIT, format!("{} is held by {owners:?}", key.escape_ascii())));
+            }
+        }
+        Ok(())
+    }
+
+    /// An ephemeral hold ends with its connection.
+    pub(super) fn ephemeral_holds_end(&self) -> Result<(), Violation> {
+        let ended = |binding: &Binding| {
+            binding.ephemeral && !binding.is_unsure && !self.connections.contains_key(&binding.client)
+        };
+        for (hold, belief) in self.beliefs.iter().filter(|(_, belief)| belief.binding().as_ref().is_some_and(ended)) {
+            let (db, key, owner) = hold;
+            let seen = node(|node| stored::read(node, *db, key));
+            let is_there = seen.of(owner).is_some_and(|holder| holder.token == Some(belief.token));
+            // If several connections requested a binding, an undelivered grant may have moved it.
+            // (In any database: a waiter stays in its own when they are swapped.)
+            let of_hold = self.requested_bindings.iter().filter(|((_, name, who), _)| (name, who) == (key, owner));
+            let alone = of_hold.flat_map(|(_, requesters)| requesters.keys()).collect::<BTreeSet<_>>().len() == 1;
+            if is_there
+                && alone
+                && !self.written_by_others.contains(&(*db, key.clone()))
+                // (While a slot migrates, only expiry ends the hold.)
+                && !self.expiry_changed.contains(key)
+            {
+                return Err(Violation::new(EPHEMERAL, format!("{}: {belief:?}", show(hold))));
+            }
+        }
+        Ok(())
+    }
+}

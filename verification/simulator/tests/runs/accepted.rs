@@ -1,0 +1,521 @@
+//! Runs that a draft of the checker took for violations.
+
+use crate::breaks_nothing;
+
+/// Runs that a draft of the checker took for violations, by their seeds.
+#[test]
+fn accepted_runs_violate_no_invariant() {
+    let runs = [
+        // 71272: a partial release before the withdrawal: the locks of one grant are not withdrawn together any more.
+        "c LOCK.MACQUIRE 2 k0 k1 o1
+         b LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 LEASE 50 WAIT 300
+         +0
+         b LOCK.RELEASE k0 o1 ALL
+         c LOCK.RELEASE k1 o1 ALL
+         b LOCK.ACQUIRE k0 o1 WAIT 0 SESSION $s",
+        // 124690: a grant that was read while it was cancelled is not the outcome of a later request in the same
+        // iteration.
+        r"c LOCK.ACQUIRE k0 o0
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         d RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         +400
+         b SWAPDB 0 1
+         +120
+         b SWAPDB 0 1
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         d EVAL return_redis.call(unpack(ARGV)) 0 LOCK.FORCE k0
+         +1200
+         b LOCK.ACQUIRE k0 o2
+         s LOCK.EVENTS WAIT 50
+         c LOCK.RELEASE k0 o0 ALL
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s
+         d LOCK.RELEASE k0 o0 ALL",
+        // 143662: a repetition without REPLICAS, before its grant was read, may get the outcome of the one with them.
+        "!replicas 0 never 2000
+         d LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +1
+         a PERSIST k2
+         c SWAPDB 0 1
+         b LOCK.ACQUIRE k0 o1
+         a PERSIST k0
+         s LOCK.EVENTS WAIT 0
+         d LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $s",
+        // 157543: a grant closes a cycle, because its owner has two queued requests.
+        "a LOCK.ACQUIRE k1 o3 WATCHDOG
+         b LOCK.ACQUIRE k0 o0
+         b LOCK.ACQUIRE k2 o0
+         b LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $s
+         c LOCK.ACQUIRE k2 o1 WAIT 300
+         +20
+         c PEXPIRE k0 30
+         b LOCK.ACQUIRE k2 o2 WAIT 300
+         b LOCK.ACQUIRE k0 o1 WATCHDOG WAIT 20 WAITED 60000
+         a LOCK.ACQUIRE k0 o3 WAIT 0",
+        // 129782: a client that receives `WAITING` late sent its request first.
+        "s LOCK.EVENTS WAIT 50
+         e LOCK.ACQUIRE k0 o2 LEASE 50
+         s !stop-reading
+         c !stop-reading
+         s LOCK.EVENTS WAIT 50
+         c LOCK.ACQUIRE k0 o1 LEASE 50 WAIT 0 SESSION $s
+         +1200
+         e LOCK.ACQUIRE k0 o2
+         a LOCK.ACQUIRE k0 o1 WAIT 300 SESSION $s",
+        // 1050980: as 124690, with `HOLDS`.
+        "!replicas 0
+         a LOCK.ACQUIRE k0 o1
+         a LOCK.MACQUIRE 1 k0 o0 WAIT 300 SESSION $s
+         c LOCK.ACQUIRE k0 o0 WAIT 20
+         a LOCK.RELEASE k0 o0 ALL
+         b LOCK.RELEASE k0 o1
+         +0
+         b LOCK.ACQUIRE k0 o0 HOLDS 1 REPLICAS 1 SESSION $s",
+        // 157063: a heartbeat that is read late was composed before another command set an expiry.
+        "c LOCK.ACQUIRE k2 o1 LEASE 7200000 WATCHDOG SESSION $s
+         b LOCK.ACQUIRE k1 o0
+         +400
+         c LOCK.ACQUIRE k1 o1 WAIT 20 SESSION $s
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
+         s !stop-reading
+         +400
+         b PEXPIRE k2 100000",
+        // 159674: a renewal that shortens the lease runs after the heartbeat request of the same poll.
+        "a LOCK.ACQUIRE k1 o1 LEASE 50 SESSION $s
+         e LOCK.ACQUIRE k0 o0 WATCHDOG SESSION $s
+         +120
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
+         d LOCK.MRENEW 1 k0 o0 LEASE 50",
+        // 1020778: a missing confirmation is not the outcome of a request without REPLICAS.
+        "b LOCK.ACQUIRE k0 o0 LEASE 50 SESSION $s
+         b LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s
+         a !stop-reading
+         a LOCK.ACQUIRE k0 o2 WAIT 0 WAITED 60000
+         a LOCK.RENEW k0 o2 LEASE 400 REPLICAS 1 SESSION $s
+         s LOCK.EVENTS WAIT 0
+         +1200
+         b LOCK.ACQUIRE k0 o1
+         a LOCK.ACQUIRE k0 o2 WAIT 20 SESSION $s",
+        // 1047202, 1099358: a client that Redis 7.2 might redirect gets its reply after the next run of the cron.
+        "b LOCK.ACQUIRE k0 o1 REPLICAS 1
+         a DEBUG SLEEP 0.5
+         a CLIENT PAUSE 5
+         +20
+         !slot k0 migrates
+         +120
+         +400",
+        "b LOCK.ACQUIRE k0 o1
+         +20
+         a LOCK.ACQUIRE k0 o2 WAIT 0
+         c LOCK.ACQUIRE k0 o1 REPLICAS 1
+         c CLIENT UNBLOCK #a
+         +120
+         !slot k0 migrates
+         a LOCK.FORCE k0
+         c LOCK.ACQUIRE k0 o2 WAIT 300
+         +120
+         +20
+         +120
+         +120
+         +400
+         +1
+         +400",
+        // 95291: a queued request was repeated after another one had bound the hold, and moves the binding.
+        "!replicas 20 2000
+         b LOCK.ACQUIRE k0 o1 SESSION $s
+         b LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $s
+         b LOCK.ACQUIRE k0 o0 LEASE 400 WAIT 0
+         b LOCK.ACQUIRE k0 o0 LEASE 400 WATCHDOG
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +400
+         a LOCK.RELEASE k0 o1 ALL",
+        // 1039331, 1066216: a request without a received reply has given the binding a shorter lease.
+        "b LOCK.ACQUIRE k2 o1 LEASE 2000 WATCHDOG SESSION $s
+         +120
+         b !vanish
+         b LOCK.ACQUIRE k2 o1 LEASE 400 WATCHDOG SESSION $s
+         s LOCK.EVENTS WAIT 50",
+        "!replicas 2000 0
+         b LOCK.ACQUIRE k2 o1 LEASE 400 WATCHDOG SESSION $s
+         a LOCK.ACQUIRE k2 o1 LEASE 50 WATCHDOG REPLICAS 1 SESSION $s
+         s !stop-reading
+         +400
+         s LOCK.EVENTS WAIT 0
+         +1200",
+        // 1009142: a renewal that is cancelled in another database has bound the hold in that database.
+        "!replicas 0
+         d LOCK.ACQUIRE k2 o1
+         d LOCK.RENEW k2 o1 EPHEMERAL REPLICAS 1 SESSION $t
+         +3
+         b SWAPDB 0 1
+         b LOCK.RELEASE k2 o1 ALL",
+        // 1052270: a client is redirected after its request was confirmed and bound.
+        "!replicas 20
+         d LOCK.ACQUIRE k1 o1
+         c LOCK.ACQUIRE k1 o1 EPHEMERAL REPLICAS 1
+         +1
+         !slot k1 moves",
+        // 1077791: a withdrawal does not cancel a later wait.
+        "b LOCK.MACQUIRE 2 k2 k1 o1
+         b LOCK.FORCE k1
+         +0
+         d LOCK.ACQUIRE k2 o2
+         b LOCK.ACQUIRE k1 o1 WAIT 20 SESSION $s
+         d LOCK.RELEASE k2 o1 ALL
+         d LOCK.ACQUIRE k1 o0 EPHEMERAL
+         d CLIENT KILL ID #d SKIPME",
+        // 31664: a hold that another command wrote, and whose token is raised, is another hold.
+        r"c LOCK.ACQUIRE k1 o0 SESSION $s
+         b RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         b LOCK.RENEW k1 o0 FENCE 1800000060613967
+         a LOCK.FORCE k1",
+        // 1069079: a lease expires, and again after the clock was set back; both events are read at once.
+        "c HDEL k2 #fence
+         d CLIENT PAUSE 1000
+         c LOCK.ACQUIRE k2 o0 LEASE 400 SESSION $s
+         +120
+         a LOCK.MRENEW 2 k2 k1 o0 LEASE 2000 SESSION $s
+         +400
+         !clock -60000",
+        // 1095153: a request that had to wait behind another one of its client has just run.
+        "b LOCK.ACQUIRE k3 o2 REPLICAS 1
+         b LOCK.ACQUIRE k0 o2 SESSION $s
+         +0
+         b DEL k0
+         !clock -200
+         +1200",
+        // 2000143, 2037302: the locks of one grant are withdrawn together, whatever `FENCE` made of their tokens and
+        // whichever session they are bound to.
+        "a LOCK.MACQUIRE 2 k0 k2 o0 SESSION $s
+         b LOCK.RENEW k0 o0 FENCE 1800000060534282
+         b LOCK.RELEASE k2 o0 ALL",
+        "c LOCK.MACQUIRE 2 k1 k2 o1 SESSION $s
+         b LOCK.RENEW k2 o1 FENCE 1800001200580526
+         c LOCK.ACQUIRE k2 o0 WAIT 300
+         c LOCK.RELEASE k1 o1 ALL
+         d LOCK.MACQUIRE 1 k2 o1 SESSION $t
+         b LOCK.RELEASE k1 o1",
+        // 2007209: so is an undelivered grant that another request has re-entered.
+        "a LOCK.ACQUIRE k1 o1 LEASE 50
+         b LOCK.MACQUIRE 2 k0 k1 o0 WAIT 0 SESSION $s
+         s !vanish
+         +20
+         a LOCK.MACQUIRE 2 k0 k3 o0 WAIT 0
+         a LOCK.ACQUIRE k1 o1 WAIT 20
+         s LOCK.EVENTS WAIT 0
+         a LOCK.ACQUIRE k0 o0
+         a LOCK.RELEASE k1 o0 ALL",
+        // 2010557: of two similar requests, the one without a received outcome was ephemeral.
+        "b LOCK.ACQUIRE k2 o1 REPLICAS 1 SESSION $s
+         +3
+         a LOCK.MACQUIRE 2 k2
+         b LOCK.ACQUIRE k0 o0 EPHEMERAL WAIT 300 SESSION $s
+         a LOCK.ACQUIRE k0 o1
+         +0
+         c LOCK.ACQUIRE k1 o0
+         b LOCK.ACQUIRE k1 o0 REPLICAS 1
+         c LOCK.RELEASE k1 o0
+         b LOCK.ACQUIRE k0 o0 SESSION $s
+         c LOCK.RENEW k0 o1 LEASE 50
+         s !vanish
+         s LOCK.EVENTS WAIT 0
+         b LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s",
+        // 2028161: a reply that is read late is about a hold that has ended since.
+        "!replicas 20
+         a LOCK.ACQUIRE k2 o3 EPHEMERAL REPLICAS 1 SESSION $s
+         s LOCK.EVENTS WAIT 0
+         a !stop-reading
+         +1200
+         a LOCK.MRENEW 3 k2 k1 k0 o3
+         +400
+         b CLIENT KILL ID #s",
+        // 2058243: the reply about a binding from before `FENCE` is read after the raise.
+        "c LOCK.ACQUIRE k1 o2 EPHEMERAL
+         c !stop-reading
+         b LOCK.ACQUIRE k1 o2
+         c LOCK.RENEW k1 o2 FENCE 1800000060849309",
+        "c LOCK.ACQUIRE k1 o2 EPHEMERAL
+         +0
+         c !stop-reading
+         c LOCK.ACQUIRE k3 o0
+         b LOCK.ACQUIRE k1 o2
+         c LOCK.RENEW k1 o2 FENCE 1800000060849309",
+        // 2007110: a request that got its reply after a similar one has moved the binding, with REPLICAS.
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         b FLUSHALL
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 WATCHDOG WAIT 300 WAITED 60000
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +120
+         s LOCK.EVENTS WAIT 50
+         +3
+         a LOCK.ACQUIRE k0 o0
+         b LOCK.RELEASE k0 o0",
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         b FLUSHALL
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 WATCHDOG WAIT 300 WAITED 60000
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +120
+         s LOCK.EVENTS WAIT 50
+         +3
+         a LOCK.ACQUIRE k0 o0 SESSION $s
+         b LOCK.RELEASE k0 o0",
+        // The grant to the second request is not a late reply about the hold that was released in between.
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         b FLUSHALL
+         b LOCK.ACQUIRE k0 o0 WAIT 300 WAITED 60000
+         b LOCK.RELEASE k0 o0
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +120
+         s LOCK.EVENTS WAIT 50
+         +3
+         a LOCK.ACQUIRE k0 o0",
+        // 25460: a release without a received reply has shortened the lease.
+        "a LOCK.ACQUIRE k1 o0
+         b LOCK.RELEASE k1 o0 LEASE 100
+         c CLIENT KILL ID #b
+         b DEBUG SLEEP 0.5
+         a LOCK.ACQUIRE k1 o0",
+        // 1007073: a replica that is asked again before it has confirmed confirms late.
+        "!replicas 2000 20
+         d LOCK.ACQUIRE k3 o2
+         d LOCK.ACQUIRE k3 o3 REPLICAS 1 WAIT 0
+         a FLUSHDB
+         +0
+         +20
+         b LOCK.ACQUIRE k1 o3 REPLICAS 1",
+        // 2016278: a hold that was restored from a dump is lost twice, and the event names its database.
+        r"d RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         e LOCK.ACQUIRE k1 o0 LEASE 50 SESSION $t
+         +1200
+         a RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         e LOCK.ACQUIRE k1 o0 LEASE 400 SESSION $t
+         +1200
+         b SWAPDB 0 1",
+        // Two requests of one transaction for the same lock: the second waits for replicas, and not with the options of
+        // the first.
+        "!replicas 20
+         a MULTI
+         a LOCK.ACQUIRE k2 o3 SHARED WAIT 0 SESSION $s
+         a LOCK.ACQUIRE k2 o3 SHARED HOLDS 1 REPLICAS 1 SESSION $s
+         a EXEC",
+        // 4800001144: a request waits in a database that is swapped for another one, where its owner holds the same
+        // lock with WATCHDOG. The wait stays in its database, so it becomes a re-entry of that hold. It binds the hold
+        // to its session without WATCHDOG, so renewals stop.
+        "a LOCK.ACQUIRE k1 o1 LEASE 2000 WATCHDOG
+         c SWAPDB 0 1
+         +1200
+         a LOCK.ACQUIRE k1 o3
+         c LOCK.ACQUIRE k1 o1 LEASE 400 WAIT 0 SESSION $t
+         c SWAPDB 0 1",
+        // 4800021569: a wait has timed out, but its client does not read. The user loses its rights, so it may neither
+        // withdraw the request nor repeat it. The timeout that is read at last is the outcome of that wait; the refused
+        // requests have none.
+        "d !stop-reading
+         b LOCK.ACQUIRE k1 o0
+         c LOCK.ACQUIRE k1 o1 WAIT 20 SESSION $t
+         d ACL SETUSER guest
+         d AUTH guest x
+         +1200
+         d LOCK.RELEASE k1 o1 ALL
+         d LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $t
+         t LOCK.EVENTS WAIT 0",
+        // 4800024498: a renewal by the watchdog waits for replicas that are gone. A clock step of a minute backwards
+        // prolongs this wait by a minute, longer than the clients are connected.
+        "!replicas never never 20
+         b LOCK.ACQUIRE k0 o1 LEASE 2000 WATCHDOG REPLICAS 1
+         +400
+         !replicas
+         +1200
+         !clock -60000",
+        // 4800030061: an immediate grant closes a cycle. o3 waits for k1, o1 waits for o3, and o1 gets a place of k1
+        // before o3 because of WAITED. It does not wait, so no search for cycles takes place.
+        "a LOCK.ACQUIRE k1 o2 LIMIT 3
+         a LOCK.ACQUIRE k0 o3 WATCHDOG
+         b LOCK.ACQUIRE k1 o3 WAIT 0 SESSION $s
+         a LOCK.ACQUIRE k0 o1 WAIT 0
+         b LOCK.ACQUIRE k1 o1 LIMIT 2 WATCHDOG WAIT 300 WAITED 5",
+        // 4800051299: the owner of a forced lock acquires it again, by a request without EPHEMERAL whose reply is never
+        // received. Its token is then raised: that is the token of the new hold.
+        "c LOCK.MACQUIRE 2 k0 k1 o0 EPHEMERAL
+         +1
+         c !vanish
+         c LOCK.FORCE k1
+         c LOCK.ACQUIRE k1 o0
+         a LOCK.RENEW k1 o0 FENCE 1800000060790588",
+        // 4800052263: a lease expires during a pause, in which the key can't be removed, and its session is notified.
+        // Then the clock is set back, and the hold exists again, unbound. Its owner releases it before the session has
+        // read the `lost` event.
+        "b LOCK.RELEASE k2 o2
+         d CLIENT PAUSE 1000
+         b LOCK.ACQUIRE k1 o2 LEASE 50 SESSION $t
+         +120
+         !clock -60000
+         d LOCK.RELEASE k1 o2",
+        // 4800054564: a session reads three events at once: a grant, its `unbound` because the server became a replica,
+        // and another grant with REPLICAS, which binds the hold again. Another client sets an expiry of 1 ms. A request
+        // without REPLICAS extends the key, but not the confirmed deadline, and the hold ends at that.
+        "c LOCK.ACQUIRE k0 o2 LEASE 1
+         a LOCK.ACQUIRE k0 o1 WAIT 300 SESSION $s
+         +1200
+         d LOCK.ACQUIRE k0 o1
+         a REPLICAOF 127.0.0.1 1
+         !replicas 20 2000 never
+         +20
+         d REPLICAOF NO ONE
+         d LOCK.ACQUIRE k0 o1 REPLICAS 1 SESSION $s
+         +1200
+         s LOCK.EVENTS
+         +0
+         b PEXPIRE k0 1
+         b LOCK.ACQUIRE k0 o1",
+        // 4800085267: the clock is set back just before the server refuses writes. The watched hold is over before its
+        // key could follow, so it ends as soon as writes are possible. Its client receives the grant only then.
+        "a LOCK.ACQUIRE k2 o0 LEASE 50 WATCHDOG
+         a !stop-reading
+         +400
+         b CONFIG SET min-replicas-to-write 1
+         !clock -60000
+         +400",
+        // 4800095347: a client that does not read receives late that it re-entered a hold, which has since ended with
+        // its session.
+        "b LOCK.ACQUIRE k0 o0 EPHEMERAL SESSION $s
+         a !stop-reading
+         a LOCK.ACQUIRE k0 o0 WAIT 0
+         s !end",
+        // 4800104567: a lease has expired, but another client gave the key a later expiry. The owner is granted the
+        // lock again and disconnects before replicas have confirmed it. The second hold is revoked, and not the first.
+        "b LOCK.ACQUIRE k2 o1 SHARED LEASE 50
+         b PEXPIRE k2 100000
+         +1200
+         b LOCK.ACQUIRE k2 o1 REPLICAS 1
+         +1
+         b !end",
+        // 4800232624: the server becomes a replica, and a primary again in the same iteration. A request from before is
+        // granted after that, with EPHEMERAL; a renewal without flags in the same session keeps that.
+        "a LOCK.ACQUIRE k0 o3
+         b LOCK.ACQUIRE k0 o2 EPHEMERAL WAIT 0 SESSION $s
+         +400
+         d REPLICAOF 127.0.0.1 1
+         d REPLICAOF NO ONE
+         a LOCK.RELEASE k0 o3
+         s LOCK.EVENTS
+         +0
+         e LOCK.MRENEW 2 k0 k2 o2 SESSION $s",
+        // 4800334013: another client writes a lock to the owner of a queued request. The owner re-enters it by another
+        // request, with WATCHDOG. The outcome of the first wait comes after that: it binds the hold to its session
+        // without WATCHDOG, and has not been read yet.
+        r"b LOCK.ACQUIRE k0 o1
+         e LOCK.ACQUIRE k0 o0 LEASE 2000 WAIT 0 SESSION $t
+         +0
+         b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         e LOCK.MACQUIRE 1 k0 o0 LEASE 2000 WATCHDOG",
+        // 4800380069: a renewal of two locks finds that its owner does not hold one of them, and its client has
+        // disconnected. That event is not the outcome of the queued request for the same lock, which times out later.
+        "!replicas 20 20 2000
+         b LOCK.ACQUIRE k1 o0 SESSION $s
+         b LOCK.MRENEW 2 k1 k0 o0 REPLICAS 1 SESSION $s
+         a LOCK.ACQUIRE k0 o1
+         b !end
+         +1200
+         b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s",
+        // 4800398877: two locks are granted together to a client that disconnects before it reads the reply. A session
+        // renews one of them and withdraws the other: the withdrawal ends both.
+        "b LOCK.MACQUIRE 2 k2 k0 o0 WATCHDOG
+         b !end
+         +400
+         a LOCK.RENEW k0 o0 SESSION $t
+         a LOCK.RELEASE k2 o0 ALL",
+        // 4800479194: an unconfirmed hold is not renewed yet, and may end by itself. Two owners that wait for each
+        // other close a cycle only once replicas have confirmed it.
+        "!replicas 20
+         e LOCK.ACQUIRE k1 o1 WATCHDOG
+         e LOCK.ACQUIRE k2 o0 WATCHDOG REPLICAS 1
+         c LOCK.ACQUIRE k2 o1 WAIT 0
+         d LOCK.ACQUIRE k1 o0 WAIT 0",
+        // 4800485829: the same, but the binding has ended with its session: the key's expiry counts.
+        "b LOCK.ACQUIRE k0 o0
+         a LOCK.ACQUIRE k0 o1 LEASE 7200000 WAIT 0 SESSION $t
+         +1
+         !clock -60000
+         t LOCK.EVENTS WAIT 50
+         a LOCK.FORCE k0
+         +1
+         t !end
+         +400
+         a PEXPIRE k0 1",
+        // 4800451212: a session re-enters a watched hold with REPLICAS, and reads once before the confirmation. The
+        // re-entry binds the hold again, and the session reads no more, so it is considered dead.
+        "!replicas 20
+         e LOCK.MACQUIRE 1 k0 o0 LEASE 400 WATCHDOG SESSION $s
+         e LOCK.ACQUIRE k0 o0 LEASE 400 REPLICAS 1 SESSION $s
+         +3
+         s LOCK.EVENTS",
+        // 4800480512: a grant with REPLICAS bound a hold to a session that no longer reads. The owner releases to a
+        // count and shortens the lease. A re-entry without REPLICAS then extends the key, but not the confirmed
+        // deadline.
+        "!replicas 0 never 0
+         c LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $s
+         s !vanish
+         +1
+         s LOCK.EVENTS
+         +3
+         b LOCK.ACQUIRE k1 o0
+         +1
+         c LOCK.RELEASE k1 o0 LEASE 100
+         b LOCK.ACQUIRE k1 o0",
+        // 4800704048: MRENEW of one lock, and RENEW of it with the same options: the second repeats the first, and both
+        // have one outcome.
+        "a LOCK.ACQUIRE k0 o0
+         b LOCK.MRENEW 1 k0 o0 REPLICAS 1 SESSION $s
+         d LOCK.RENEW k0 o0 REPLICAS 1 SESSION $s",
+        // 4800658221: a hold expires while writes are refused, before its key could follow a clock step, and its
+        // session is notified. Then the server becomes a replica, which writes nothing by itself, so the key stays
+        // unchanged.
+        "b LOCK.ACQUIRE k1 o0 LEASE 2000 WATCHDOG SESSION $s
+         +400
+         !clock -60000
+         c CONFIG SET min-replicas-to-write 1
+         +3
+         +400
+         t LOCK.EVENTS WAIT 0
+         +1200
+         c REPLICAOF 127.0.0.1 1",
+        // 4800013843: a role change ends two waits, and a renewal finds no hold. Each has its outcome, although it is
+        // unknown which event belongs to which.
+        "c LOCK.ACQUIRE k2 o0
+         d LOCK.ACQUIRE k2 o2 WAIT 20 SESSION $t
+         +120
+         e LOCK.ACQUIRE k2 o2 WAIT 20 SESSION $t
+         c REPLICAOF 127.0.0.1 1
+         c REPLICAOF NO ONE
+         +0
+         !replicas 0 20
+         e LOCK.RELEASE k1 o0
+         c LOCK.MRENEW 2 k0 k2 o2 REPLICAS 1 SESSION $t
+         e LOCK.ACQUIRE k0 o2",
+        // 28790: a request that waited for another one of its owner has re-entered a confirmed hold, and does not
+        // extend it.
+        "!replicas 20
+         s LOCK.ACQUIRE k0 o0 REPLICAS 1
+         c LOCK.ACQUIRE k0 o0 LEASE 7200000 WAIT 0 SESSION $s
+         +1200
+         s LOCK.EVENTS",
+        // 31755: a renewal without REPLICAS has shortened the lease before the grant was read: the hold ends at that.
+        "!replicas 0 20 0
+         b LOCK.ACQUIRE k0 o0 REPLICAS 1 WATCHDOG SESSION $t
+         +20
+         a LOCK.MRENEW 2 k0 k1 o0 LEASE 400
+         !replicas
+         +20
+         +120
+         t LOCK.EVENTS",
+    ];
+    runs.into_iter().for_each(breaks_nothing);
+}

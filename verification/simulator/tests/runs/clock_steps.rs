@@ -1,0 +1,105 @@
+//! Clock steps.
+
+use crate::{breaks_nothing, expect_reply};
+
+/// Seeds 4800393044, 4800596028: also when writes are refused, or both happen in one iteration.
+#[test]
+fn bound_hold_follows_clock_step_after_swap() {
+    breaks_nothing(
+        "a LOCK.ACQUIRE k2 o0 WATCHDOG
+         +120
+         d SWAPDB 0 1
+         a CONFIG SET min-replicas-to-write 1
+         +1200
+         !clock 60000",
+    );
+    breaks_nothing(
+        "b LOCK.ACQUIRE k1 o0 EPHEMERAL
+         b LOCK.ACQUIRE k1 o2 WAIT 300
+         +1
+         c LOCK.ACQUIRE k1 o2
+         !clock 60000
+         b SWAPDB 0 1
+         +0
+         !clock 60000",
+    );
+}
+
+/// History A9: the remaining lease stays the same, also while writes are refused.
+#[test]
+fn bound_hold_follows_clock_step() {
+    for by in ["60000", "-60000", "200"] {
+        for flag in ["WATCHDOG", "EPHEMERAL", "SESSION $s"] {
+            breaks_nothing(&format!(
+                "a LOCK.ACQUIRE k o {flag}
+                 b LOCK.ACQUIRE k p WAIT 0
+                 +20
+                 !clock {by}
+                 c LOCK.ACQUIRE k q
+                 +400
+                 a LOCK.RELEASE k o"
+            ));
+        }
+        breaks_nothing(&format!(
+            "a LOCK.ACQUIRE k o WATCHDOG
+             a CONFIG SET min-replicas-to-write 1
+             +20
+             !clock {by}
+             +400
+             !clock {by}
+             +400
+             a CONFIG SET min-replicas-to-write 0
+             b LOCK.ACQUIRE k p
+             +400"
+        ));
+    }
+    // 1039626. The key expires, and the clock is set back before anything else happens.
+    breaks_nothing(
+        "c LOCK.ACQUIRE k o SESSION $s
+         +3
+         c PERSIST k
+         !clock 60000
+         +3
+         !clock -60000
+         +400",
+    );
+}
+
+/// Seeds 3210, 11606.
+#[test]
+fn rewritten_lock_keeps_its_limit() {
+    breaks_nothing(
+        "c LOCK.ACQUIRE k a SHARED WATCHDOG
+         c LOCK.ACQUIRE k b LIMIT 2 WATCHDOG
+         +3
+         !clock 60000
+         d LOCK.ACQUIRE k c LIMIT 3
+         +400",
+    );
+    breaks_nothing(
+        "d LOCK.ACQUIRE k a LIMIT 3 EPHEMERAL
+         a LOCK.ACQUIRE k b LEASE 3600001 LIMIT 2
+         +3
+         !clock 60000
+         c LOCK.ACQUIRE k c SHARED
+         +400",
+    );
+}
+
+/// The re-entry came over a connection to which nothing is bound.
+#[test]
+fn rewritten_lock_keeps_limit_of_reentry() {
+    expect_reply(
+        "a LOCK.ACQUIRE k a SHARED WATCHDOG
+         b LOCK.ACQUIRE k b LIMIT 2
+         c LOCK.ACQUIRE k a LIMIT 2
+         +400
+         !clock 60000
+         d LOCK.ACQUIRE k d SHARED
+         +1
+         e LOCK.ACQUIRE k e SHARED
+         +400",
+        'e',
+        "null",
+    );
+}

@@ -1,0 +1,57 @@
+//! Servers that refuse writes.
+
+use crate::{breaks_nothing, expect_reply};
+
+#[test]
+fn module_writes_nothing_when_server_refuses_writes() {
+    breaks_nothing(
+        "b LOCK.ACQUIRE k2 o3 LEASE 50
+         b LOCK.MACQUIRE 1 k2 o0 WAIT 300
+         +3
+         !misconf on
+         +400",
+    );
+    breaks_nothing(
+        "a LOCK.ACQUIRE k1 o1
+         a LOCK.RENEW k1 o1 LEASE 400 WATCHDOG
+         +400
+         a CONFIG SET min-replicas-to-write 1
+         +300",
+    );
+}
+
+/// History B4.
+#[test]
+fn revocation_precedes_requests_after_refused_writes() {
+    expect_reply(
+        "!replicas never
+         a LOCK.ACQUIRE k o REPLICAS 1
+         +500
+         b CONFIG SET min-replicas-to-write 2
+         +1000
+         b CONFIG SET min-replicas-to-write 0
+         c LOCK.ACQUIRE k o
+         c LOCK.RELEASE k o
+         +1",
+        'c',
+        "1",
+    );
+}
+
+/// Seed 4800155577: the server refuses writes from the same transaction on.
+#[test]
+fn loss_is_notified_while_writes_are_refused() {
+    expect_reply(
+        "b LOCK.ACQUIRE k o LEASE 60000 SESSION $s
+         +1
+         c MULTI
+         c DEL k
+         c CONFIG SET min-replicas-to-write 1
+         c EXEC
+         +20
+         s LOCK.EVENTS
+         +1",
+        's',
+        "lost",
+    );
+}

@@ -1,37 +1,36 @@
-// Three schedulers stand for three machines of a fleet: each scheduled run is executed by one of them.
+// A job of node-cron that runs once in a fleet: the scheduler of every host fires at the same time, and one of them runs the job.
+//
+//     node cron-in-a-fleet.mjs NAME
+//
+// Each run has a name and a lock of its own, which stays for `distributedLease`. If the process that works is killed, its run is not repeated; the others go on
+// with the next one.
 import { Holdfast } from 'holdfast';
 import { fromIoredis } from 'holdfast/ioredis';
 import { runCoordinator } from 'holdfast/node-cron';
 import { Redis } from 'ioredis';
 import cron from 'node-cron';
 
-const redis = new Redis(process.env.REDIS ?? 'redis://127.0.0.1:6379', { lazyConnect: true });
-const machines = ['a', 'b', 'c'].map((name) => ({ name, holdfast: new Holdfast(fromIoredis(redis)) }));
+const name = process.argv[2] ?? 'nameless';
+const redis = new Redis(process.env.REDIS_URL ?? 'redis://127.0.0.1:6379');
+const holdfast = new Holdfast(fromIoredis(redis));
 
-let left = 3;
-/** @type {() => void} */
-let finish = () => {};
-const finished = new Promise((resolve) => {
-  finish = () => resolve(undefined);
-});
-
-const tasks = machines.map(({ name, holdfast }) =>
-  cron.schedule(
-    '* * * * * *',
-    (context) => {
-      console.log(`machine ${name} runs the report of ${context.dateLocalIso}`);
-      if (--left === 0) finish();
-    },
-    {
-      name: 'report',
-      distributed: true,
-      // How long the lock of a run stays: longer than the clocks of the machines differ.
-      distributedLease: 10_000,
-      runCoordinator: runCoordinator(holdfast),
-    },
-  ),
+const task = cron.schedule(
+  '* * * * * *',
+  async (context) => {
+    console.log(`${name} makes the report of ${context.dateLocalIso}`);
+    await redis.rpush('report:log', context.dateLocalIso);
+  },
+  {
+    name: 'report',
+    distributed: true,
+    // How long the lock of a run stays: longer than the clocks of the hosts differ.
+    distributedLease: 30_000,
+    runCoordinator: runCoordinator(holdfast),
+  },
 );
 
-await finished;
-for (const task of tasks) await task.destroy();
-for (const { holdfast } of machines) await holdfast.close();
+process.once('SIGINT', async () => {
+  await task.destroy();
+  await holdfast.close();
+  await redis.quit();
+});

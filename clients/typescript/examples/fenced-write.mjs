@@ -3,7 +3,7 @@ import { Holdfast } from 'holdfast';
 import { fromNodeRedis } from 'holdfast/node-redis';
 import { createClient } from 'redis';
 
-const redis = createClient({ url: process.env.REDIS ?? 'redis://127.0.0.1:6379' });
+const redis = createClient({ url: process.env.REDIS_URL ?? 'redis://127.0.0.1:6379' });
 await redis.connect();
 const holdfast = new Holdfast(fromNodeRedis(redis));
 

@@ -1,42 +1,42 @@
-// Two candidates: the first leads until it resigns, then the second does. A third client watches.
+// Leader election with a fenced write: of all processes that run this, one leads and writes, and the late write of a former leader is refused.
+//
+//     node leader-election.mjs NAME
+//
+// A leader that exits hands over at once; one that is killed is replaced a lease (5 s) later. One that was paused may wake up and write before it learns
+// that it no longer leads: the fence of its term is lower than the new leader's, and the storage refuses it.
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Holdfast } from 'holdfast';
 import { fromIoredis } from 'holdfast/ioredis';
 import { Redis } from 'ioredis';
 
-const redis = new Redis(process.env.REDIS ?? 'redis://127.0.0.1:6379', { lazyConnect: true });
+const name = process.argv[2] ?? 'nameless';
+const redis = new Redis(process.env.REDIS_URL ?? 'redis://127.0.0.1:6379');
 const holdfast = new Holdfast(fromIoredis(redis));
 
-/** Whatever the leader writes carries its term, so that the receiver can refuse an older one. @param {number} term @param {string} what */
-const send = (term, what) => process.env.VERBOSE && console.log(term, what);
+// The storage keeps the highest fence that it has seen, and takes no lower one.
+const WRITE = `
+  if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) then return 0 end
+  redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'by', ARGV[2])
+  return 1`;
 
-/** @param {string} value */
-function stand(value) {
-  /** @type {(election: import('holdfast').Election) => void} */
-  let elected = () => {};
-  const leads = new Promise((resolve) => {
-    elected = resolve;
+const election = holdfast.elect('scheduler', {
+  value: name,
+  onElected: async (hold) => {
+    console.log(`${name} leads, term ${hold.fence}`);
+    while (hold.isHeld) {
+      if (!(await redis.eval(WRITE, 1, 'schedule', hold.fence, name))) {
+        console.log(`${name}: refused, the term is over`);
+        return;
+      }
+      await sleep(200);
+    }
+  },
+  onLost: (reason) => console.log(`${name}: ${reason}`),
+});
+
+for (const signal of /** @type {const} */ (['SIGINT', 'SIGTERM']))
+  process.once(signal, async () => {
+    await election.resign();
+    await holdfast.close();
+    await redis.quit();
   });
-  const election = holdfast.elect('scheduler', {
-    value,
-    onElected: (hold) => {
-      // `hold.signal` aborts with the loss.
-      console.log(`${value} leads`);
-      send(hold.fence, 'I lead');
-      elected(election);
-    },
-    onLost: (reason) => console.log(`${value} leads no more: ${reason}`),
-  });
-  return { election, leads };
-}
-
-const first = stand('candidate 1');
-await first.leads;
-const second = stand('candidate 2');
-console.log(`the leader is ${(await holdfast.leader('scheduler'))?.value}`);
-
-await first.election.resign(); // Also at a normal exit; a killed leader is replaced when its lease is over, after 5 s.
-await second.leads;
-console.log(`the leader is ${(await holdfast.leader('scheduler'))?.value}`);
-
-await second.election.resign();
-await holdfast.close();

@@ -10,7 +10,7 @@ import { Redis } from 'ioredis';
 export const holdfastProvider = {
   provide: Holdfast,
   useFactory: () => {
-    const redis = new Redis(process.env.REDIS ?? 'redis://127.0.0.1:6379', { lazyConnect: true });
+    const redis = new Redis(process.env.REDIS_URL ?? 'redis://127.0.0.1:6379', { lazyConnect: true });
     const holdfast = new Holdfast(fromIoredis(redis));
     return Object.assign(holdfast, { onModuleDestroy: () => holdfast.close() });
   },

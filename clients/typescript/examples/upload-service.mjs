@@ -5,7 +5,7 @@ import { Holdfast } from 'holdfast';
 import { fromIoredis } from 'holdfast/ioredis';
 import { Redis } from 'ioredis';
 
-const redis = new Redis(process.env.REDIS ?? 'redis://127.0.0.1:6379', { lazyConnect: true });
+const redis = new Redis(process.env.REDIS_URL ?? 'redis://127.0.0.1:6379', { lazyConnect: true });
 
 /** The storage: accepts a part only with the greatest fence that it has seen for the file. */
 const files = new Map();

@@ -1,10 +1,11 @@
 // decode reads Kubernetes manifests from standard input and decodes each object strictly into its type of k8s.io/api: an unknown or a
 // misspelt field, a wrong type, and a field that is given twice are errors. Kinds of monitoring.coreos.com are decoded into the part of
-// their types that the chart uses.
+// their types that the chart uses. With --json it prints each object as JSON in a line, else how many there were.
 package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -68,6 +69,7 @@ func main() {
 	if err != nil {
 		fail("%v", err)
 	}
+	asJSON := len(os.Args) > 1 && os.Args[1] == "--json"
 	count := 0
 	for _, document := range regexp.MustCompile(`(?m)^---\s*$`).Split(string(input), -1) {
 		var head metav1.TypeMeta
@@ -85,15 +87,23 @@ func main() {
 		if !known {
 			fail("%s: not a kind that this program knows", name)
 		}
-		if err := yaml.UnmarshalStrict([]byte(document), kind()); err != nil {
+		object := kind()
+		if err := yaml.UnmarshalStrict([]byte(document), object); err != nil {
 			fail("%s: %v", name, err)
+		}
+		if asJSON {
+			if err := json.NewEncoder(os.Stdout).Encode(object); err != nil {
+				fail("%s: %v", name, err)
+			}
 		}
 		count++
 	}
 	if count == 0 {
 		fail("no object")
 	}
-	fmt.Printf("%d objects\n", count)
+	if !asJSON {
+		fmt.Printf("%d objects\n", count)
+	}
 }
 
 func fail(format string, arguments ...any) {

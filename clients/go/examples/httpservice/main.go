@@ -1,12 +1,18 @@
-// Httpservice handles each order in one request at a time, whichever machine it reaches.
+// Httpservice handles the requests for one order one after the other, on whatever host; those for others run at once.
+//
+//	httpservice PORT        curl -X POST 127.0.0.1:PORT/orders/7/items
+//
+// A request that would wait for more than two seconds gets 409. A process that is killed during a request blocks its order for a lease.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -19,29 +25,39 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	client, err := goredis.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}), func(config *holdfast.Config) {
+	if len(os.Args) != 2 {
+		log.Fatal("usage: httpservice PORT")
+	}
+	options, err := redis.ParseURL(cmp.Or(os.Getenv("REDIS_URL"), "redis://127.0.0.1:6379"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	rdb := redis.NewClient(options)
+	client, err := goredis.New(rdb, func(config *holdfast.Config) {
 		config.Hooks.Lost = func(name string, reason holdfast.Reason) { slog.Warn("lock lost", "name", name, "reason", reason) }
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /orders/{id}", func(w http.ResponseWriter, r *http.Request) {
-		err := client.Do(r.Context(), "order:"+r.PathValue("id"), func(ctx context.Context) error {
-			return handle(ctx, r.PathValue("id"))
-		}, holdfast.Wait(2*time.Second))
+	mux.HandleFunc("POST /orders/{order}/items", func(w http.ResponseWriter, r *http.Request) {
+		order, items := r.PathValue("order"), 0
+		err := client.Do(r.Context(), "order:"+order, func(ctx context.Context) (err error) {
+			items, err = addItem(ctx, rdb, "items:"+order)
+			return err
+		}, holdfast.Wait(2*time.Second), holdfast.Lease(5*time.Second))
 		switch {
 		case errors.Is(err, holdfast.ErrNotAcquired):
-			http.Error(w, "the order is being handled", http.StatusConflict)
+			http.Error(w, "this order is being changed", http.StatusConflict)
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		default:
-			_, _ = fmt.Fprintln(w, "done")
+			_, _ = fmt.Fprintln(w, items, "items")
 		}
 	})
-	server := &http.Server{Addr: "127.0.0.1:8080", Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Addr: net.JoinHostPort("127.0.0.1", os.Args[1]), Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	context.AfterFunc(ctx, func() { _ = server.Shutdown(context.Background()) })
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		log.Print(err)
@@ -49,11 +65,16 @@ func main() {
 	_ = client.Close() // releases what is still held
 }
 
-func handle(ctx context.Context, _ string) error {
+// addItem reads, computes and writes: without the lock, two requests would count one item.
+func addItem(ctx context.Context, rdb *redis.Client, key string) (int, error) {
+	items, err := rdb.Get(ctx, key).Int()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return 0, err
+	}
 	select {
 	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(100 * time.Millisecond): // the work
-		return nil
+		return 0, context.Cause(ctx)
+	case <-time.After(10 * time.Millisecond): // the work
 	}
+	return items + 1, rdb.Set(ctx, key, items+1, 0).Err()
 }

@@ -1,11 +1,20 @@
-// Leader lets one of several processes lead. Start two, and end the first: the second leads at once.
+// Leader lets one of several processes lead and write; the late write of a former leader is refused.
+//
+//	leader NAME
+//
+// A leader that exits hands over at once; one that is killed is replaced a lease (5 s) later. One that was paused may wake up and write
+// before it learns that it no longer leads: the fence of its term is lower than the new leader's, and the storage refuses it.
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"log"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -13,28 +22,60 @@ import (
 	"holdfast/goredis"
 )
 
+// The storage keeps the highest fence that it has seen, and takes no lower one. Here it is a hash; in SQL: ../postgres.
+var write = redis.NewScript(`
+	if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) then return 0 end
+	redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'by', ARGV[2])
+	return 1`)
+
+var errRefused = errors.New("refused, the term is over")
+
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	if len(os.Args) != 2 {
+		log.Fatal("usage: leader NAME")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	client, err := goredis.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}))
-	if err != nil {
+	if err := run(ctx, os.Args[1]); err != nil && ctx.Err() == nil {
 		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, name string) error {
+	options, err := redis.ParseURL(cmp.Or(os.Getenv("REDIS_URL"), "redis://127.0.0.1:6379"))
+	if err != nil {
+		return err
+	}
+	rdb := redis.NewClient(options)
+	defer func() { _ = rdb.Close() }()
+	client, err := goredis.New(rdb)
+	if err != nil {
+		return err
 	}
 	defer func() { _ = client.Close() }()
-	host, err := os.Hostname()
-	if err != nil {
-		log.Fatal(err)
-	}
-	err = client.Elect(ctx, "scheduler", host, func(ctx context.Context, term int64) error {
-		log.Printf("leads in term %d", term)
-		for ctx.Err() == nil { // ends when the lead is lost, or with the program
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-				log.Print("schedules")
-			}
-		}
-		return ctx.Err()
+	// A candidate that loses its term stands again; Elect returns when ctx ends, and hands over.
+	return client.Elect(ctx, "scheduler", name, func(ctx context.Context, term int64) error {
+		fmt.Printf("%s leads, term %d\n", name, term)
+		err := lead(ctx, rdb, name, term)
+		fmt.Printf("%s: %v\n", name, err)
+		return err
 	})
-	log.Print(err)
+}
+
+// lead writes until the term is over: ctx ends with it.
+func lead(ctx context.Context, rdb *redis.Client, name string, term int64) error {
+	for ctx.Err() == nil {
+		written, err := write.Run(ctx, rdb, []string{"schedule"}, term, name).Int()
+		if err != nil {
+			return err
+		}
+		if written == 0 {
+			return errRefused
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	return context.Cause(ctx)
 }

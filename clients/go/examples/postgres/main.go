@@ -1,12 +1,21 @@
-// Postgres shows how a table refuses the writes of a holder that has lost its lock without knowing.
+// Postgres guards an update by a token: a holder that lost its lock without noticing changes nothing.
+//
+//	DATABASE_URL=postgresql://… postgres AMOUNT
+//
+// The row keeps the token of its last writer, and "fence <= token" is part of the update: one row changed, or none. The lock makes writers
+// wait for each other instead of failing; the token makes sure. A process that is killed blocks others for its lease.
 package main
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"log"
 	"os"
+	"strconv"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
@@ -15,54 +24,72 @@ import (
 	"holdfast/goredis"
 )
 
-const schema = `CREATE TABLE IF NOT EXISTS report (
-	name  text PRIMARY KEY,
-	text  text NOT NULL,
-	fence bigint NOT NULL
-)`
+const (
+	table = `CREATE TABLE IF NOT EXISTS account (id int PRIMARY KEY, balance int NOT NULL, fence bigint NOT NULL DEFAULT 0)`
+	row   = `INSERT INTO account (id, balance) VALUES (7, 0) ON CONFLICT DO NOTHING`
+)
 
-// A row keeps the greatest fence that has written it. A smaller one changes nothing.
-const upsert = `INSERT INTO report (name, text, fence) VALUES ($1, $2, $3)
-	ON CONFLICT (name) DO UPDATE SET text = excluded.text, fence = excluded.fence
-	WHERE report.fence <= excluded.fence`
+var errRefused = errors.New("refused: a later holder has written")
 
-var errStale = errors.New("a later holder has written the row")
+func main() {
+	if len(os.Args) != 2 {
+		log.Fatal("usage: postgres AMOUNT")
+	}
+	if err := run(context.Background(), os.Args[1]); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("written")
+}
 
-func write(ctx context.Context, db *sql.DB, hold *holdfast.Hold, text string) error {
-	result, err := db.ExecContext(ctx, upsert, hold.Name(), text, hold.Fence())
+func run(ctx context.Context, argument string) error {
+	amount, err := strconv.Atoi(argument)
 	if err != nil {
 		return err
 	}
-	if n, err := result.RowsAffected(); err != nil || n == 0 {
-		return errors.Join(err, errStale)
+	options, err := redis.ParseURL(cmp.Or(os.Getenv("REDIS_URL"), "redis://127.0.0.1:6379"))
+	if err != nil {
+		return err
 	}
-	return nil
-}
-
-func run(ctx context.Context) error {
+	rdb := redis.NewClient(options)
+	defer func() { _ = rdb.Close() }()
+	client, err := goredis.New(rdb)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
 	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = db.Close() }()
-	if _, err := db.ExecContext(ctx, schema); err != nil {
-		return err
+	for _, statement := range []string{table, row} {
+		if _, err := db.ExecContext(ctx, statement); err != nil {
+			return err
+		}
 	}
-	client, err := goredis.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}))
+	hold, err := client.Lock(ctx, "account:7")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }()
-	hold, err := client.Lock(ctx, "report")
-	if err != nil {
-		return err
-	}
-	err = write(hold.Context(), db, hold, "written by one process at a time")
-	return errors.Join(err, hold.Release(ctx))
+	return errors.Join(add(ctx, db, hold, amount), hold.Release(ctx))
 }
 
-func main() {
-	if err := run(context.Background()); err != nil {
-		log.Fatal(err)
+// add does without hold.Context(), which would end with the lock: here the row decides.
+func add(ctx context.Context, db *sql.DB, hold *holdfast.Hold, amount int) error {
+	var balance int
+	if err := db.QueryRowContext(ctx, "SELECT balance FROM account WHERE id = 7").Scan(&balance); err != nil {
+		return err
 	}
+	fmt.Println("read", balance)
+	if os.Getenv("PAUSE") != "" { // here a process may be paused for longer than its lease
+		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	}
+	result, err := db.ExecContext(ctx, "UPDATE account SET balance = $1, fence = $2 WHERE id = 7 AND fence <= $2", balance+amount, hold.Fence())
+	if err != nil {
+		return err
+	}
+	if rows, err := result.RowsAffected(); err != nil || rows == 0 {
+		return cmp.Or(err, errRefused)
+	}
+	return nil
 }

@@ -1,29 +1,31 @@
 package example;
 
-import holdfast.Holdfast;
 import net.javacrumbs.shedlock.spring.annotation.EnableSchedulerLock;
 import net.javacrumbs.shedlock.spring.annotation.SchedulerLock;
 import org.springframework.beans.factory.annotation.Value;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
+import org.springframework.data.redis.core.StringRedisTemplate;
 import org.springframework.scheduling.annotation.EnableScheduling;
 import org.springframework.scheduling.annotation.Scheduled;
 
 /**
- * A job that runs on one node of a fleet. Start it twice: {@code java -jar boot-cron.jar --node=a} and {@code --node=b}. The starter makes the
+ * A job that runs on one node of a fleet at a time. Start it twice: {@code java -jar boot-cron.jar --node=a} and {@code --node=b}. The starter makes the
  * {@code LockProvider}; {@code spring.data.redis.*} says where the server is.
+ *
+ * <p>A node that is killed during the report blocks the others for {@code lockAtMostFor}: ShedLock's locks are not renewed.
  */
 @SpringBootApplication
 @EnableScheduling
-@EnableSchedulerLock(defaultLockAtMostFor = "5m")
+@EnableSchedulerLock(defaultLockAtMostFor = "30s")
 public class ReportApplication {
-    private final Holdfast client;
+    private final StringRedisTemplate redis;
 
     @Value("${node:a}")
     private String node;
 
-    public ReportApplication(Holdfast client) {
-        this.client = client;
+    public ReportApplication(StringRedisTemplate redis) {
+        this.redis = redis;
     }
 
     public static void main(String[] arguments) {
@@ -34,6 +36,6 @@ public class ReportApplication {
     @Scheduled(cron = "* * * * * *")
     @SchedulerLock(name = "report", lockAtLeastFor = "900ms")
     public void report() {
-        System.out.println("report by " + node + ", holds " + client.holds());
+        redis.opsForList().rightPush("report:log", node);
     }
 }

@@ -7,11 +7,14 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	goredislib "github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	"holdfast"
@@ -388,4 +391,71 @@ func TestCloseReleasesWhatIsHeld(t *testing.T) {
 	if _, err := c.TryLock(ctx, "k"); !errors.Is(err, holdfast.ErrClosed) {
 		t.Error(err)
 	}
+}
+
+func TestEphemeralLeaderIsReplacedWhenItsConnectionEnds(t *testing.T) {
+	s := testserver.Start(t)
+	proxy := newProxy(t, s)
+	a, b := client(t, proxy.server()), client(t, s)
+	ctx := short(t)
+	terms := make(chan string)
+	var done sync.WaitGroup
+	// The lease outlasts the test: nothing but the connection ends the term.
+	forever, resign := context.WithCancel(ctx)
+	done.Go(func() {
+		_ = a.Elect(forever, "leader", "a", func(ctx context.Context, _ int64) error {
+			terms <- "a"
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}, holdfast.Ephemeral(), holdfast.Lease(time.Hour))
+	})
+	if leader := <-terms; leader != "a" {
+		t.Fatal(leader)
+	}
+	done.Go(func() {
+		if err := b.Elect(ctx, "leader", "b", func(context.Context, int64) error { terms <- "b"; return nil }, holdfast.Ephemeral()); err != nil {
+			t.Error(err)
+		}
+	})
+	waiting(t, b, "leader", 1)
+	proxy.cut()
+	if leader := <-terms; leader != "b" {
+		t.Error(leader)
+	}
+	if leader := <-terms; leader != "a" { // it stood again
+		t.Error(leader)
+	}
+	resign()
+	done.Wait()
+	free(t, b, "leader")
+}
+
+func TestLeaderWithReplicasIsKnownToTheReplicaAndNobodyIsElectedWithoutIt(t *testing.T) {
+	primary := testserver.Start(t, "--port", testserver.Port(t))
+	host, port, _ := net.SplitHostPort(primary.Addr)
+	replica := testserver.Start(t, "--port", testserver.Port(t), "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
+	admin, there := goredislib.NewClient(&goredislib.Options{Addr: primary.Addr}), goredislib.NewClient(&goredislib.Options{Addr: replica.Addr})
+	t.Cleanup(func() { _, _ = admin.Close(), there.Close() })
+	testserver.Eventually(t, "the replica is online", func() bool {
+		return strings.Contains(admin.Info(ctx, "replication").Val(), "state=online")
+	})
+	c := client(t, primary)
+	err := c.Elect(short(t), "leader", "a", func(_ context.Context, term int64) error {
+		if fence := there.HGet(ctx, "leader", "#fence").Val(); fence != fmt.Sprint(term) {
+			t.Errorf("the replica knows %q in term %d", fence, term)
+		}
+		return nil
+	}, holdfast.Replicas(1), holdfast.Lease(time.Minute))
+	if err != nil {
+		t.Error(err)
+	}
+	replica.Kill()
+	err = c.Elect(short(t), "leader", "a", func(context.Context, int64) error {
+		t.Error("it leads")
+		return nil
+	}, holdfast.Replicas(1), holdfast.Wait(3*time.Second))
+	if !errors.Is(err, holdfast.ErrNotAcquired) {
+		t.Error(err)
+	}
+	free(t, c, "leader")
 }

@@ -269,6 +269,47 @@ def test_leader_that_is_deposed_is_told(client, name, quick):
     election.close()
 
 
+def test_ephemeral_leader_is_replaced_when_its_connection_ends(kind, client, server, admin, name, quick):
+    other, log = kind.open(kind.redis(server.port)), []
+    # Its lease is longer than what the test waits for: nothing but the connection ends the term.
+    first = client.elect(name, lambda _: log.append("first"), ephemeral=True, lease=60)
+    until(lambda: log == ["first"], "the first leads")
+    second = other.elect(name, lambda _: log.append("second"), ephemeral=True)
+    until(lambda: client.waiters(name), "the second waits")
+    [holder] = client.info(name)["holders"]
+    admin.client_kill_filter(_id=holder["client"])
+    until(lambda: log == ["first", "second"], "the second leads")
+    second.close()
+    until(lambda: log == ["first", "second", "first"], "the first has stood again")
+    first.close()
+    until(lambda: client.leader(name) is None, "nobody leads")
+
+
+def test_leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_without_it(kind, own_server, name):
+    replica = Server(("replicaof", f"{HOST} {own_server.port}"))
+    try:
+        with own_server.client() as admin, replica.client() as there:
+            until(lambda: admin.info("replication").get("slave0", {}).get("state") == "online", "it follows")
+            client, log = kind.open(kind.redis(own_server.port)), []
+            first = client.elect(name, lambda hold: log.append(hold.fence), replicas=1, lease=60)
+            until(lambda: log, "it leads")
+            assert int(there.hget(name, "#fence")) == log[0]
+            first.close()
+            replica.kill()
+
+            def asked():
+                return admin.info("commandstats")["cmdstat_lock.acquire"]["calls"]
+
+            before = asked()
+            second = client.elect(name, lambda hold: log.append(hold.fence), replicas=1, lease=60)
+            until(lambda: asked() >= before + 2, "it was refused, and asks again", 60)
+            assert len(log) == 1
+            assert not second.is_leader
+            second.close()
+    finally:
+        replica.close()
+
+
 def test_observer_sees_changes(server, name):
     with holdfast.Holdfast(server.client()) as opened:
         changes = opened.observe(name, every=0.02)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_client::{Error, LossReason};
 use support::Server;
 
-use crate::common::{SOON, holder, locks, soon, waiters};
+use crate::common::{SOON, holder, is_free, locks, say, sessions, soon, waiters};
 
 #[tokio::test]
 async fn election_hands_over_when_leader_resigns() {
@@ -27,6 +27,44 @@ async fn election_hands_over_when_leader_resigns() {
     assert_eq!(first.force("e").await.unwrap(), 1);
     assert_eq!(tokio::time::timeout(SOON, leads.lost()).await.unwrap(), LossReason::Forced);
     assert_eq!(observer.next().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn ephemeral_leader_is_replaced_when_its_connection_ends() {
+    let server = Server::start();
+    let (first, second) = (locks(&server), locks(&server));
+    // Its lease outlasts the test: nothing but the connection ends the term.
+    let candidate = first.elect("e", "a").unwrap().watched(Duration::from_secs(600)).ephemeral();
+    let leads = candidate.acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    let session = sessions(&server)[0];
+    let candidate = second.elect("e", "b").unwrap().ephemeral();
+    let stands = tokio::spawn(async move { candidate.acquire().await.unwrap().unwrap() });
+    soon("the second stands", || waiters(&server, "e") == 1).await;
+    let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
+    let next = tokio::time::timeout(SOON, stands).await.unwrap().unwrap();
+    assert_eq!(tokio::time::timeout(SOON, leads.lost()).await.unwrap(), LossReason::Disconnected);
+    assert!(next.fence() > leads.fence());
+    assert_eq!(first.leader("e").await.unwrap().unwrap().value, "b");
+    next.release().await.unwrap();
+    assert!(is_free(&server, "e"));
+}
+
+#[tokio::test]
+async fn leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_without_it() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let locks = locks(&primary);
+    let candidate = locks.elect("e", "a").unwrap().watched(Duration::from_secs(60)).replicas(1);
+    let leads = candidate.acquire().await.unwrap().unwrap();
+    let known: u64 = say(&replica, "HGET e #fence");
+    assert_eq!(known, leads.fence());
+    leads.release().await.unwrap();
+    replica.stop();
+    let error = candidate.acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
+    assert!(is_free(&primary, "e"));
 }
 
 #[tokio::test]

@@ -193,6 +193,56 @@ describe('standalone', () => {
     plain.stop();
   });
 
+  test('ephemeral_leader_is_replaced_when_its_connection_ends', async () => {
+    const [first, second] = [1, 2].map(() => new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })))) as [
+      Holdfast,
+      Holdfast,
+    ];
+    const events: string[] = [];
+    // Its lease outlasts the test: nothing but the connection ends the term.
+    const a = first.elect('ephemeral', {
+      ephemeral: true,
+      lease: 3_600_000,
+      onElected: () => void events.push('a'),
+      onLost: (reason) => void events.push(reason),
+    });
+    await until('a leads', () => a.isLeader);
+    const b = second.elect('ephemeral', { ephemeral: true, onElected: () => void events.push('b') });
+    await until('b stands', async () => (await second.waiters('ephemeral')).length === 1);
+    const holder = /client\n(\d+)/.exec(redis.cli('LOCK.INFO', 'ephemeral'))?.[1] ?? '';
+    redis.cli('CLIENT', 'KILL', 'ID', holder);
+    await until('b leads', () => b.isLeader);
+    await until('a knows', () => events.includes('disconnected'));
+    await b.resign();
+    await until('a leads again', () => a.isLeader);
+    expect(events.filter((event) => event !== 'disconnected')).toEqual(['a', 'b', 'a']);
+    await a.resign();
+    expect(await second.leader('ephemeral')).toBeNull();
+    await Promise.all([first.close(), second.close()]);
+  });
+
+  test('leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_without_it', async () => {
+    const primary = await Redis.start();
+    const replica = await Redis.start(['--replicaof', '127.0.0.1', String(primary.port), '--repl-diskless-sync-delay', '0']);
+    await until('the replica follows', () => /state=online/.test(primary.cli('INFO', 'replication')));
+    const holdfast = new Holdfast(fromIoredis(new Ioredis(primary.socket, { lazyConnect: true })));
+    const terms: number[] = [];
+    const stand = () => holdfast.elect('leader', { replicas: 1, lease: 60_000, onElected: (hold) => void terms.push(hold.fence) });
+    const first = stand();
+    await until('it leads', () => terms.length === 1);
+    expect(replica.cli('HGET', 'leader', '#fence')).toBe(String(terms[0]));
+    await first.resign();
+    replica.stop();
+    const asked = (): number => Number(/cmdstat_lock\.acquire:calls=(\d+)/.exec(primary.cli('INFO', 'commandstats'))?.[1]);
+    const before = asked();
+    const second = stand();
+    await until('it was refused, and asks again', () => asked() >= before + 2);
+    expect([terms.length, second.isLeader]).toEqual([1, false]);
+    await second.resign();
+    await holdfast.close();
+    primary.stop();
+  });
+
   test('elect_hands_over_at_once_when_leader_resigns', async () => {
     const [first, second] = [1, 2].map(() => new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })))) as [
       Holdfast,

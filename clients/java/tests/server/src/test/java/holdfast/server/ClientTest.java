@@ -158,7 +158,7 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource
-    void killed_leader_is_replaced_and_closed_one_hands_over(Clients library) throws Exception {
+    void leader_that_resigns_hands_over_and_observer_sees_it(Clients library) throws Exception {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "election");
             List<String> terms = new CopyOnWriteArrayList<>();
@@ -175,12 +175,57 @@ class ClientTest {
             observer.close();
             two.close();
             await().until(() -> !server.exists(name));
-            Election ephemeral = first.client().elect(LockSpec.builder(name).ephemeral(true).label("three").build(), term -> terms.add("three"), why -> { });
-            await().until(() -> terms.contains("three"));
-            assertThat(first.client().leader(name)).map(Election.Leader::value).contains("three");
-            ephemeral.close();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource(names = {"LETTUCE", "JEDIS"})
+    void ephemeral_leader_is_replaced_when_its_connection_ends(Clients library) throws Exception {
+        try (FaultProxy proxy = new FaultProxy(server.port); Clients.Opened first = library.open(proxy.port()); Clients.Opened second = library.open(server.port)) {
+            String name = name(library, "ephemeral-election");
+            List<String> terms = new CopyOnWriteArrayList<>();
+            List<LossReason> lost = new CopyOnWriteArrayList<>();
+            // Its lease outlasts the test: nothing but the connection ends the term.
+            Election one = first.client().elect(LockSpec.builder(name).ephemeral(true).lease(Duration.ofHours(1)).label("one").build(), term -> terms.add("one"), lost::add);
+            await().until(() -> terms.equals(List.of("one")));
+            assertThat(second.client().leader(name)).map(Election.Leader::value).contains("one");
+            Election two = second.client().elect(LockSpec.builder(name).ephemeral(true).label("two").build(), term -> terms.add("two"), why -> { });
+            await().until(() -> second.client().waiters(name).size() == 1);
+            proxy.cutAll();
+            await().until(() -> terms.equals(List.of("one", "two")) && lost.size() == 1);
+            two.close();
+            await().until(() -> terms.equals(List.of("one", "two", "one")));
+            one.close();
             await().until(() -> !server.exists(name));
         }
+    }
+
+    @ParameterizedTest
+    @EnumSource(names = {"LETTUCE", "JEDIS"})
+    void leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_without_it(Clients library) throws Exception {
+        try (RedisServer primary = RedisServer.withModule();
+                RedisServer replica = RedisServer.withModule("--replicaof", "127.0.0.1 " + primary.port, "--repl-diskless-sync-delay", "0");
+                Clients.Opened opened = library.open(primary.port)) {
+            await().until(() -> primary.ask("INFO", "replication").contains("state=online"));
+            LockSpec spec = LockSpec.builder("leader").replicas(1).lease(Duration.ofMinutes(1)).label("one").build();
+            List<Long> terms = new CopyOnWriteArrayList<>();
+            Election one = opened.client().elect(spec, term -> terms.add(term.fence()), why -> { });
+            await().until(() -> terms.size() == 1);
+            assertThat(replica.ask("HGET", "leader", "#fence")).isEqualTo(terms.get(0).toString());
+            one.close();
+            replica.kill();
+            long asked = asked(primary);
+            Election two = opened.client().elect(spec, term -> terms.add(term.fence()), why -> { });
+            await().until(() -> asked(primary) >= asked + 2);
+            assertThat(terms).hasSize(1);
+            assertThat(two.isLeader()).isFalse();
+            two.close();
+        }
+    }
+
+    /** How many times LOCK.ACQUIRE was called, by the server's count. */
+    private static long asked(RedisServer server) throws Exception {
+        return Long.parseLong(server.ask("INFO", "commandstats").replaceAll("(?s).*cmdstat_lock\\.acquire:calls=(\\d+).*", "$1"));
     }
 
     @ParameterizedTest

@@ -2,7 +2,7 @@
 import { randomBytes } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 
-const LEASE = 2_000 // ms; a killed process blocks others for at most this long
+const LEASE = 10_000 // ms; a killed process blocks others for at most this long
 const PAUSE = 100 // ms
 
 /** Sends a command over a new connection if the last one broke. */

@@ -1,7 +1,7 @@
 <?php
 // A lock with phpredis and raw LOCK.* commands.  Usage: php recipe.php PORT KEY
 // PHP has no timer beside the work: the lease covers all of it, or the work calls renew() between its steps.
-const LEASE = 2000; // ms; a killed process blocks others for at most this long
+const LEASE = 10_000; // ms; a killed process blocks others for at most this long
 const PAUSE = 100_000; // µs
 
 /** A connection that is opened again when it broke. `$timeout`: read timeout in s; -1: none. */

@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 from redis.retry import Retry
 
-LEASE = 2_000  # ms; a killed process blocks others for at most this long
+LEASE = 10_000  # ms; a killed process blocks others for at most this long
 PAUSE = 0.1  # s
 
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redis::{Client, Connection, RedisError, RedisResult};
 
 /// A killed process blocks others for at most this long.
-const LEASE: Duration = Duration::from_millis(2_000);
+const LEASE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// One connection, opened again when it broke. A synchronous `Connection` of redis-rs never repeats a command.

@@ -3,7 +3,7 @@
 # For a real job take `holdfast run KEY -- COMMAND`: it renews the lock and stops the command when the lock is lost.
 set -euo pipefail
 port=$1 key=$2
-lease=2000 # ms; nothing renews it here, so the work has to be shorter
+lease=10000 # ms; nothing renews it here, so the work has to be shorter
 owner=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n') # unique for each acquisition
 
 # redis-cli prints an empty line for nil, and fails when the connection breaks.

@@ -35,7 +35,7 @@ func sender(c *redis.Client) recipe.Send {
 }
 
 func main() {
-	waits, short := client(-1), client(250*time.Millisecond)
+	waits, short := client(-1), client(recipe.Silence)
 	incr := func(key string, by int64) (int64, error) { return short.IncrBy(context.Background(), key, by).Result() }
 	recipe.Main(recipe.Library{Wait: sender(waits), Short: sender(short)}, os.Args[2], incr)
 }

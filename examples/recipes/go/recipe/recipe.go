@@ -12,8 +12,10 @@ import (
 )
 
 const (
-	lease = 2 * time.Second // a killed process blocks others for at most this long
+	lease = 10 * time.Second // a killed process blocks others for at most this long
 	pause = 100 * time.Millisecond
+	// Silence is the read timeout of commands that do not wait.
+	Silence = lease / 8
 )
 
 // ErrBroken is what a Send returns, wrapped, when the connection broke or could not be opened; other errors are error replies.

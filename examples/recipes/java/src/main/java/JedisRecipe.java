@@ -38,6 +38,6 @@ public final class JedisRecipe {
 
     public static void main(String[] args) throws Exception {
         int port = Integer.parseInt(args[0]);
-        new Recipe(new Sender(port, 0), new Sender(port, 250), args[1]).main(new Sender(port, 1_000));
+        new Recipe(new Sender(port, 0), new Sender(port, (int) Recipe.LEASE / 8), args[1]).main(new Sender(port, 1_000));
     }
 }

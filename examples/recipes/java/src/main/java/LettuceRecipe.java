@@ -48,7 +48,7 @@ public final class LettuceRecipe {
         var client = RedisClient.create(RedisURI.create("127.0.0.1", Integer.parseInt(args[0])));
         client.setOptions(ClientOptions.builder().autoReconnect(false).build());
         try {
-            var shorts = new Sender(client, Duration.ofMillis(250));
+            var shorts = new Sender(client, Duration.ofMillis(Recipe.LEASE / 8));
             new Recipe(new Sender(client, Duration.ZERO), shorts, args[1]).main(new Sender(client, Duration.ofSeconds(1)));
         } finally {
             client.shutdown();

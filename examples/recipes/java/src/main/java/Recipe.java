@@ -7,7 +7,7 @@ import java.util.concurrent.atomic.AtomicBoolean;
 
 /** What both Java recipes share: a lock with raw LOCK.* commands over a function that sends one command. */
 final class Recipe {
-    static final long LEASE = 2_000; // ms; a killed process blocks others for at most this long
+    static final long LEASE = 10_000; // ms; a killed process blocks others for at most this long
     static final long PAUSE = 100; // ms
 
     /** The connection broke or could not be opened. Error replies are other exceptions. */

@@ -9,10 +9,12 @@ import holdfast.shedlock.HoldfastLockProvider;
 import holdfast.testing.RedisServer;
 import java.time.Duration;
 import java.time.Instant;
+import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import net.javacrumbs.shedlock.core.LockConfiguration;
+import net.javacrumbs.shedlock.core.LockProvider;
 import net.javacrumbs.shedlock.core.SimpleLock;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
@@ -194,5 +196,39 @@ class ShedLockTest {
         }
         CompletableFuture.allOf(done).get(100, TimeUnit.SECONDS);
         assertThat(counter[0]).isEqualTo(240);
+    }
+
+    /** As docs/coming-from/shedlock.md has it, for the time of a move. */
+    record Both(LockProvider old, LockProvider next) implements LockProvider {
+        @Override
+        public Optional<SimpleLock> lock(LockConfiguration job) {
+            return old.lock(job).flatMap(outer -> {
+                Optional<SimpleLock> inner = next.lock(job);
+                if (inner.isEmpty()) {
+                    outer.unlock();
+                }
+                return inner.map(both -> () -> {
+                    both.unlock();
+                    outer.unlock();
+                });
+            });
+        }
+    }
+
+    @Test
+    void provider_that_takes_both_excludes_those_that_take_either() {
+        LockConfiguration job = configuration(LONG, Duration.ZERO);
+        LockProvider next = new HoldfastLockProvider(other.client(), "moved:");
+        LockProvider both = new Both(provider, next);
+        SimpleLock held = both.lock(job).orElseThrow();
+        assertThat(provider.lock(job)).isEmpty();
+        assertThat(next.lock(job)).isEmpty();
+        held.unlock();
+        for (LockProvider either : List.of(provider, next)) {
+            SimpleLock alone = either.lock(job).orElseThrow();
+            assertThat(both.lock(job)).isEmpty();
+            alone.unlock();
+            both.lock(job).orElseThrow().unlock();
+        }
     }
 }

@@ -35,7 +35,7 @@ public final class Election implements AutoCloseable {
             if (hold == null) {
                 if (!closed && !lock.client.isClosed()) {
                     LoggerFactory.getLogger(Holdfast.class).error("the candidacy for '{}' failed; again in a second", lock.spec().title(), why);
-                    lock.client.serial.run(() -> lock.client.serial.after(1_000_000_000L, () -> lock.client.callback(this::stand)));
+                    lock.client.inASecond(this::stand);
                 }
                 return;
             }
@@ -124,7 +124,7 @@ public final class Election implements AutoCloseable {
             } catch (HoldfastException unknown) {
                 LoggerFactory.getLogger(Holdfast.class).debug("the leader of '{}' is unknown", name, unknown);
             } finally {
-                client.serial.run(() -> client.serial.after(1_000_000_000L, () -> client.callback(this::look)));
+                client.inASecond(this::look);
             }
         }
 

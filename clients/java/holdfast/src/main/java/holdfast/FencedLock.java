@@ -19,11 +19,16 @@ public final class FencedLock implements Lock {
 
     /** What a thread holds of a name. Changed by its own thread only. */
     static final class Holding {
-        volatile @Nullable Hold hold;
+        final Hold hold;
         /** Whether the hold is that of a writer; its thread may then have read locks, too. */
-        volatile boolean exclusive;
+        final boolean exclusive;
         volatile int writes;
         volatile int reads;
+
+        Holding(Hold hold, boolean exclusive) {
+            this.hold = hold;
+            this.exclusive = exclusive;
+        }
     }
 
     private static final long AT_ONCE = 0;
@@ -51,7 +56,7 @@ public final class FencedLock implements Lock {
 
     /** Waits until the lock is granted, whether or not the thread is interrupted; it is released when the lease ends. */
     public void lock(long leaseTime, TimeUnit unit) {
-        acquireUninterruptibly(Acquisition.ENDLESS, leaseTime, unit);
+        acquireUninterruptibly(Rules.ENDLESS, leaseTime, unit);
     }
 
     @Override
@@ -61,7 +66,7 @@ public final class FencedLock implements Lock {
 
     /** As {@link #lock(long, TimeUnit)}, but ends when the thread is interrupted. */
     public void lockInterruptibly(long leaseTime, TimeUnit unit) throws InterruptedException {
-        acquire(Acquisition.ENDLESS, leaseTime, unit, true);
+        acquire(Rules.ENDLESS, leaseTime, unit, true);
     }
 
     @Override
@@ -80,7 +85,7 @@ public final class FencedLock implements Lock {
      * @return whether the lock is held now; it is released when {@code leaseTime} is over
      */
     public boolean tryLock(long waitTime, long leaseTime, TimeUnit unit) throws InterruptedException {
-        return acquire(Math.min(Math.max(AT_ONCE, unit.toNanos(waitTime)), Acquisition.ENDLESS), leaseTime, unit, true);
+        return acquire(Math.min(Math.max(AT_ONCE, unit.toNanos(waitTime)), Rules.ENDLESS), leaseTime, unit, true);
     }
 
     /** Locks, and returns the fencing token. */
@@ -120,26 +125,21 @@ public final class FencedLock implements Lock {
         Duration lease = leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : null;
         long thread = Thread.currentThread().getId();
         Holding mine = holding(thread);
-        if (mine != null && mine.hold != null) {
+        if (mine != null && mine.hold.confirm()) {
             return reenter(mine, lease, wait);
         }
         LockSpec terms = lease == null ? spec : spec.toBuilder().lease(lease).renew(false).build();
         Acquisition acquisition = client.start(terms, wait, client.id + ":" + thread);
         Hold hold;
         try {
-            hold = interruptibly ? Holdfast.result(acquisition.result) : Holdfast.await(acquisition.result);
-        } catch (InterruptedException why) {
-            client.serial.run(() -> acquisition.cancel(new NotAcquiredException("interrupted", why)));
-            throw why;
+            hold = interruptibly ? client.granted(acquisition) : Holdfast.await(acquisition.result);
         } catch (NotAcquiredException late) {
             return false;
         }
         if (hold == null) {
             return false;
         }
-        Holding holding = new Holding();
-        holding.hold = hold;
-        holding.exclusive = spec.limit() == 1;
+        Holding holding = new Holding(hold, spec.limit() == 1);
         count(holding, 1);
         client.holdings.put(new Place(name, thread), holding);
         return true;
@@ -163,6 +163,10 @@ public final class FencedLock implements Lock {
         return true;
     }
 
+    private int count(Holding holding) {
+        return spec.limit() == 1 ? holding.writes : holding.reads;
+    }
+
     private void count(Holding holding, int by) {
         if (spec.limit() == 1) {
             holding.writes += by;
@@ -174,7 +178,15 @@ public final class FencedLock implements Lock {
     /** What a thread holds, unless it was lost meanwhile. */
     private @Nullable Holding holding(long thread) {
         Holding holding = client.holdings.get(new Place(name, thread));
-        return holding != null && holding.hold.isHeld() ? holding : null;
+        return holding != null && holding.hold.isCertain() ? holding : null;
+    }
+
+    private Hold mine() {
+        Holding holding = holding(Thread.currentThread().getId());
+        if (holding == null) {
+            throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
+        }
+        return holding.hold;
     }
 
     // ---- Unlocking ----
@@ -188,11 +200,11 @@ public final class FencedLock implements Lock {
     public void unlock() {
         Place place = new Place(name, Thread.currentThread().getId());
         Holding holding = client.holdings.get(place);
-        if (holding == null || (spec.limit() == 1 ? holding.writes : holding.reads) == 0) {
+        if (holding == null || count(holding) == 0) {
             throw new IllegalMonitorStateException("lock '" + name + "' is not held by thread " + place.thread + " of client " + client.id);
         }
         boolean last = holding.reads + holding.writes == 1;
-        if (!last && holding.hold.isHeld()) {
+        if (!last && holding.hold.isCertain()) {
             count(holding, -1);
             return;
         }
@@ -212,18 +224,14 @@ public final class FencedLock implements Lock {
      * @throws IllegalMonitorStateException if the current thread does not hold the lock
      */
     public void renew(long leaseTime, TimeUnit unit) {
-        Holding holding = holding(Thread.currentThread().getId());
-        if (holding == null) {
-            throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
-        }
-        holding.hold.renew(leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : client.lease);
+        mine().renew(leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : client.lease);
     }
 
     /** Forgets a hold that the current thread has lost and not unlocked; returns whether there was one. */
     public boolean forgetLost() {
         Place place = new Place(name, Thread.currentThread().getId());
         Holding holding = client.holdings.get(place);
-        return holding != null && !holding.hold.isHeld() && client.holdings.remove(place, holding);
+        return holding != null && !holding.hold.isCertain() && client.holdings.remove(place, holding);
     }
 
     /** Releases the lock of all its holders; returns whether it was held. */
@@ -247,7 +255,7 @@ public final class FencedLock implements Lock {
     /** Whether this thread of this client holds the lock. */
     public boolean isHeldByThread(long threadId) {
         Holding holding = holding(threadId);
-        return holding != null && (spec.limit() == 1 ? holding.writes : holding.reads) > 0 && holding.hold.check();
+        return holding != null && count(holding) > 0 && holding.hold.check();
     }
 
     /** Whether the current thread holds the lock. */
@@ -263,7 +271,7 @@ public final class FencedLock implements Lock {
     /** How often the current thread holds the lock; 0 if it does not. */
     public int getHoldCount() {
         Holding holding = holding(Thread.currentThread().getId());
-        return holding == null || !holding.hold.check() ? 0 : spec.limit() == 1 ? holding.writes : holding.reads;
+        return holding != null && holding.hold.check() ? count(holding) : 0;
     }
 
     /** How often the current thread holds the lock; 0 if it does not. */
@@ -277,11 +285,7 @@ public final class FencedLock implements Lock {
      * @throws IllegalMonitorStateException if the current thread does not hold the lock
      */
     public long getFence() {
-        Holding holding = holding(Thread.currentThread().getId());
-        if (holding == null) {
-            throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
-        }
-        return holding.hold.fence();
+        return mine().fence();
     }
 
     /** Until the lease of the lock ends, in ms; -1 if it does not end; -2 if no thread holds the lock. */

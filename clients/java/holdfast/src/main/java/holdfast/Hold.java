@@ -56,9 +56,7 @@ public final class Hold implements AutoCloseable {
 
     /** Asks the server whether this hold has the lock; lengthens nothing. */
     public boolean check() {
-        CompletableFuture<@Nullable Boolean> told = new CompletableFuture<>();
-        acquisition.client.serial.run(() -> acquisition.check(told));
-        return Boolean.TRUE.equals(Holdfast.await(told));
+        return Holdfast.await(acquisition.client.check(acquisition));
     }
 
     /** Calls back once, on a thread for callbacks, when the lock is lost; at once if it is lost already. */
@@ -78,9 +76,24 @@ public final class Hold implements AutoCloseable {
 
     /** Begins the lease anew; from now on it has this length, which may be shorter. */
     public void renew(Duration lease) {
-        CompletableFuture<Void> told = new CompletableFuture<>();
-        acquisition.client.serial.run(() -> acquisition.renew(lease, told));
-        Holdfast.await(told);
+        Holdfast.await(acquisition.client.<Void>call(told -> acquisition.renew(lease, told), acquisition::notRenewed));
+    }
+
+    /** Whether it is held by the monotonic clock, whatever the wall clock says. */
+    boolean isCertain() {
+        return acquisition.isCertain();
+    }
+
+    /** Whether it is held; renews it first if only the wall clock says that its time is over. */
+    boolean confirm() {
+        try {
+            if (!isHeld()) {
+                renew();
+            }
+            return true;
+        } catch (LockLostException lost) {
+            return false;
+        }
     }
 
     boolean isRenewed() {
@@ -117,14 +130,8 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Void> releaseAsync(@Nullable Duration keep) {
-        Holdfast client = acquisition.client;
-        CompletableFuture<Void> told = new CompletableFuture<>();
-        client.serial.run(() -> {
-            acquisition.release(keep, told);
-            client.serial.after(client.timeout, () -> told.completeExceptionally(
-                new UnavailableException("lock '" + acquisition.spec.title() + "': the release was not confirmed in time and goes on in the background", null)));
-        });
-        return told;
+        return acquisition.client.call(told -> acquisition.release(keep, told),
+            () -> new UnavailableException("lock '" + acquisition.spec.title() + "': the release was not confirmed in time and goes on in the background", null));
     }
 
     /**

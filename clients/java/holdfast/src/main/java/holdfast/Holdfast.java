@@ -3,12 +3,9 @@ package holdfast;
 import holdfast.spi.ConnectorProvider;
 import holdfast.spi.Node;
 import holdfast.spi.RedisConnector;
-import holdfast.spi.RedisError;
 import java.security.SecureRandom;
 import java.time.Duration;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.Deque;
 import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.List;
@@ -28,6 +25,7 @@ import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -58,13 +56,16 @@ public final class Holdfast implements AutoCloseable {
     private final List<HoldfastListener> listeners;
     private final Map<Node, Pool> pools = new HashMap<>();
     private final Map<Integer, Node> moved = new HashMap<>();
-    private final Map<String, Deque<Acquisition>> queues = new HashMap<>();
+    final Turns turns;
+    /** What callers wait for at most for the client's timeout. */
+    private final Set<CompletableFuture<?>> calls = ConcurrentHashMap.newKeySet();
     private final AtomicBoolean closed = new AtomicBoolean();
     private final Thread hook = new Thread(this::close, "holdfast-exit");
     private volatile boolean shut;
 
     private Holdfast(Builder builder) {
         serial = new Serial(builder.clock == null ? new SystemClock() : builder.clock);
+        turns = new Turns(serial);
         worker = builder.worker == null ? Executors.newCachedThreadPool(threads("holdfast-worker")) : builder.worker;
         connector = builder.connector;
         maxConnections = builder.maxConnections;
@@ -175,25 +176,18 @@ public final class Holdfast implements AutoCloseable {
 
     /** What the server says of a lock; empty if it is neither held nor waited for. */
     public Optional<LockInfo> info(String name) {
-        Object reply = await(query(name, List.of("LOCK.INFO", name)));
-        return reply == null ? Optional.empty() : Optional.of(Inspect.info(reply));
+        return Optional.ofNullable(query("LOCK.INFO", name)).map(LockInfo::of);
     }
 
     /** Who waits for a lock, in order; at most 1,000. */
     public List<LockInfo.Waiter> waiters(String name) {
-        return Inspect.waiters(await(query(name, List.of("LOCK.WAITERS", name))));
+        return Reply.maps(query("LOCK.WAITERS", name)).stream().map(LockInfo.Waiter::of).toList();
     }
 
     /** Releases the lock of all its holders. Returns whether it was held. */
     public boolean force(String name) {
-        boolean forced = await(query(name, List.of("LOCK.FORCE", name))) instanceof Long broken && broken > 0;
-        for (Acquisition acquisition : held) {
-            if (acquisition.spec.names().contains(name)) {
-                CompletableFuture<Boolean> checked = new CompletableFuture<>();
-                serial.run(() -> acquisition.check(checked));
-                checked.completeOnTimeout(true, timeout, TimeUnit.NANOSECONDS).handle((still, why) -> null).join();
-            }
-        }
+        boolean forced = query("LOCK.FORCE", name) instanceof Long broken && broken > 0;
+        held.stream().filter(it -> it.spec.names().contains(name)).map(this::check).forEach(checked -> checked.handle((still, why) -> null).join());
         return forced;
     }
 
@@ -228,6 +222,7 @@ public final class Holdfast implements AutoCloseable {
             ended.complete(null);
         });
         ended.completeOnTimeout(null, CLOSING_MS, TimeUnit.MILLISECONDS).join();
+        calls.forEach(call -> call.completeExceptionally(new UnavailableException("the client was closed before the server answered", null)));
         serial.close();
         worker.shutdown();
         connector.close();
@@ -257,8 +252,9 @@ public final class Holdfast implements AutoCloseable {
     // ---- What acquisitions use; in steps ----
 
     Acquisition start(LockSpec spec, long wait, @Nullable String actor) {
-        String owner = actor != null ? actor + "##" + random() : spec.label() != null && !spec.label().isEmpty() ? LockSpec.escape(spec.label()) + "#" + random() : random();
-        Acquisition acquisition = new Acquisition(this, spec, owner, wait, spec.lease() == null ? lease : spec.lease());
+        String label = spec.label();
+        String owner = actor != null ? actor + "##" + random() : label != null && !label.isEmpty() ? LockSpec.escape(label) + "#" + random() : random();
+        Acquisition acquisition = new Acquisition(this, spec, owner, wait);
         serial.run(acquisition::begin);
         return acquisition;
     }
@@ -272,137 +268,70 @@ public final class Holdfast implements AutoCloseable {
         return pools.computeIfAbsent(node, it -> new Pool(this, it));
     }
 
+    void moved(int slot, Node node) {
+        moved.put(slot, node);
+    }
+
     /** A connection to the node broke, or could not be opened: its slots may be elsewhere now. */
     void connectionLost(Node node) {
         moved.values().removeIf(node::equals);
         connector.refresh();
     }
 
-    /** Where a redirect points; null if the error is none. */
-    @Nullable Node redirect(RedisError error) {
-        String[] parts = error.message().split(" ");
-        if (!connector.isCluster() || parts.length < 3 || !(parts[0].equals("MOVED") || parts[0].equals("ASK"))) {
-            return null;
-        }
-        int colon = parts[2].lastIndexOf(':');
-        Node node = new Node(parts[2].substring(0, colon), Integer.parseInt(parts[2].substring(colon + 1)));
-        if (parts[0].equals("MOVED")) {
-            moved.put(Integer.parseInt(parts[1]), node);
-        }
-        return node;
-    }
-
-    /** An error that says that the node may not be the primary any more. */
-    void lookAgain(RedisError error, @Nullable Pool pool, Pool.@Nullable Connection connection) {
-        switch (error.code()) {
-            case "READONLY", "UNBLOCKED" -> {
-                if (pool != null && connection != null) {
-                    pool.dropIdle();
-                    connection.close(new UnavailableException("the primary may have changed", null));
-                }
-                connectionLost(pool == null ? Node.PRIMARY : pool.node);
-            }
-            case "MASTERDOWN", "CLUSTERDOWN" -> connector.refresh();
-            default -> { }
-        }
-    }
-
-    void queueHere(Acquisition acquisition) {
-        Deque<Acquisition> queue = queues.computeIfAbsent(acquisition.spec.title(), name -> new ArrayDeque<>());
-        queue.add(acquisition);
-        acquisition.delayed = queue.size() > 1;
-        if (!acquisition.delayed) {
-            acquisition.isOldest();
-        }
-    }
-
-    void leaveQueue(Acquisition acquisition) {
-        String name = acquisition.spec.title();
-        Deque<Acquisition> queue = queues.get(name);
-        boolean first = queue.peek() == acquisition;
-        queue.remove(acquisition);
-        if (queue.isEmpty()) {
-            queues.remove(name);
-        } else if (first) {
-            serial.run(queue.peek()::isOldest);
-        }
-    }
-
     /** Sends a command that may be repeated, and repeats it within the client's timeout. */
-    CompletableFuture<@Nullable Object> ask(int slot, List<?> command) {
+    CompletableFuture<@Nullable Object> ask(String name, Object... command) {
         CompletableFuture<@Nullable Object> told = new CompletableFuture<>();
-        new Query(slot, command, told, serial.now() + timeout).begin();
+        Route route = new Route(this, name, lease.toNanos(), false);
+        route.repeat(Request.OTHER, serial.now() + timeout, () -> List.<byte[][]>of(Reply.command(command)), answer -> {
+            if (answer.verdict() == Verdict.YES || answer.verdict() == Verdict.NIL) {
+                told.complete(answer.reply());
+            } else {
+                told.completeExceptionally(answer.verdict().passes() ? late(command[0], answer.error()) : answer.error());
+            }
+        });
         return told;
     }
 
-    private CompletableFuture<@Nullable Object> query(String name, List<?> command) {
+    private static UnavailableException late(Object command, @Nullable Throwable why) {
+        return new UnavailableException(command + ": no answer of the server in time", why);
+    }
+
+    private @Nullable Object query(String command, String name) {
         if (isClosed()) {
             throw new IllegalStateException("the client is closed");
         }
-        CompletableFuture<@Nullable Object> told = new CompletableFuture<>();
-        int slot = connector.isCluster() ? Reply.slot(Reply.command(name)[0]) : 0;
-        serial.run(() -> ask(slot, command).whenComplete((reply, why) -> {
-            if (why == null) {
-                told.complete(reply);
-            } else {
-                told.completeExceptionally(why);
+        return await(call(told -> ask(name, command, name).whenComplete((reply, why) -> pass(reply, why, told)), () -> late(command, null)));
+    }
+
+    CompletableFuture<Boolean> check(Acquisition acquisition) {
+        return call(acquisition::check, () -> late("LOCK.INFO", null));
+    }
+
+    /** Runs a step that completes a future, which ends within the client's timeout in any case. */
+    <T> CompletableFuture<T> call(Consumer<CompletableFuture<T>> step, Supplier<Throwable> late) {
+        CompletableFuture<T> told = new CompletableFuture<>();
+        calls.add(told);
+        told.whenComplete((outcome, why) -> calls.remove(told));
+        serial.run(() -> {
+            step.accept(told);
+            if (!told.isDone()) {
+                Serial.Timer limit = serial.after(timeout, () -> told.completeExceptionally(late.get()));
+                told.whenComplete((outcome, why) -> serial.run(limit::cancel));
             }
-        }));
+        });
         return told;
     }
 
-    private final class Query extends Request {
-        private final int slot;
-        private final List<?> command;
-        private final CompletableFuture<@Nullable Object> told;
-        private final long until;
-        private final Pool pool;
-
-        Query(int slot, List<?> command, CompletableFuture<@Nullable Object> told, long until) {
-            super(OTHER);
-            this.slot = slot;
-            this.command = command;
-            this.told = told;
-            this.until = until;
-            pool = poolOf(slot);
-        }
-
-        void begin() {
-            serial.after(Math.min(1_000_000_000L, until - serial.now()), () -> pool.abandon(this, "no answer to " + command.get(0)));
-            pool.submit(this);
-        }
-
-        @Override
-        List<byte[][]> write(long now) {
-            return List.<byte[][]>of(Reply.command(command));
-        }
-
-        @Override
-        void answered(int index, @Nullable Object reply) {
-            if (reply instanceof RedisError error) {
-                boolean passes = redirect(error) != null || Reply.passes(error);
-                lookAgain(error, pool, connection);
-                again(Reply.exception(error), passes);
-            } else {
-                told.complete(reply);
-            }
-        }
-
-        @Override
-        void failed(Throwable why) {
-            again(why, !Reply.isFatal(why));
-        }
-
-        private void again(Throwable why, boolean passes) {
-            if (passes && serial.now() < until && !isShut()) {
-                serial.after(pool.pause(lease.toNanos()), () -> new Query(slot, command, told, until).begin());
-            } else {
-                told.completeExceptionally(passes ? new UnavailableException(command.get(0) + ": no answer of the server in time", why) : why);
-            }
+    static <T> void pass(@Nullable T outcome, @Nullable Throwable why, CompletableFuture<T> to) {
+        if (why == null) {
+            to.complete(outcome);
+        } else {
+            to.completeExceptionally(why);
         }
     }
 
-    void callback(Runnable action) {
+    /** Runs what the application wants to hear of on a thread for callbacks; false if none takes it. */
+    boolean callback(Runnable action) {
         try {
             callbacks.execute(() -> {
                 try {
@@ -411,9 +340,16 @@ public final class Holdfast implements AutoCloseable {
                     LOG.error("a callback of the application failed", why);
                 }
             });
+            return true;
         } catch (RejectedExecutionException why) {
-            LOG.debug("the client is closed: a callback is left out");
+            LOG.debug("no thread for a callback: the client is closed", why);
+            return false;
         }
+    }
+
+    /** Runs an action on a thread for callbacks in a second. */
+    void inASecond(Runnable action) {
+        serial.run(() -> serial.after(Rules.SECOND, () -> callback(action)));
     }
 
     void tell(Consumer<HoldfastListener> event) {
@@ -439,6 +375,16 @@ public final class Holdfast implements AutoCloseable {
             if (interrupted) {
                 Thread.currentThread().interrupt();
             }
+        }
+    }
+
+    /** Waits for the outcome of an acquisition, which is withdrawn if the thread is interrupted. Null: a try found the lock held. */
+    @Nullable Hold granted(Acquisition acquisition) throws InterruptedException {
+        try {
+            return result(acquisition.result);
+        } catch (InterruptedException why) {
+            serial.run(() -> acquisition.cancel(new NotAcquiredException("interrupted", why)));
+            throw why;
         }
     }
 

@@ -3,6 +3,8 @@ package holdfast;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 
 /** A lock that is described but not held. Each acquisition is independent of all others: it is not re-entrant and not bound to a thread. */
@@ -21,7 +23,7 @@ public final class NamedLock {
 
     /** Waits until the lock is granted. */
     public Hold acquire() throws InterruptedException {
-        return acquire(client.start(spec, Acquisition.ENDLESS, null));
+        return granted(client.granted(client.start(spec, Rules.ENDLESS, null)));
     }
 
     /**
@@ -32,19 +34,7 @@ public final class NamedLock {
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn in the background
      */
     public Hold acquire(Duration wait) throws InterruptedException {
-        if (wait.isZero() || wait.isNegative()) {
-            return tryAcquire().orElseThrow(() -> new NotAcquiredException("lock '" + spec.title() + "' is held", null));
-        }
-        return acquire(client.start(spec, nanos(wait), null));
-    }
-
-    private static Hold acquire(Acquisition acquisition) throws InterruptedException {
-        try {
-            return Holdfast.result(acquisition.result);
-        } catch (InterruptedException why) {
-            acquisition.client.serial.run(() -> acquisition.cancel(new NotAcquiredException("interrupted", why)));
-            throw why;
-        }
+        return granted(client.granted(client.start(spec, nanos(wait), null)));
     }
 
     /** Acquires the lock if it is free now. */
@@ -57,43 +47,41 @@ public final class NamedLock {
      * returns or throws. Cancelling it withdraws the request.
      */
     public CompletableFuture<Hold> acquireAsync(Duration wait) {
-        return async(client.start(spec, Math.max(1, nanos(wait)), null));
+        return async(nanos(wait), this::granted);
+    }
+
+    CompletableFuture<Hold> acquireAsync() {
+        return async(Rules.ENDLESS, this::granted);
     }
 
     /** Acquires the lock if it is free now; the future is completed with empty if it is not. */
     public CompletableFuture<Optional<Hold>> tryAcquireAsync() {
-        CompletableFuture<Optional<Hold>> told = new CompletableFuture<>();
-        async(client.start(spec, 0, null)).whenComplete((hold, why) -> {
-            if (why != null) {
-                told.completeExceptionally(why);
-            } else if (!told.complete(Optional.ofNullable(hold)) && hold != null) {
-                hold.close();
+        return async(0, Optional::ofNullable);
+    }
+
+    private Hold granted(@Nullable Hold hold) {
+        if (hold == null) {
+            throw new NotAcquiredException("lock '" + spec.title() + "' is held", null);
+        }
+        return hold;
+    }
+
+    private <T> CompletableFuture<T> async(long wait, Function<@Nullable Hold, T> outcome) {
+        Acquisition acquisition = client.start(spec, wait, null);
+        CompletableFuture<T> told = new CompletableFuture<>();
+        acquisition.result.thenApply(outcome).whenComplete((value, why) -> {
+            Runnable delivery = () -> Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, told);
+            if (!client.callback(delivery)) {
+                delivery.run();
             }
         });
-        return told;
-    }
-
-    CompletableFuture<Hold> acquireAsync() {
-        return async(client.start(spec, Acquisition.ENDLESS, null));
-    }
-
-    private CompletableFuture<Hold> async(Acquisition acquisition) {
-        CompletableFuture<Hold> told = new CompletableFuture<>();
-        client.serial.run(() -> acquisition.result.whenComplete((hold, why) -> client.callback(() -> deliver(told, hold, why))));
-        told.whenComplete((hold, why) -> {
-            if (told.isCancelled()) {
+        told.whenComplete((value, why) -> {
+            if (why != null) {
+                // Cancelled, or ended by the application's own timeout.
                 client.serial.run(() -> acquisition.cancel(why));
             }
         });
         return told;
-    }
-
-    private void deliver(CompletableFuture<Hold> told, @Nullable Hold hold, @Nullable Throwable why) {
-        if (why != null) {
-            told.completeExceptionally(why);
-        } else {
-            told.complete(hold);
-        }
     }
 
     /** What the server says of the lock (of its first name). */
@@ -101,7 +89,7 @@ public final class NamedLock {
         return client.info(spec.names().get(0));
     }
 
-    static long nanos(Duration time) {
-        return time.compareTo(Duration.ofDays(36500)) > 0 ? Acquisition.ENDLESS : time.toNanos();
+    private static long nanos(Duration time) {
+        return time.isNegative() ? 0 : time.compareTo(Duration.ofDays(36500)) > 0 ? Rules.ENDLESS : time.toNanos();
     }
 }

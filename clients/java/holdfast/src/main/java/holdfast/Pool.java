@@ -6,6 +6,7 @@ import holdfast.spi.RedisError;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
+import java.util.Iterator;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -16,38 +17,112 @@ import org.jspecify.annotations.Nullable;
 /** The connections to one server node, the requests that need one, and the pause after errors. Everything runs in steps of the client. */
 final class Pool {
     private static final int PIPELINE = 256;
-    private static final long FIRST_PAUSE = 20_000_000L;
-    private static final long LONGEST_PAUSE = 1_000_000_000L;
-    private static final long CONNECT = 2_000_000_000L;
-    /** Attempts to connect that were given up but have not returned yet. */
+    private static final long FIRST_PAUSE = 20 * Rules.MS;
+    private static final long LONGEST_PAUSE = Rules.SECOND;
+    private static final long CONNECT = 2 * Rules.SECOND;
+    /** At most so many attempts to connect that were given up but have not returned yet. */
     private static final int HUNG = 4;
 
-    /** A request whose replies are still to be read. */
-    private static final class Owed {
-        final Request request;
-        final int commands;
-        /** How many replies to its commands have been read; the one to ASKING comes before. */
-        int read;
-
-        Owed(Request request, int commands) {
-            this.request = request;
-            this.commands = commands;
-            read = request.asking ? -1 : 0;
-        }
-    }
-
-    /** A connection and the requests whose replies it owes. */
+    /** A connection, which may still be opening, and the requests whose replies it owes. */
     final class Connection implements RedisConnection.Replies {
-        private final RedisConnection raw;
-        private final Deque<Owed> owed = new ArrayDeque<>();
+        private @Nullable RedisConnection raw;
+        private final Deque<Request> owed = new ArrayDeque<>();
         private boolean used;
         /** It was idle before the commands that are under way. */
         private boolean reused;
+        /** It was not open in time. */
+        private boolean late;
+        /** Requests of the application go over it. */
+        private boolean greeted;
         private @Nullable Runnable whenClosed;
         boolean closed;
 
-        Connection(RedisConnection raw) {
-            this.raw = raw;
+        private void open() {
+            Serial.Timer limit = client.serial.after(CONNECT, () -> {
+                late = true;
+                hung++;
+                notOpened(new UnavailableException("no connection to " + node + " within 2 s", null));
+            });
+            client.worker.execute(() -> {
+                try {
+                    RedisConnection opened = client.connector.open(node, () -> broken(new UnavailableException("the connection to " + node + " was closed", null)));
+                    client.serial.run(() -> returned(limit, opened, null));
+                } catch (Exception | LinkageError why) {
+                    client.serial.run(() -> returned(limit, null, why));
+                }
+            });
+        }
+
+        private void returned(Serial.Timer limit, @Nullable RedisConnection opened, @Nullable Throwable why) {
+            limit.cancel();
+            boolean isOpen = opened != null && !closed && !client.isShut();
+            if (opened != null && !isOpen) {
+                opened.close();
+            }
+            if (late) {
+                // A late connection is as good as any other one.
+                hung--;
+                opening += isOpen ? 1 : 0;
+            }
+            if (isOpen) {
+                raw = opened;
+                all.add(this);
+                greet();
+            } else if (late) {
+                wake();
+            } else {
+                notOpened(why == null ? new UnavailableException("no connection to " + node, null) : refusal(why));
+            }
+        }
+
+        private void notOpened(Throwable why) {
+            opening--;
+            proven = false;
+            outage();
+            client.connectionLost(node);
+            refuse(why);
+        }
+
+        /** The first connection, and one after an outage, has to show that the server answers before others are opened. */
+        private void greet() {
+            if (proven) {
+                opening--;
+                greeted = true;
+                release();
+                return;
+            }
+            ask("LOCK.VERSION", version -> {
+                if (version instanceof RedisError error && error.message().contains("unknown command")) {
+                    ask("LOCK.ACQUIRE", acquire -> greeted(acquire instanceof RedisError other && other.message().contains("unknown command") ? Reply.exception(error)
+                        : new VersionException("the module of the server at " + node + " is too old: it has no LOCK.VERSION; this client needs protocol 4 (0.4)")));
+                } else {
+                    greeted(mismatch(version));
+                }
+            });
+        }
+
+        private void ask(String command, Consumer<@Nullable Object> then) {
+            Request request = new Request(Request.OTHER, () -> List.<byte[][]>of(Reply.command(command)), (it, outcome) -> {
+                if (outcome instanceof Throwable why) {
+                    opening--;
+                    refuse(why);
+                } else {
+                    then.accept(outcome);
+                }
+            });
+            request.limit(client.serial.after(CONNECT, () -> abandon(request)));
+            send(List.of(request));
+        }
+
+        private void greeted(@Nullable HoldfastException mismatch) {
+            opening--;
+            greeted = mismatch == null;
+            proven = greeted;
+            if (!greeted) {
+                outage();
+                close(mismatch);
+                refuse(mismatch);
+            }
         }
 
         boolean wasIdle() {
@@ -56,57 +131,62 @@ final class Pool {
 
         /** Writes requests in one pipeline; returns false if none of them is wanted any more. */
         boolean send(List<Request> requests) {
-            List<byte[][]> all = new ArrayList<>();
+            List<byte[][]> written = new ArrayList<>();
             reused = used;
             for (Request request : requests) {
-                List<byte[][]> commands = request.write(client.serial.now());
+                request.sent = client.serial.now();
+                List<byte[][]> commands = request.commands.get();
                 if (commands.isEmpty()) {
-                    request.done = true;
-                    request.dropped();
+                    request.ended = true;
+                    request.forgetLimit();
                     continue;
                 }
                 if (request.asking) {
-                    all.add(Reply.command("ASKING"));
+                    written.add(Reply.command("ASKING"));
                 }
-                all.addAll(commands);
+                written.addAll(commands);
                 request.connection = this;
-                owed.add(new Owed(request, commands.size()));
+                request.unread = commands.size();
+                owed.add(request);
             }
-            if (!all.isEmpty()) {
+            if (!written.isEmpty()) {
                 used = true;
-                raw.send(all, this);
+                raw.send(written, this);
             }
-            return !all.isEmpty();
+            return !written.isEmpty();
         }
 
         @Override
         public void reply(int index, @Nullable Object reply) {
-            client.serial.run(() -> answered(reply));
+            client.serial.run(() -> read(reply));
         }
 
-        private void answered(@Nullable Object reply) {
-            Owed next = owed.peek();
-            if (closed || next == null) {
+        private void read(@Nullable Object reply) {
+            Request request = owed.peek();
+            if (closed || request == null) {
                 return;
             }
-            int index = next.read++;
-            boolean last = next.read == next.commands;
-            if (last) {
+            if (request.asking) {
+                // This is the reply to ASKING.
+                request.asking = false;
+                return;
+            }
+            if (--request.unread == 0) {
                 owed.remove();
             }
-            if (!(reply instanceof RedisError)) {
-                // The first reply after an outage is that to LOCK.VERSION. The pause is set back when a request is answered.
-                if (proven) {
-                    pause = 0;
-                    pauseUntil = 0;
-                }
+            if (greeted && !(reply instanceof RedisError)) {
+                // A reply to a request of the application, not to LOCK.VERSION.
+                pause = 0;
+                pauseUntil = 0;
                 proven = true;
             }
-            if (index >= 0) {
-                next.request.done |= last;
-                next.request.answered(index, reply);
-            }
-            if (owed.isEmpty() && whenClosed == null && !closed) {
+            request.end(reply);
+            release();
+        }
+
+        /** Others may use it, unless it is still being used. */
+        private void release() {
+            if (greeted && owed.isEmpty() && whenClosed == null && !closed) {
                 idle.addFirst(this);
                 wake();
             }
@@ -124,8 +204,10 @@ final class Pool {
             }
             closed = true;
             all.remove(this);
-            raw.close();
             idle.remove(this);
+            if (raw != null) {
+                raw.close();
+            }
             // Also when the last one ends without a command under way: the server may be gone.
             proven &= !all.isEmpty() && owed.isEmpty();
             if (!owed.isEmpty()) {
@@ -135,17 +217,15 @@ final class Pool {
                 }
                 client.connectionLost(node);
             }
-            List<Owed> failed = new ArrayList<>(owed);
-            owed.clear();
             if (whenClosed != null) {
                 whenClosed.run();
             }
-            for (Owed it : failed) {
-                if (!it.request.done) {
-                    it.request.done = true;
-                    it.request.failed(cause);
-                }
-            }
+            List<Request> failed = new ArrayList<>(owed);
+            owed.clear();
+            failed.forEach(request -> {
+                request.unread = 0;
+                request.end(cause);
+            });
             wake();
         }
 
@@ -172,11 +252,9 @@ final class Pool {
     private Serial.@Nullable Timer attempt;
     long replicasTimeout = 1000;
 
-    /** Places for waits, and the acquisitions that have none: in the order of arrival, and in the order in which they ask. */
+    /** How many waits have a place, and the acquisitions that have none, in the order of arrival. */
     private int places;
     private final LinkedHashSet<Acquisition> placeless = new LinkedHashSet<>();
-    private final Deque<Acquisition> rotation = new ArrayDeque<>();
-    private boolean polling;
 
     Pool(Holdfast client, Node node) {
         this.client = client;
@@ -184,21 +262,22 @@ final class Pool {
     }
 
     void submit(Request request) {
-        queues.get(request.priority).add(request);
-        wake();
+        if (client.isShut()) {
+            request.end(new HoldfastException("the client is closed", null));
+        } else {
+            queues.get(request.priority).add(request);
+            wake();
+        }
     }
 
     /** Forgets a request that has not been written; closes the connection of one that has. */
-    void abandon(Request request, String why) {
-        if (request.done) {
-            return;
-        }
+    void abandon(Request request) {
+        UnavailableException why = new UnavailableException("no answer of " + node + " in time", null);
         if (request.connection != null) {
-            request.connection.close(new UnavailableException(why, null));
+            request.connection.close(why);
         } else {
-            request.done = true;
             queues.get(request.priority).remove(request);
-            request.failed(new UnavailableException(why, null));
+            request.end(why);
         }
     }
 
@@ -213,10 +292,6 @@ final class Pool {
         waking = false;
         for (Deque<Request> queue : queues) {
             while (!queue.isEmpty()) {
-                if (queue.peek().done) {
-                    queue.remove();
-                    continue;
-                }
                 Connection connection = idle.poll();
                 if (connection == null) {
                     open(queues.stream().mapToInt(Deque::size).sum());
@@ -226,9 +301,8 @@ final class Pool {
                 do {
                     batch.add(queue.remove());
                 } while (queue == queues.get(Request.RENEW) && !queue.isEmpty() && batch.size() < PIPELINE);
-                batch.removeIf(request -> request.done);
-                if (!connection.send(batch) && !connection.closed) {
-                    idle.addFirst(connection);
+                if (!connection.send(batch)) {
+                    connection.release();
                 }
             }
         }
@@ -247,73 +321,7 @@ final class Pool {
                 return;
             }
             opening++;
-            new Attempt().start();
-        }
-    }
-
-    /** An attempt to connect. */
-    private final class Attempt {
-        private boolean over;
-        private boolean ended;
-        private @Nullable Connection connection;
-
-        void start() {
-            Serial.Timer bound = client.serial.after(CONNECT, () -> {
-                hung++;
-                finish(null, new UnavailableException("no connection to " + node + " within 2 s", null));
-            });
-            client.worker.execute(() -> {
-                try {
-                    RedisConnection raw = client.connector.open(node, () -> client.serial.run(this::closed));
-                    client.serial.run(() -> opened(bound, raw, null));
-                } catch (Exception | LinkageError why) {
-                    client.serial.run(() -> opened(bound, null, why));
-                }
-            });
-        }
-
-        private void closed() {
-            ended = true;
-            if (connection != null) {
-                connection.close(new UnavailableException("the connection to " + node + " was closed", null));
-            }
-        }
-
-        private void opened(Serial.Timer bound, @Nullable RedisConnection raw, @Nullable Throwable why) {
-            bound.cancel();
-            boolean late = over;
-            hung -= late ? 1 : 0;
-            if (raw != null && (client.isShut() || ended)) {
-                raw.close();
-            }
-            if (!late || raw != null && !client.isShut() && !ended) {
-                // A late connection is as good as any other one.
-                opening += late ? 1 : 0;
-                finish(client.isShut() || ended ? null : raw, why);
-            } else {
-                wake();
-            }
-        }
-
-        private void finish(@Nullable RedisConnection raw, @Nullable Throwable why) {
-            over = true;
-            if (raw == null) {
-                opening--;
-                proven = false;
-                outage();
-                client.connectionLost(node);
-                refuse(why == null ? new UnavailableException("no connection to " + node, null) : refusal(why));
-                return;
-            }
-            connection = new Connection(raw);
-            all.add(connection);
-            if (proven) {
-                opening--;
-                idle.addLast(connection);
-                wake();
-            } else {
-                verify(connection);
-            }
+            new Connection().open();
         }
     }
 
@@ -333,64 +341,11 @@ final class Pool {
         for (Deque<Request> queue : queues) {
             List<Request> waiting = new ArrayList<>(queue);
             queue.clear();
-            for (Request request : waiting) {
-                if (!request.done) {
-                    request.done = true;
-                    request.failed(why);
-                }
-            }
+            waiting.forEach(request -> request.end(why));
         }
     }
 
-    /** The first connection, and one after an outage, has to show that the server answers before others are opened. */
-    private void verify(Connection connection) {
-        ask(connection, "LOCK.VERSION", version -> {
-            if (version instanceof RedisError error && error.message().contains("unknown command")) {
-                ask(connection, "LOCK.ACQUIRE", acquire -> {
-                    boolean loaded = !(acquire instanceof RedisError other && other.message().contains("unknown command"));
-                    verified(connection, !loaded ? Reply.exception(error)
-                        : new VersionException("the module of the server at " + node + " is too old: it has no LOCK.VERSION; this client needs protocol 4 (0.4)"));
-                });
-            } else {
-                verified(connection, wrong(version));
-            }
-        });
-    }
-
-    private void ask(Connection connection, String command, Consumer<@Nullable Object> then) {
-        Request request = new Request(Request.OTHER) {
-            @Override
-            List<byte[][]> write(long now) {
-                return List.<byte[][]>of(Reply.command(command));
-            }
-
-            @Override
-            void answered(int index, @Nullable Object reply) {
-                then.accept(reply);
-            }
-
-            @Override
-            void failed(Throwable why) {
-                opening--;
-                refuse(why);
-            }
-        };
-        client.serial.after(CONNECT, () -> abandon(request, "no reply to " + command + " within 2 s"));
-        connection.send(List.of(request));
-    }
-
-    private void verified(Connection connection, @Nullable HoldfastException wrong) {
-        opening--;
-        proven = wrong == null;
-        if (proven) {
-            return;
-        }
-        outage();
-        connection.close(wrong);
-        refuse(wrong);
-    }
-
-    private @Nullable HoldfastException wrong(@Nullable Object version) {
+    private @Nullable HoldfastException mismatch(@Nullable Object version) {
         if (version instanceof RedisError error) {
             return error.code().equals("NOPERM") ? null : Reply.exception(error);
         }
@@ -400,12 +355,12 @@ final class Pool {
             return new VersionException("the server at " + node + " has module " + Reply.text(map.get("version")) + " with protocol " + lowest + " to " + highest
                 + "; this client speaks protocol 4: " + (lowest > 4 ? "this client is too old" : "the server's module is too old"));
         }
-        replicasTimeout = map.get("replicas-timeout") instanceof Long ms ? ms : replicasTimeout;
+        replicasTimeout = Reply.number(map.get("replicas-timeout")).orElse(replicasTimeout);
         return null;
     }
 
     /** An error that passes, or a broken connection: the pause doubles, once for each outage. */
-    void outage() {
+    private void outage() {
         long now = client.serial.now();
         if (now >= pauseUntil) {
             pause = pause == 0 ? FIRST_PAUSE : Math.min(2 * pause, LONGEST_PAUSE);
@@ -416,7 +371,7 @@ final class Pool {
     /** How long a request waits before it is sent again, in ns. */
     long pause(long lease) {
         outage();
-        long most = Math.max(lease / 16, 1_000_000L);
+        long most = Math.max(lease / 16, Rules.MS);
         return Math.min(pauseUntil - client.serial.now(), ThreadLocalRandom.current().nextLong(most / 2, most + 1));
     }
 
@@ -424,48 +379,29 @@ final class Pool {
         new ArrayList<>(idle).forEach(connection -> connection.close(new UnavailableException("the primary may have changed", null)));
     }
 
-    /** Gives the acquisition a place for its wait, or lets it ask now and then until it gets one. */
+    /** Gives the acquisition a place for its wait, if enough connections are left for other requests (B29). */
     boolean takePlace(Acquisition acquisition) {
-        if (places < Math.max(1, client.maxConnections - 2)) {
+        boolean hasPlace = places < Math.max(1, client.maxConnections - 2);
+        if (hasPlace) {
             places++;
-            return true;
+        } else {
+            placeless.add(acquisition);
         }
-        placeless.add(acquisition);
-        return false;
+        return hasPlace;
     }
 
-    /** An acquisition without a place was refused: it asks again in a second. One such request is under way at a time (B30). */
-    void rotate(Acquisition acquisition, boolean wasPoll) {
-        polling &= !wasPoll;
-        if (placeless.contains(acquisition)) {
-            acquisition.nextPoll = client.serial.now() + 1_000_000_000L;
-            rotation.remove(acquisition);
-            rotation.add(acquisition);
+    /** The place goes to the acquisition that has waited for one longest. */
+    void leavePlace(Acquisition acquisition) {
+        if (placeless.remove(acquisition)) {
+            return;
         }
-        while (!rotation.isEmpty() && !placeless.contains(rotation.peek())) {
-            rotation.remove();
-        }
-        if (!polling && !rotation.isEmpty()) {
-            polling = true;
-            Acquisition next = rotation.remove();
-            client.serial.after(next.nextPoll - client.serial.now(), () -> {
-                if (!placeless.contains(next) || !next.poll()) {
-                    rotate(next, true);
-                }
-            });
-        }
-    }
-
-    void leavePlace(Acquisition acquisition, boolean had) {
-        placeless.remove(acquisition);
-        if (had) {
+        Iterator<Acquisition> next = placeless.iterator();
+        if (next.hasNext()) {
+            Acquisition oldest = next.next();
+            next.remove();
+            oldest.gotPlace();
+        } else {
             places--;
-            if (!placeless.isEmpty()) {
-                Acquisition next = placeless.iterator().next();
-                placeless.remove(next);
-                places++;
-                next.gotPlace();
-            }
         }
     }
 

@@ -7,17 +7,11 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
-import java.util.Set;
 import java.time.Duration;
 import org.jspecify.annotations.Nullable;
 
 /** How commands are written and replies are read. */
 final class Reply {
-    /** The codes of errors after which the same request may succeed, there or elsewhere. */
-    private static final Set<String> PASSING = Set.of("LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "OOM", "UNCONFIRMED",
-        "READONLY", "UNBLOCKED", "SUPERSEDED", "MOVED", "ASK");
-    private static final List<String> PASSING_WORDS = List.of("too many waiters", "being confirmed", "max number of clients reached");
-
     private Reply() {}
 
     static byte[][] command(Object... parts) {
@@ -46,6 +40,10 @@ final class Reply {
         return map;
     }
 
+    static List<Map<String, Object>> maps(@Nullable Object reply) {
+        return reply instanceof List<?> list ? list.stream().map(Reply::map).toList() : List.of();
+    }
+
     static Optional<Long> number(@Nullable Object reply) {
         return reply instanceof Long number ? Optional.of(number) : Optional.empty();
     }
@@ -55,16 +53,6 @@ final class Reply {
         return number(reply).filter(ms -> ms >= 0).map(Duration::ofMillis);
     }
 
-    /** Whether the same request may succeed later. */
-    static boolean passes(RedisError error) {
-        return PASSING.contains(error.code()) || PASSING_WORDS.stream().anyMatch(error.message()::contains);
-    }
-
-    /** Whether repeating a request that failed in this way would be in vain. */
-    static boolean isFatal(Throwable why) {
-        return why instanceof HoldfastException && !(why instanceof UnavailableException);
-    }
-
     static HoldfastException exception(RedisError error) {
         if (error.code().equals("DEADLOCK")) {
             return new DeadlockException(error.message());
@@ -72,27 +60,16 @@ final class Reply {
         if (error.message().contains("unknown command") && error.message().contains("LOCK.")) {
             return new ModuleNotLoadedException("the Holdfast module is not loaded: start the server with --loadmodule libholdfast.so, or run MODULE LOAD (" + error.message() + ")");
         }
-        return passes(error) ? new UnavailableException(error.message(), null) : new HoldfastException(error.message(), null);
+        return Verdict.of(error).passes() ? new UnavailableException(error.message(), null) : new HoldfastException(error.message(), null);
     }
 
     /** The slot of a key in a cluster: CRC16 of what stands between the first braces, or of the whole key. */
     static int slot(byte[] key) {
-        int from = 0;
-        int to = key.length;
-        for (int i = 0; i < key.length; i++) {
-            if (key[i] == '{') {
-                for (int j = i + 1; j < key.length; j++) {
-                    if (key[j] == '}') {
-                        if (j > i + 1) {
-                            from = i + 1;
-                            to = j;
-                        }
-                        break;
-                    }
-                }
-                break;
-            }
-        }
+        int open = indexOf(key, '{', 0);
+        int close = open < 0 ? -1 : indexOf(key, '}', open);
+        boolean isTagged = close > open + 1;
+        int from = isTagged ? open + 1 : 0;
+        int to = isTagged ? close : key.length;
         int crc = 0;
         for (int i = from; i < to; i++) {
             crc ^= (key[i] & 0xff) << 8;
@@ -101,5 +78,13 @@ final class Reply {
             }
         }
         return crc & 0x3fff;
+    }
+
+    private static int indexOf(byte[] key, char sign, int from) {
+        int at = from;
+        while (at < key.length && key[at] != sign) {
+            at++;
+        }
+        return at < key.length ? at : -1;
     }
 }

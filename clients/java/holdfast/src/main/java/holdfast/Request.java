@@ -1,35 +1,62 @@
 package holdfast;
 
 import java.util.List;
+import java.util.function.BiConsumer;
+import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 
-/** Commands that go over one connection in one go. All methods run in a step. */
-abstract class Request {
+/** Commands that go over one connection in one pipeline; the reply to the first one is the outcome. Everything runs in steps. */
+final class Request {
     static final int RENEW = 0;
     static final int RELEASE = 1;
     static final int OTHER = 2;
 
     final int priority;
-    /** The connection that it was written to. */
-    Pool.@Nullable Connection connection;
-    /** All replies have been read, or it failed, or nobody wants the replies any more. */
-    boolean done;
+    /** Makes the commands when they are about to be written; none, if they are not wanted any more. */
+    final Supplier<List<byte[][]>> commands;
+    private final BiConsumer<Request, @Nullable Object> then;
     /** It goes to a node that is only importing the slot. */
     boolean asking;
+    /** The connection that it was written to, and when. */
+    Pool.@Nullable Connection connection;
+    long sent;
+    /** How many of its replies have not been read. */
+    int unread;
+    private Serial.@Nullable Timer limit;
+    /** The outcome is known, or not wanted any more. */
+    boolean ended;
 
-    Request(int priority) {
+    /**
+     * A request.
+     *
+     * @param then receives the outcome: the reply, or a {@link Throwable} if none came
+     */
+    Request(int priority, Supplier<List<byte[][]>> commands, BiConsumer<Request, @Nullable Object> then) {
         this.priority = priority;
+        this.commands = commands;
+        this.then = then;
     }
 
-    /** The commands, made when they are about to be written; empty if they are not wanted any more. */
-    abstract List<byte[][]> write(long now);
+    /** What is to be done unless all replies have been read by then. */
+    void limit(Serial.Timer timer) {
+        forgetLimit();
+        limit = timer;
+    }
 
-    /** The reply to a command. */
-    abstract void answered(int index, @Nullable Object reply);
+    void forgetLimit() {
+        if (limit != null) {
+            limit.cancel();
+        }
+    }
 
-    /** No reply will come. Whether it was written says {@link #connection}. */
-    abstract void failed(Throwable why);
-
-    /** It was not written, because it was not wanted any more. */
-    void dropped() {}
+    /** Passes on the outcome, once. */
+    void end(@Nullable Object outcome) {
+        if (connection == null || unread == 0) {
+            forgetLimit();
+        }
+        if (!ended) {
+            ended = true;
+            then.accept(this, outcome);
+        }
+    }
 }

@@ -14,6 +14,8 @@ final class ManualClock implements Clock {
     private final PriorityQueue<Task> tasks = new PriorityQueue<>(Comparator.comparingLong(Task::at).thenComparingLong(Task::number));
     private long now;
     private long scheduled;
+    /** By how many ms the wall clock is ahead: for so long the machine was suspended. */
+    volatile long suspended;
 
     @Override
     public synchronized long now() {
@@ -22,7 +24,7 @@ final class ManualClock implements Clock {
 
     @Override
     public long wall() {
-        return now() / 1_000_000;
+        return now() / 1_000_000 + suspended;
     }
 
     @Override

@@ -18,6 +18,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -76,6 +77,29 @@ class StateMachineTest {
 
     private void release(Hold hold) throws InterruptedException {
         get(hold.releaseAsync());
+    }
+
+    /** Runs what blocks in a thread of its own. */
+    private static CompletableFuture<Void> started(Runnable call) {
+        CompletableFuture<Void> done = new CompletableFuture<>();
+        new Thread(() -> {
+            try {
+                call.run();
+                done.complete(null);
+            } catch (Throwable why) {
+                done.completeExceptionally(why);
+            }
+        }).start();
+        return done;
+    }
+
+    /** Lets time pass until a call that blocks another thread is over: that thread may need a while. */
+    private void finish(CompletableFuture<Void> call) throws InterruptedException {
+        while (!call.isDone()) {
+            clock.advance(10);
+            Thread.sleep(1);
+        }
+        Holdfast.result(call);
     }
 
     private NamedLock lease(int ms) {
@@ -240,6 +264,15 @@ class StateMachineTest {
     }
 
     @Test
+    void acquire_async_that_the_application_times_out_is_withdrawn() {
+        server.always(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        pending.completeExceptionally(new TimeoutException());
+        assertThat(withdrawal().owner()).isEqualTo(asked.owner());
+    }
+
+    @Test
     void interrupted_acquire_throws_and_withdraws() throws Exception {
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Throwable> thrown = new CompletableFuture<>();
@@ -327,6 +360,25 @@ class StateMachineTest {
         assertThat(get(pending).remaining()).isEqualTo(Duration.ofMillis(9890));
     }
 
+    @Test
+    void acquire_async_without_a_time_asks_without_a_wait() throws Exception {
+        server.next(ACQUIRE, NIL);
+        assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ZERO))).isInstanceOf(NotAcquiredException.class);
+        assertThat(server.read(ACQUIRE).get(0).words()).doesNotContain("WAIT", "WAITED");
+    }
+
+    @Test
+    void ephemeral_grant_whose_connection_breaks_before_it_counts_is_asked_for_again() throws Exception {
+        server.next(ACQUIRE, SILENCE).next(RENEW, SILENCE);
+        CompletableFuture<Hold> pending = client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(2400)).build()).acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        clock.advance(1500);
+        server.answer(asked.connection(), granted(1000, 0));
+        server.cut(eventually(RENEW, 1).get(0).connection());
+        assertThat(get(pending).isHeld()).isTrue();
+        assertThat(server.read(ACQUIRE)).hasSize(2);
+    }
+
     // ---- Held and renewing ----
 
     @Test
@@ -404,6 +456,52 @@ class StateMachineTest {
         clock.until(() -> hold.lossReason() == LossReason.EXPIRED);
     }
 
+    @Test
+    void shorter_lease_counts_from_its_request_even_if_the_reply_is_lost() throws Exception {
+        Hold hold = acquired(plain(10_000));
+        server.always(RENEW, SILENCE);
+        CompletableFuture<Void> renewed = started(() -> hold.renew(Duration.ofMillis(400)));
+        while (server.read(RENEW).isEmpty()) {
+            Thread.onSpinWait();
+        }
+        assertThat(hold.remaining()).isLessThanOrEqualTo(Duration.ofMillis(396));
+        assertThatThrownBy(() -> finish(renewed)).isInstanceOf(LockLostException.class);
+    }
+
+    @Test
+    void hold_is_renewed_at_once_when_only_the_wall_clock_says_that_its_time_is_over() throws Exception {
+        Hold hold = acquired(lease(10_000));
+        clock.suspended = 60_000;
+        assertThat(hold.isHeld()).isFalse();
+        assertThat(server.read(RENEW)).hasSize(1);
+        assertThat(hold.isHeld()).isTrue();
+        release(hold);
+    }
+
+    @Test
+    void plain_lease_is_not_renewed_when_only_the_wall_clock_says_that_its_time_is_over() throws Exception {
+        Hold hold = acquired(plain(10_000));
+        clock.suspended = 60_000;
+        assertThat(hold.isHeld()).isFalse();
+        assertThat(server.read(RENEW)).isEmpty();
+        assertThat(hold.lossReason()).isNull();
+        clock.until(() -> hold.lossReason() == LossReason.EXPIRED);
+    }
+
+    @Test
+    void thread_enters_its_lock_again_when_only_the_wall_clock_says_that_its_time_is_over() {
+        FencedLock lock = client.fencedLock("k");
+        lock.lock();
+        clock.suspended = 60_000;
+        lock.lock();
+        clock.suspended = 120_000;
+        lock.unlock();
+        assertThat(server.read(ACQUIRE)).hasSize(1);
+        assertThat(server.read(RELEASE)).isEmpty();
+        lock.unlock();
+        assertThat(server.read(RELEASE)).hasSize(1);
+    }
+
     // ---- Releasing ----
 
     @Test
@@ -424,6 +522,15 @@ class StateMachineTest {
         Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, NIL);
         assertThatThrownBy(() -> release(hold)).isInstanceOf(LockLostException.class);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {NIL, "-WRONGTYPE x\r\n"})
+    void overwritten_key_at_a_repeated_release_is_as_nil(String answer) throws Exception {
+        Hold hold = acquired(client.lock("k"));
+        server.next(RELEASE, CUT, answer);
+        release(hold);
+        assertThat(hold.lossReason()).isNull();
     }
 
     @ParameterizedTest
@@ -494,6 +601,21 @@ class StateMachineTest {
         assertThat(server.read(RELEASE)).isEmpty();
     }
 
+    @Test
+    void hold_at_least_that_is_nil_at_a_repetition_is_a_loss() throws Exception {
+        Hold hold = acquired(client.lock("k"));
+        server.next(RENEW, CUT, NIL);
+        CompletableFuture<Void> released = started(() -> hold.releaseAfter(Duration.ofSeconds(60)));
+        assertThatThrownBy(() -> finish(released)).isInstanceOf(LockLostException.class);
+    }
+
+    @Test
+    void hold_at_least_of_an_ephemeral_lock_is_not_bound_to_its_connection() throws Exception {
+        Hold hold = acquired(client.lock(LockSpec.builder("e").ephemeral(true).build()));
+        hold.releaseAfter(Duration.ofSeconds(60));
+        assertThat(server.read(RENEW).get(0).words()).containsSequence("LEASE", "60000", "UNBIND");
+    }
+
     // ---- Several keys, options ----
 
     @Test
@@ -502,6 +624,8 @@ class StateMachineTest {
         Hold hold = acquired(client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(1600)).build()));
         assertThat(server.read("LOCK.MACQUIRE").get(0).words()).containsSequence("LOCK.MACQUIRE", "2", "a", "b");
         clock.until(() -> hold.lossReason() == LossReason.GONE);
+        // The others may still be held.
+        assertThat(eventually("LOCK.MRELEASE", 1).get(0).words()).containsSequence("TOKEN", "1000");
     }
 
     @Test
@@ -635,6 +759,18 @@ class StateMachineTest {
     }
 
     @Test
+    void question_follows_a_redirect_at_once() throws Exception {
+        FakeServer other = new FakeServer(clock).always("ASKING", "+OK\r\n");
+        server.node(1, other);
+        Holdfast cluster = build(server, 32);
+        server.always("LOCK.INFO", "-ASK " + Reply.slot("k".getBytes()) + " 127.0.0.1:1\r\n");
+        finish(started(() -> assertThat(cluster.info("k")).isEmpty()));
+        assertThat(server.read("LOCK.INFO")).hasSize(1);
+        assertThat(other.read("LOCK.INFO")).hasSize(1);
+        close(cluster);
+    }
+
+    @Test
     void slots_are_those_of_the_cluster_specification() {
         assertThat(Reply.slot("123456789".getBytes())).isEqualTo(0x31C3 & 0x3fff);
         assertThat(Reply.slot("{user1000}.following".getBytes())).isEqualTo(Reply.slot("user1000".getBytes()));
@@ -677,6 +813,26 @@ class StateMachineTest {
         assertThatThrownBy(() -> get(pending)).isInstanceOf(HoldfastException.class);
         assertThatThrownBy(() -> client.lock("k").tryAcquire()).isInstanceOf(IllegalStateException.class);
         assertThat(server.open()).isEmpty();
+    }
+
+    @Test
+    void release_that_waits_for_the_server_ends_when_the_client_is_closed() throws Exception {
+        Hold hold = acquired(client.lock("k"));
+        server.door = FakeServer.Door.REFUSES;
+        server.cutAll();
+        CompletableFuture<Void> released = hold.releaseAsync();
+        assertThat(released).isNotDone();
+        client.close();
+        assertThat(released).isCompletedExceptionally();
+    }
+
+    @Test
+    void acquire_async_ends_when_no_thread_is_left_for_its_callback() throws Exception {
+        close(client);
+        ExecutorService callbacks = Executors.newCachedThreadPool();
+        client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks).build();
+        callbacks.shutdown();
+        assertThat(get(client.lock("k").acquireAsync(WAIT)).isHeld()).isTrue();
     }
 
     @Test

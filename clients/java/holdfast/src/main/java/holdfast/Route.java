@@ -1,0 +1,131 @@
+package holdfast;
+
+import holdfast.spi.Node;
+import holdfast.spi.RedisError;
+import java.util.List;
+import java.util.function.Consumer;
+import java.util.function.Supplier;
+import org.jspecify.annotations.Nullable;
+
+/** Sends requests to the node that serves a key, follows the key when it moves, and says when a request may be repeated. Everything runs in steps. */
+final class Route {
+    /**
+     * The outcome of a request.
+     *
+     * @param reply the reply; an error reply or an exception if it failed
+     */
+    record Answer(Request request, Pool pool, Verdict verdict, @Nullable Object reply) {
+        /** What the application is to learn of a failure. */
+        Throwable error() {
+            return reply instanceof RedisError error ? Reply.exception(error) : (Throwable) reply;
+        }
+    }
+
+    private final Holdfast client;
+    private final int slot;
+    private final boolean replicas;
+    /** Of the lock; times of requests depend on it. */
+    long lease;
+    /** The connection of an ephemeral hold: all requests go over it. */
+    Pool.@Nullable Connection dedicated;
+    /** A connection broke under a request: a stale one may still be on its way. */
+    boolean broke;
+    private @Nullable Node importing;
+    private boolean hurried;
+
+    Route(Holdfast client, String key, long lease, boolean replicas) {
+        this.client = client;
+        this.lease = lease;
+        this.replicas = replicas;
+        slot = client.connector.isCluster() ? Reply.slot(Reply.command(key)[0]) : 0;
+    }
+
+    /** The connections to the node that the next request goes to. */
+    Pool pool() {
+        return importing == null ? client.poolOf(slot) : client.pool(importing);
+    }
+
+    /** How much longer a request may take that waits for replicas. */
+    long confirmation(Pool pool) {
+        return replicas ? pool.replicasTimeout * Rules.MS : 0;
+    }
+
+    /** A request to the node that {@link #pool} returned. */
+    Request request(Pool pool, int priority, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
+        Request request = new Request(priority, commands, (it, outcome) -> then.accept(judged(it, pool, outcome)));
+        request.asking = importing != null;
+        importing = null;
+        return request;
+    }
+
+    /** Sends a request that does not wait at the server. Its connection is closed if it is silent. */
+    Request send(int priority, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
+        Pool pool = pool();
+        Request request = request(pool, priority, commands, then);
+        long silence = dedicated == null ? Rules.silence(lease) + confirmation(pool) : Math.max(lease, Rules.SECOND);
+        request.limit(client.serial.after(silence, () -> pool.abandon(request)));
+        if (dedicated == null) {
+            pool.submit(request);
+        } else if (dedicated.closed) {
+            request.end(new UnavailableException("the connection of the ephemeral lock was closed", null));
+        } else {
+            dedicated.send(List.of(request));
+        }
+        return request;
+    }
+
+    /** Sends a request again and again until it is answered, a failure does not pass, or the time is over. */
+    void repeat(int priority, long until, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
+        send(priority, commands, answer -> {
+            boolean passes = answer.verdict.passes() && !client.isShut() && (dedicated == null || !dedicated.closed);
+            long pause = passes ? pause(answer) : 0;
+            if (passes && client.serial.now() + pause <= until) {
+                client.serial.after(pause, () -> repeat(priority, until, commands, then));
+            } else {
+                then.accept(answer);
+            }
+        });
+    }
+
+    private Answer judged(Request request, Pool pool, @Nullable Object outcome) {
+        Answer answer = new Answer(request, pool, Verdict.of(outcome), outcome);
+        switch (answer.verdict) {
+            case YES, NIL -> hurried = false;
+            case MOVED -> follow((RedisError) outcome);
+            case PASSING -> client.connector.refresh();
+            case BROKEN -> broke |= request.connection != null;
+            case DEMOTED -> {
+                pool.dropIdle();
+                request.connection.close(new UnavailableException("the primary may have changed", null));
+                client.connectionLost(pool.node);
+            }
+            default -> { }
+        }
+        return answer;
+    }
+
+    /** How long to wait before a request is repeated. A redirect is followed at once, and a dead idle connection is replaced at once: once (B25). */
+    long pause(Answer answer) {
+        boolean hurries = !hurried && switch (answer.verdict) {
+            case SUPERSEDED -> true;
+            case MOVED -> client.connector.isCluster();
+            case BROKEN -> answer.request.connection != null && answer.request.connection.wasIdle();
+            default -> false;
+        };
+        hurried |= hurries;
+        return hurries ? 0 : answer.pool.pause(lease);
+    }
+
+    private void follow(RedisError redirect) {
+        String[] words = redirect.message().split(" ");
+        if (client.connector.isCluster() && words.length >= 3) {
+            int colon = words[2].lastIndexOf(':');
+            Node node = new Node(words[2].substring(0, colon), Integer.parseInt(words[2].substring(colon + 1)));
+            if (words[0].equals("ASK")) {
+                importing = node;
+            } else {
+                client.moved(Integer.parseInt(words[1]), node);
+            }
+        }
+    }
+}

@@ -3,6 +3,7 @@ module holdfast.jedis {
     requires transitive holdfast;
     requires transitive redis.clients.jedis;
     requires org.apache.commons.pool2;
+    requires org.slf4j;
 
     exports holdfast.jedis;
 

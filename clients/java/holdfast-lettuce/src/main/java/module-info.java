@@ -4,6 +4,7 @@ module holdfast.lettuce {
     requires transitive lettuce.core;
     requires io.netty.common;
     requires io.netty.buffer;
+    requires org.slf4j;
 
     exports holdfast.lettuce;
 

@@ -24,7 +24,7 @@ final class Pool {
     private static final int HUNG = 4;
 
     /** A connection, which may still be opening, and the requests whose replies it owes. */
-    final class Connection implements RedisConnection.Replies {
+    final class Connection {
         private @Nullable RedisConnection raw;
         private final Deque<Request> owed = new ArrayDeque<>();
         private boolean used;
@@ -45,7 +45,7 @@ final class Pool {
             });
             client.worker.execute(() -> {
                 try {
-                    RedisConnection opened = client.connector.open(node, () -> broken(new UnavailableException("the connection to " + node + " was closed", null)));
+                    RedisConnection opened = client.connector.open(node, () -> client.serial.run(this::ended));
                     client.serial.run(() -> returned(limit, opened, null));
                 } catch (Exception | LinkageError why) {
                     client.serial.run(() -> returned(limit, null, why));
@@ -151,14 +151,9 @@ final class Pool {
             }
             if (!written.isEmpty()) {
                 used = true;
-                raw.send(written, this);
+                raw.send(written, reply -> client.serial.run(() -> read(reply)));
             }
             return !written.isEmpty();
-        }
-
-        @Override
-        public void reply(int index, @Nullable Object reply) {
-            client.serial.run(() -> read(reply));
         }
 
         private void read(@Nullable Object reply) {
@@ -192,9 +187,8 @@ final class Pool {
             }
         }
 
-        @Override
-        public void broken(Throwable cause) {
-            client.serial.run(() -> close(cause));
+        private void ended() {
+            close(new UnavailableException("the connection to " + node + " was closed", null));
         }
 
         /** Closes it; what it owes fails. */

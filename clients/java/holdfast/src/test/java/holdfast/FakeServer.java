@@ -7,7 +7,6 @@ import holdfast.spi.RedisConnection;
 import holdfast.spi.RedisConnector;
 import holdfast.testing.Resp;
 import java.io.ByteArrayInputStream;
-import java.io.EOFException;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.ArrayDeque;
@@ -20,6 +19,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.function.Consumer;
 
 /**
  * A server that follows a script, within the process: it answers at once, by the thread that asks, and all its times are those of the test's
@@ -122,8 +122,7 @@ final class FakeServer implements RedisConnector {
     void answer(int connection, String answer) {
         Connection to = open.get(connection);
         if (to != null) {
-            Pending pending = to.pending.remove();
-            pending.replies.reply(pending.index, parse(answer));
+            to.pending.remove().accept(parse(answer));
         }
     }
 
@@ -171,11 +170,9 @@ final class FakeServer implements RedisConnector {
         return connection;
     }
 
-    private record Pending(RedisConnection.Replies replies, int index) {}
-
     private final class Connection implements RedisConnection {
         final int id;
-        final Deque<Pending> pending = new ArrayDeque<>();
+        final Deque<Consumer<Object>> pending = new ArrayDeque<>();
         private final Runnable onClose;
 
         Connection(int id, Runnable onClose) {
@@ -184,35 +181,32 @@ final class FakeServer implements RedisConnector {
         }
 
         @Override
-        public void send(List<byte[][]> batch, Replies replies) {
-            for (int i = 0; i < batch.size(); i++) {
+        public void send(List<byte[][]> batch, Consumer<Object> replies) {
+            for (byte[][] words : batch) {
                 if (!isOpen(id)) {
-                    replies.broken(new EOFException("closed"));
                     return;
                 }
-                Command command = new Command(id, clock.now() / 1_000_000, Arrays.stream(batch.get(i)).map(word -> new String(word, UTF_8)).toList());
+                Command command = new Command(id, clock.now() / 1_000_000, Arrays.stream(words).map(word -> new String(word, UTF_8)).toList());
                 if (door == Door.ACCEPTS_AND_CLOSES) {
-                    pending.add(new Pending(replies, i));
+                    pending.add(replies);
                     continue;
                 }
                 commands.add(command);
                 Deque<String> script = scripts.get(command.name());
                 String answer = script == null || script.isEmpty() ? defaults.getOrDefault(command.name(), "-ERR unknown command '" + command.name() + "'\r\n") : script.remove();
                 if (answer.equals(CUT)) {
-                    pending.add(new Pending(replies, i));
                     end();
                     return;
                 } else if (answer.equals(SILENCE)) {
-                    pending.add(new Pending(replies, i));
+                    pending.add(replies);
                 } else {
-                    replies.reply(i, parse(answer));
+                    replies.accept(parse(answer));
                 }
             }
         }
 
         void end() {
             if (open.remove(id) != null) {
-                pending.stream().map(Pending::replies).distinct().forEach(replies -> replies.broken(new EOFException("closed")));
                 onClose.run();
             }
         }

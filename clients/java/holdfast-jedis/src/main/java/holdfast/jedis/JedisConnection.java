@@ -2,28 +2,26 @@ package holdfast.jedis;
 
 import holdfast.spi.RedisConnection;
 import holdfast.spi.RedisError;
-import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.concurrent.LinkedTransferQueue;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.LinkedTransferQueue;
+import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.exceptions.JedisDataException;
 import redis.clients.jedis.util.KeyValue;
 
 /** A connection of Jedis, with a thread that writes commands and reads replies, since Jedis blocks while it does. */
 final class JedisConnection implements RedisConnection {
-    private record Batch(List<byte[][]> commands, Replies replies) {}
+    private static final Logger LOG = LoggerFactory.getLogger(JedisConnection.class);
 
-    private static final Batch END = new Batch(List.of(), new Replies() {
-        @Override
-        public void reply(int index, @Nullable Object reply) {}
+    private record Batch(List<byte[][]> commands, Consumer<@Nullable Object> replies) {}
 
-        @Override
-        public void broken(Throwable cause) {}
-    });
+    private static final Batch END = new Batch(List.of(), reply -> { });
 
     private final Connection connection;
     private final Runnable onClose;
@@ -39,7 +37,7 @@ final class JedisConnection implements RedisConnection {
     }
 
     @Override
-    public void send(List<byte[][]> commands, Replies replies) {
+    public void send(List<byte[][]> commands, Consumer<@Nullable Object> replies) {
         batches.add(new Batch(commands, replies));
     }
 
@@ -59,37 +57,20 @@ final class JedisConnection implements RedisConnection {
     }
 
     private void run() {
-        Throwable why = null;
-        while (!closed && why == null) {
-            try {
-                Batch batch = batches.take();
-                why = batch == END ? new IOException("the connection was closed") : exchange(batch);
-            } catch (InterruptedException interrupted) {
-                why = interrupted;
-            }
-        }
-        Throwable cause = why == null ? new IOException("the connection was closed") : why;
-        closed = true;
-        onClose.run();
-        disconnect();
-        // A batch that is sent from now on fails when the pool learns that the connection is closed.
-        for (Batch batch = batches.poll(); batch != null; batch = batches.poll()) {
-            batch.replies.broken(cause);
-        }
-    }
-
-    private @Nullable Throwable exchange(Batch batch) {
         try {
-            for (byte[][] command : batch.commands) {
-                connection.sendCommand(() -> command[0], Arrays.copyOfRange(command, 1, command.length));
+            for (Batch batch = batches.take(); !closed; batch = batches.take()) {
+                for (byte[][] command : batch.commands) {
+                    connection.sendCommand(() -> command[0], Arrays.copyOfRange(command, 1, command.length));
+                }
+                for (int i = 0; i < batch.commands.size(); i++) {
+                    batch.replies.accept(read());
+                }
             }
-            for (int i = 0; i < batch.commands.size(); i++) {
-                batch.replies.reply(i, read());
-            }
-            return null;
-        } catch (RuntimeException why) {
-            batch.replies.broken(why);
-            return why;
+        } catch (InterruptedException | RuntimeException why) {
+            LOG.debug("a connection ended", why);
+        } finally {
+            onClose.run();
+            disconnect();
         }
     }
 

@@ -8,6 +8,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
+import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.HostAndPort;
@@ -47,41 +48,40 @@ public final class JedisConnector implements RedisConnector {
 
     /** Connections to the primary that Sentinel names; each new connection asks for it. */
     public static JedisConnector sentinel(String name, Set<HostAndPort> sentinels, JedisClientConfig config, JedisClientConfig sentinelConfig) {
-        return new JedisConnector(node -> new Connection(primary(name, sentinels, sentinelConfig), config), false);
+        return new JedisConnector(node -> {
+            HostAndPort primary = first(sentinels, sentinel -> primary(name, sentinel, sentinelConfig));
+            return new Connection(primary, config);
+        }, false);
     }
 
     /** Connections to the nodes of a cluster, which redirects make known. */
     public static JedisConnector cluster(Set<HostAndPort> seeds, JedisClientConfig config) {
-        return new JedisConnector(node -> {
-            if (!node.equals(Node.PRIMARY)) {
-                return new Connection(new HostAndPort(node.host(), node.port()), config);
-            }
-            JedisConnectionException last = new JedisConnectionException("no node of the cluster is known");
-            for (HostAndPort seed : seeds) {
-                try {
-                    return new Connection(seed, config);
-                } catch (JedisConnectionException why) {
-                    last = why;
-                }
-            }
-            throw last;
-        }, true);
+        return new JedisConnector(node -> node.equals(Node.PRIMARY) ? first(seeds, seed -> new Connection(seed, config))
+            : new Connection(new HostAndPort(node.host(), node.port()), config), true);
     }
 
-    private static HostAndPort primary(String name, Set<HostAndPort> sentinels, JedisClientConfig config) {
-        JedisConnectionException last = new JedisConnectionException("no sentinel knows a primary called " + name);
-        for (HostAndPort sentinel : sentinels) {
-            try (Connection connection = new Connection(sentinel, config)) {
-                connection.sendCommand(() -> "SENTINEL".getBytes(StandardCharsets.US_ASCII), "get-master-addr-by-name", name);
-                List<String> address = connection.getMultiBulkReply();
-                if (address != null && address.size() == 2) {
-                    return new HostAndPort(address.get(0), Integer.parseInt(address.get(1)));
-                }
+    /** The outcome of the first server that answers. */
+    private static <T> T first(Set<HostAndPort> servers, Function<HostAndPort, T> ask) {
+        JedisConnectionException last = new JedisConnectionException("no server is known");
+        for (HostAndPort server : servers) {
+            try {
+                return ask.apply(server);
             } catch (JedisConnectionException why) {
                 last = why;
             }
         }
         throw last;
+    }
+
+    private static HostAndPort primary(String name, HostAndPort sentinel, JedisClientConfig config) {
+        try (Connection connection = new Connection(sentinel, config)) {
+            connection.sendCommand(() -> "SENTINEL".getBytes(StandardCharsets.US_ASCII), "get-master-addr-by-name", name);
+            List<String> address = connection.getMultiBulkReply();
+            if (address == null || address.size() != 2) {
+                throw new JedisConnectionException("the sentinel at " + sentinel + " knows no primary called " + name);
+            }
+            return new HostAndPort(address.get(0), Integer.parseInt(address.get(1)));
+        }
     }
 
     @Override

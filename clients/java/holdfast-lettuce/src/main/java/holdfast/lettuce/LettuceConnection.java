@@ -17,40 +17,41 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Deque;
 import java.util.List;
-import java.util.concurrent.CancellationException;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** A connection of Lettuce that is used by one request at a time. */
 final class LettuceConnection implements RedisConnection {
+    private static final Logger LOG = LoggerFactory.getLogger(LettuceConnection.class);
+
     private final StatefulRedisConnection<byte[], byte[]> connection;
+    private final Runnable onClose;
     private final AtomicBoolean closed = new AtomicBoolean();
 
     LettuceConnection(StatefulRedisConnection<byte[], byte[]> connection, Runnable onClose) {
         this.connection = connection;
+        this.onClose = onClose;
         connection.addListener(new RedisConnectionStateListener() {
             @Override
             public void onRedisDisconnected(RedisChannelHandler<?, ?> handler) {
                 // Otherwise Lettuce would reconnect and send a blocked command again.
                 close();
-                onClose.run();
             }
         });
     }
 
     @Override
-    public void send(List<byte[][]> commands, Replies replies) {
-        AtomicBoolean broken = new AtomicBoolean();
+    public void send(List<byte[][]> commands, Consumer<@Nullable Object> replies) {
         List<RedisCommand<byte[], byte[], ?>> batch = new ArrayList<>(commands.size());
-        for (int i = 0; i < commands.size(); i++) {
-            batch.add(new Request(i, commands.get(i), replies, broken));
-        }
+        commands.forEach(command -> batch.add(new Request(command, replies)));
         try {
             connection.dispatch(batch);
         } catch (RuntimeException why) {
-            if (broken.compareAndSet(false, true)) {
-                replies.broken(why);
-            }
+            LOG.debug("a connection can't write", why);
+            close();
         }
     }
 
@@ -58,6 +59,7 @@ final class LettuceConnection implements RedisConnection {
     public void close() {
         if (closed.compareAndSet(false, true)) {
             connection.closeAsync();
+            onClose.run();
         }
     }
 
@@ -67,41 +69,25 @@ final class LettuceConnection implements RedisConnection {
         return arguments;
     }
 
-    private static final class Request extends Command<byte[], byte[], Object> {
-        private final int index;
-        private final Replies replies;
-        private final AtomicBoolean broken;
+    private final class Request extends Command<byte[], byte[], Object> {
+        private final Consumer<@Nullable Object> replies;
 
-        Request(int index, byte[][] command, Replies replies, AtomicBoolean broken) {
+        Request(byte[][] command, Consumer<@Nullable Object> replies) {
             super(() -> command[0], new AnyOutput(), arguments(command));
-            this.index = index;
             this.replies = replies;
-            this.broken = broken;
         }
 
         @Override
         public void complete() {
             super.complete();
-            replies.reply(index, getOutput().get());
+            replies.accept(getOutput().get());
         }
 
         @Override
         public boolean completeExceptionally(Throwable why) {
-            boolean first = super.completeExceptionally(why);
-            fail(why);
-            return first;
-        }
-
-        @Override
-        public void cancel() {
-            super.cancel();
-            fail(new CancellationException("the connection was closed"));
-        }
-
-        private void fail(Throwable why) {
-            if (broken.compareAndSet(false, true)) {
-                replies.broken(why);
-            }
+            LOG.debug("a connection ended", why);
+            LettuceConnection.this.close();
+            return super.completeExceptionally(why);
         }
     }
 

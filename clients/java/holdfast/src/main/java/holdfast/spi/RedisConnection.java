@@ -1,6 +1,7 @@
 package holdfast.spi;
 
 import java.util.List;
+import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -8,23 +9,14 @@ import org.jspecify.annotations.Nullable;
  * transport it is closed for good.
  */
 public interface RedisConnection {
-    /** What receives the replies to one call of {@link #send}. Both methods return at once and may be called by any thread. */
-    interface Replies {
-        /**
-         * A reply has been read.
-         *
-         * @param index the command's place in the list, from 0; replies come in this order
-         * @param reply {@code Long}, {@code byte[]} (strings and status), {@code List} (arrays; maps as a flat list of keys and values),
-         *     {@link RedisError} or null
-         */
-        void reply(int index, @Nullable Object reply);
-
-        /** The connection ended before all replies were read. Called at most once, and no reply follows. */
-        void broken(Throwable cause);
-    }
-
-    /** Writes the commands in one go and returns without waiting for replies. Never blocks for long, never throws. */
-    void send(List<byte[][]> commands, Replies replies);
+    /**
+     * Writes the commands in one go and returns without waiting for replies. Never blocks for long, never throws: a connection that can't
+     * write is closed.
+     *
+     * @param replies receives the replies to the commands in their order: {@code Long}, {@code byte[]} (strings and status), {@code List}
+     *     (arrays; maps as a flat list of keys and values), {@link RedisError} or null. It returns at once and may be called by any thread
+     */
+    void send(List<byte[][]> commands, Consumer<@Nullable Object> replies);
 
     /** Closes the connection without waiting. May be called by any thread, and more than once. */
     void close();

@@ -7,7 +7,7 @@ public interface RedisConnector {
      * waiting after two seconds.
      *
      * @param node what {@link #locate} returned, or a node that a redirect of the server named
-     * @param onClose to be run once when the connection has ended for whatever reason; it returns at once
+     * @param onClose to be run when the connection has ended for whatever reason: no reply follows. It returns at once
      * @throws Exception if the connection can't be opened
      */
     RedisConnection open(Node node, Runnable onClose) throws Exception;

@@ -62,8 +62,9 @@ public final class FleetTriggerListener implements TriggerListener {
     @Override
     public boolean vetoJobExecution(Trigger trigger, JobExecutionContext context) {
         String job = prefix + context.getJobDetail().getKey();
+        Optional<Hold> fire = Optional.empty();
         try {
-            Optional<Hold> fire = client.lock(LockSpec.of(job + "@" + context.getScheduledFireTime().getTime())).tryAcquire();
+            fire = client.lock(LockSpec.of(job + "@" + context.getScheduledFireTime().getTime())).tryAcquire();
             if (fire.isEmpty()) {
                 return true;
             }
@@ -80,6 +81,7 @@ public final class FleetTriggerListener implements TriggerListener {
             return false;
         } catch (HoldfastException why) {
             LOG.error("job '{}' does not run: its lock could not be acquired", job, why);
+            fire.ifPresent(Hold::releaseAsync);
             return true;
         }
     }

@@ -10,9 +10,12 @@ import java.util.ArrayList;
 import java.util.Date;
 import java.util.List;
 import java.util.Properties;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.quartz.DisallowConcurrentExecution;
 import org.quartz.Job;
 import org.quartz.JobBuilder;
 import org.quartz.JobExecutionContext;
@@ -20,6 +23,7 @@ import org.quartz.Scheduler;
 import org.quartz.SimpleScheduleBuilder;
 import org.quartz.TriggerBuilder;
 import org.quartz.impl.StdSchedulerFactory;
+import org.quartz.listeners.JobListenerSupport;
 
 @Timeout(600)
 class QuartzTest {
@@ -32,6 +36,42 @@ class QuartzTest {
         public void execute(JobExecutionContext context) {
             RUNS.add(context.getScheduledFireTime().getTime());
             FENCES.add((Long) context.get(FleetTriggerListener.FENCE));
+        }
+    }
+
+    /** Does nothing, on one node at a time. */
+    @DisallowConcurrentExecution
+    public static final class Exclusive implements Job {
+        @Override
+        public void execute(JobExecutionContext context) {}
+    }
+
+    @Test
+    void fire_time_is_released_when_the_jobs_own_lock_fails() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            server.call("SET", "quartz:DEFAULT.exclusive", "something else than a lock");
+            Properties properties = new Properties();
+            properties.setProperty("org.quartz.scheduler.instanceName", "exclusive");
+            properties.setProperty("org.quartz.threadPool.threadCount", "1");
+            Scheduler scheduler = new StdSchedulerFactory(properties).getScheduler();
+            CompletableFuture<Void> vetoed = new CompletableFuture<>();
+            scheduler.getListenerManager().addTriggerListener(new FleetTriggerListener(opened.client()));
+            scheduler.getListenerManager().addJobListener(new JobListenerSupport() {
+                @Override
+                public String getName() {
+                    return "vetoed";
+                }
+
+                @Override
+                public void jobExecutionVetoed(JobExecutionContext context) {
+                    vetoed.complete(null);
+                }
+            });
+            scheduler.scheduleJob(JobBuilder.newJob(Exclusive.class).withIdentity("exclusive").build(), TriggerBuilder.newTrigger().startNow().build());
+            scheduler.start();
+            vetoed.get(60, TimeUnit.SECONDS);
+            await().until(() -> opened.client().holds().isEmpty() && server.call("DBSIZE").equals(1L));
+            scheduler.shutdown(true);
         }
     }
 

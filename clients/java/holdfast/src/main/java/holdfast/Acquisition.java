@@ -116,7 +116,7 @@ final class Acquisition {
         }
         if (hasPlace) {
             current = new Ask(pool, Rules.LONGEST_WAIT);
-        } else if (waits && repeated) {
+        } else if (waits && current != null) {
             client.turns.join(POLLS, poll);
         } else {
             current = new Ask(pool, 0);
@@ -235,7 +235,7 @@ final class Acquisition {
 
     private void notGranted(Ask ask) {
         if (!waits) {
-            notAcquired();
+            end(null);
         } else if (!hasPlace) {
             again(Rules.SECOND);
         } else if (ask.longest != Rules.LONGEST_WAIT) {
@@ -243,7 +243,7 @@ final class Acquisition {
         } else if (ask.request.sent + ask.wait * Rules.MS < deadline) {
             again(ask.pool.pause(lease));
         } else {
-            end(null);
+            end(late());
         }
     }
 
@@ -303,33 +303,19 @@ final class Acquisition {
 
     private void timeOver() {
         if (underWay.isEmpty() && token == 0) {
-            end(null);
+            end(late());
         } else {
-            deadlineTimer = client.serial.after(Rules.GRACE, () -> end(null));
+            deadlineTimer = client.serial.after(Rules.GRACE, () -> end(late()));
         }
     }
 
-    /** The acquisition ends without the lock: by an error, or because the time is over (null). */
+    private HoldfastException late() {
+        return waits ? new NotAcquiredException("lock '" + spec.title() + "' was not acquired in time", lastError)
+            : new UnavailableException("lock '" + spec.title() + "': no answer of the server in time", lastError);
+    }
+
+    /** The acquisition ends without the lock: by an error, or because the lock is held by another owner (null). */
     private void end(@Nullable Throwable why) {
-        Throwable error = why;
-        if (error == null && waits) {
-            error = new NotAcquiredException("lock '" + spec.title() + "' was not acquired in time", lastError);
-        } else if (error == null) {
-            error = new UnavailableException("lock '" + spec.title() + "': no answer of the server in time", lastError);
-        } else if (!(error instanceof HoldfastException) && !(error instanceof IllegalStateException)) {
-            error = new HoldfastException(String.valueOf(error.getMessage()), error);
-        }
-        finish();
-        result.completeExceptionally(error);
-    }
-
-    /** A try is over: the lock is held by another owner, or the grant came too late to count. */
-    private void notAcquired() {
-        finish();
-        result.complete(null);
-    }
-
-    private void finish() {
         leaveQueues();
         disown();
         client.tell(listener -> listener.notAcquired(spec.title(), Duration.ofNanos(client.serial.now() - began)));
@@ -339,13 +325,13 @@ final class Acquisition {
         } else {
             forget(State.RELEASED);
         }
+        Holdfast.pass(null, why, result);
     }
 
     /** The caller does not want the lock any more: cancelled, interrupted, or the client is closed. */
     void cancel(Throwable why) {
         if (state == State.WAITING) {
-            finish();
-            result.completeExceptionally(why);
+            end(why);
         } else if (state == State.HELD) {
             release(null, new CompletableFuture<>());
         }
@@ -468,7 +454,7 @@ final class Acquisition {
             default -> {
                 lastError = answer.error();
                 if (state == State.WAITING && !waits) {
-                    notAcquired();
+                    end(null);
                 } else {
                     client.serial.after(route.pause(answer), this::renewNow);
                 }
@@ -503,7 +489,7 @@ final class Acquisition {
             if (waits) {
                 ask();
             } else {
-                notAcquired();
+                end(null);
             }
         } else {
             lose(why);

@@ -2,6 +2,7 @@ package holdfast;
 
 import java.time.Duration;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.Lock;
 import org.jspecify.annotations.Nullable;
@@ -22,8 +23,8 @@ public final class FencedLock implements Lock {
         final Hold hold;
         /** Whether the hold is that of a writer; its thread may then have read locks, too. */
         final boolean exclusive;
-        volatile int writes;
-        volatile int reads;
+        /** How often the thread has locked and not unlocked it: to read, and to write. */
+        final AtomicIntegerArray counts = new AtomicIntegerArray(2);
 
         Holding(Hold hold, boolean exclusive) {
             this.hold = hold;
@@ -32,15 +33,19 @@ public final class FencedLock implements Lock {
     }
 
     private static final long AT_ONCE = 0;
+    private static final int READ = 0;
+    private static final int WRITE = 1;
 
     private final Holdfast client;
     private final LockSpec spec;
     private final String name;
+    private final int kind;
 
     FencedLock(Holdfast client, LockSpec spec) {
         this.client = client;
         this.spec = spec;
         name = spec.names().get(0);
+        kind = spec.limit() == 1 ? WRITE : READ;
     }
 
     public String getName() {
@@ -139,14 +144,14 @@ public final class FencedLock implements Lock {
         if (hold == null) {
             return false;
         }
-        Holding holding = new Holding(hold, spec.limit() == 1);
-        count(holding, 1);
+        Holding holding = new Holding(hold, kind == WRITE);
+        holding.counts.set(kind, 1);
         client.holdings.put(new Place(name, thread), holding);
         return true;
     }
 
     private boolean reenter(Holding mine, @Nullable Duration lease, long wait) {
-        if (spec.limit() == 1 && !mine.exclusive) {
+        if (kind == WRITE && !mine.exclusive) {
             if (wait == AT_ONCE) {
                 return false;
             }
@@ -159,20 +164,8 @@ public final class FencedLock implements Lock {
         } else if (lease == null && !renewed) {
             hold.keep(spec.lease() == null ? client.lease : spec.lease());
         }
-        count(mine, 1);
+        mine.counts.incrementAndGet(kind);
         return true;
-    }
-
-    private int count(Holding holding) {
-        return spec.limit() == 1 ? holding.writes : holding.reads;
-    }
-
-    private void count(Holding holding, int by) {
-        if (spec.limit() == 1) {
-            holding.writes += by;
-        } else {
-            holding.reads += by;
-        }
     }
 
     /** What a thread holds, unless it was lost meanwhile. */
@@ -200,12 +193,12 @@ public final class FencedLock implements Lock {
     public void unlock() {
         Place place = new Place(name, Thread.currentThread().getId());
         Holding holding = client.holdings.get(place);
-        if (holding == null || count(holding) == 0) {
+        if (holding == null || holding.counts.get(kind) == 0) {
             throw new IllegalMonitorStateException("lock '" + name + "' is not held by thread " + place.thread + " of client " + client.id);
         }
-        boolean last = holding.reads + holding.writes == 1;
+        boolean last = holding.counts.get(READ) + holding.counts.get(WRITE) == 1;
         if (!last && holding.hold.isCertain()) {
-            count(holding, -1);
+            holding.counts.decrementAndGet(kind);
             return;
         }
         client.holdings.remove(place);
@@ -249,13 +242,13 @@ public final class FencedLock implements Lock {
 
     /** Whether any thread of any client holds the lock. */
     public boolean isLocked() {
-        return client.info(name).filter(info -> info.holderCount() > 0 && (spec.limit() != 1 || info.limit().orElse(1L) == 1)).isPresent();
+        return client.info(name).filter(info -> info.holderCount() > 0 && (kind == READ || info.limit().orElse(1L) == 1)).isPresent();
     }
 
     /** Whether this thread of this client holds the lock. */
     public boolean isHeldByThread(long threadId) {
         Holding holding = holding(threadId);
-        return holding != null && count(holding) > 0 && holding.hold.check();
+        return holding != null && holding.counts.get(kind) > 0 && holding.hold.check();
     }
 
     /** Whether the current thread holds the lock. */
@@ -271,7 +264,7 @@ public final class FencedLock implements Lock {
     /** How often the current thread holds the lock; 0 if it does not. */
     public int getHoldCount() {
         Holding holding = holding(Thread.currentThread().getId());
-        return holding != null && holding.hold.check() ? count(holding) : 0;
+        return holding != null && holding.hold.check() ? holding.counts.get(kind) : 0;
     }
 
     /** How often the current thread holds the lock; 0 if it does not. */

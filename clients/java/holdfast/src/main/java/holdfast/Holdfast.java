@@ -211,19 +211,19 @@ public final class Holdfast implements AutoCloseable {
         }
         CompletableFuture<Void> drained = new CompletableFuture<>();
         serial.run(() -> {
-            new ArrayList<>(acquisitions).forEach(it -> it.cancel(new HoldfastException("the client was closed", null)));
+            List.copyOf(acquisitions).forEach(it -> it.cancel(new HoldfastException("the client was closed", null)));
             drain(drained);
         });
         drained.completeOnTimeout(null, CLOSING_MS, TimeUnit.MILLISECONDS).join();
-        shut = true;
         CompletableFuture<Void> ended = new CompletableFuture<>();
         serial.run(() -> {
+            shut = true;
             pools.values().forEach(Pool::close);
+            calls.forEach(call -> call.completeExceptionally(new UnavailableException("the client was closed before the server answered", null)));
+            serial.clock.close();
             ended.complete(null);
         });
         ended.completeOnTimeout(null, CLOSING_MS, TimeUnit.MILLISECONDS).join();
-        calls.forEach(call -> call.completeExceptionally(new UnavailableException("the client was closed before the server answered", null)));
-        serial.close();
         worker.shutdown();
         connector.close();
         try {

@@ -16,8 +16,10 @@ final class Route {
      */
     record Answer(Request request, Pool pool, Verdict verdict, @Nullable Object reply) {
         /** What the application is to learn of a failure. */
-        Throwable error() {
-            return reply instanceof RedisError error ? Reply.exception(error) : (Throwable) reply;
+        HoldfastException error() {
+            return reply instanceof RedisError error ? Reply.exception(error)
+                : reply instanceof HoldfastException why ? why
+                : new UnavailableException("no answer of " + pool.node, (Throwable) reply);
         }
     }
 

@@ -106,8 +106,4 @@ final class Serial {
         }
         arm();
     }
-
-    void close() {
-        clock.close();
-    }
 }

@@ -696,6 +696,25 @@ class StateMachineTest {
         assertThat(server.accepted()).isLessThanOrEqualTo(4);
     }
 
+    @Test
+    void wait_without_a_connection_asks_first_without_a_wait_when_it_waited_in_the_client() throws Exception {
+        close(client);
+        client = build(server, 4);
+        server.always(ACQUIRE, SILENCE);
+        client.lock("a").acquireAsync(WAIT);
+        client.lock("b").acquireAsync(WAIT);
+        eventually(ACQUIRE, 2);
+        server.next(ACQUIRE, granted(5, 0), NIL);
+        CompletableFuture<Hold> oldest = client.lock("c").acquireAsync(WAIT);
+        client.lock("c").acquireAsync(WAIT);
+        get(oldest);
+        List<FakeServer.Command> asked = eventually(ACQUIRE, 4);
+        assertThat(asked.subList(2, 4)).noneMatch(it -> it.has("WAIT") || it.has("WAITED"));
+        FakeServer.Command poll = eventually(ACQUIRE, 5).get(4);
+        assertThat(poll.number("WAIT")).isEqualTo(100);
+        assertThat(poll.has("WAITED")).isTrue();
+    }
+
     @ParameterizedTest
     @EnumSource(names = {"REFUSES", "ACCEPTS_AND_CLOSES"})
     void outage_costs_at_most_40_attempts_in_10_s(FakeServer.Door door) throws Exception {

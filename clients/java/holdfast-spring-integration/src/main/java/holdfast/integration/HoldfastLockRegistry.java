@@ -33,7 +33,7 @@ public final class HoldfastLockRegistry extends Registry<DistributedLock> {
 
         @Override
         public boolean tryLock(Duration waitTime, Duration ttl) throws InterruptedException {
-            return super.tryLock(waitTime, ttl);
+            return !lock.forgetLost() && lock.tryLock(waitTime.toMillis(), Math.max(1, ttl.toMillis()), TimeUnit.MILLISECONDS);
         }
     }
 }

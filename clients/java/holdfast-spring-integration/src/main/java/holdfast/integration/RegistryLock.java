@@ -2,7 +2,6 @@ package holdfast.integration;
 
 import holdfast.FencedLock;
 import holdfast.LockLostException;
-import java.time.Duration;
 import java.util.ConcurrentModificationException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
@@ -37,10 +36,6 @@ class RegistryLock implements Lock {
     @Override
     public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
         return !lock.forgetLost() && lock.tryLock(time, unit);
-    }
-
-    boolean tryLock(Duration wait, Duration lease) throws InterruptedException {
-        return !lock.forgetLost() && lock.tryLock(wait.toMillis(), Math.max(1, lease.toMillis()), TimeUnit.MILLISECONDS);
     }
 
     @Override

@@ -34,12 +34,14 @@ final class Acquisition {
     /** Completed in a step: what depends on it runs no code of the application there. Null: a try found the lock held. */
     final CompletableFuture<@Nullable Hold> result = new CompletableFuture<>();
 
+    /** Completed in a step when the hold is lost. */
+    final CompletableFuture<LossReason> loss = new CompletableFuture<>();
+
     volatile State state = State.WAITING;
     volatile long token;
     volatile long lease;
     volatile long certain;
     private volatile long wallCertain;
-    volatile @Nullable LossReason reason;
     volatile boolean renews;
 
     private final Runnable turn = this::ask;
@@ -63,7 +65,6 @@ final class Acquisition {
     /** The lease that the newest renewal asked for. */
     private long asked;
     private final List<CompletableFuture<Void>> renewed = new ArrayList<>();
-    private final List<Consumer<LossReason>> onLost = new ArrayList<>();
     private int attempts;
     private boolean certainAtFirst;
 
@@ -284,7 +285,6 @@ final class Acquisition {
         state = State.HELD;
         heldSince = client.serial.now();
         leaveQueues();
-        client.held.add(this);
         renewFrom(from);
         client.tell(listener -> listener.acquired(spec.title(), Duration.ofNanos(heldSince - began)));
         if (!result.complete(new Hold(this))) {
@@ -316,14 +316,14 @@ final class Acquisition {
 
     /** The acquisition ends without the lock: by an error, or because the lock is held by another owner (null). */
     private void end(@Nullable Throwable why) {
+        state = State.WITHDRAWING;
         leaveQueues();
         disown();
         client.tell(listener -> listener.notAcquired(spec.title(), Duration.ofNanos(client.serial.now() - began)));
         if (route.broke || !underWay.isEmpty() || token != 0) {
-            state = State.WITHDRAWING;
             withdraw();
         } else {
-            forget(State.RELEASED);
+            withdrawalDone();
         }
         Holdfast.pass(null, why, result);
     }
@@ -377,7 +377,6 @@ final class Acquisition {
         if (heldTimer != null) {
             heldTimer.cancel();
         }
-        client.held.remove(this);
         client.acquisitions.remove(this);
     }
 
@@ -497,13 +496,11 @@ final class Acquisition {
     }
 
     private void lose(LossReason why) {
-        reason = why;
         forget(State.LOST);
+        loss.complete(why);
         LOG.atLevel(renews ? Level.WARN : Level.INFO).log("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
         endRenewals(it -> it.completeExceptionally(lost()));
         client.tell(listener -> listener.lost(spec.title(), why));
-        onLost.forEach(action -> client.callback(() -> action.accept(why)));
-        onLost.clear();
         disown();
         if (route.broke || !underWay.isEmpty()) {
             withdraw();
@@ -530,7 +527,7 @@ final class Acquisition {
     }
 
     LockLostException lost() {
-        LossReason why = reason == null ? LossReason.EXPIRED : reason;
+        LossReason why = loss.getNow(LossReason.EXPIRED);
         return new LockLostException("lock '" + spec.title() + "' of owner '" + owner + "' is lost: " + why, why);
     }
 
@@ -549,15 +546,6 @@ final class Acquisition {
             client.serial.run(this::renewNow);
         }
         return isHeld;
-    }
-
-    void onLost(Consumer<LossReason> action) {
-        LossReason why = reason;
-        if (why != null) {
-            client.callback(() -> action.accept(why));
-        } else {
-            onLost.add(action);
-        }
     }
 
     /** Begins the lease anew, with this length from now on. */

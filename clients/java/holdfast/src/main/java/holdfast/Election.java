@@ -53,7 +53,7 @@ public final class Election implements AutoCloseable {
             if (closed) {
                 close();
             } else {
-                onElected.accept(hold);
+                lock.client.callback(() -> onElected.accept(hold));
             }
         });
     }

@@ -158,7 +158,7 @@ public final class FencedLock implements Lock {
             throw new DeadlockException("lock '" + name + "': this thread holds the read lock and would wait for itself");
         }
         Hold hold = mine.hold;
-        boolean renewed = hold.isRenewed();
+        boolean renewed = hold.acquisition.renews;
         if (lease != null && !renewed && lease.compareTo(hold.remaining()) > 0) {
             hold.renew(lease);
         } else if (lease == null && !renewed) {
@@ -171,7 +171,7 @@ public final class FencedLock implements Lock {
     /** What a thread holds, unless it was lost meanwhile. */
     private @Nullable Holding holding(long thread) {
         Holding holding = client.holdings.get(new Place(name, thread));
-        return holding != null && holding.hold.isCertain() ? holding : null;
+        return holding != null && holding.hold.acquisition.isCertain() ? holding : null;
     }
 
     private Hold mine() {
@@ -197,7 +197,7 @@ public final class FencedLock implements Lock {
             throw new IllegalMonitorStateException("lock '" + name + "' is not held by thread " + place.thread + " of client " + client.id);
         }
         boolean last = holding.counts.get(READ) + holding.counts.get(WRITE) == 1;
-        if (!last && holding.hold.isCertain()) {
+        if (!last && holding.hold.acquisition.isCertain()) {
             holding.counts.decrementAndGet(kind);
             return;
         }
@@ -224,7 +224,7 @@ public final class FencedLock implements Lock {
     public boolean forgetLost() {
         Place place = new Place(name, Thread.currentThread().getId());
         Holding holding = client.holdings.get(place);
-        return holding != null && !holding.hold.isCertain() && client.holdings.remove(place, holding);
+        return holding != null && !holding.hold.acquisition.isCertain() && client.holdings.remove(place, holding);
     }
 
     /** Releases the lock of all its holders; returns whether it was held. */

@@ -14,7 +14,7 @@ import org.slf4j.LoggerFactory;
 public final class Hold implements AutoCloseable {
     private static final Cleaner CLEANER = Cleaner.create(Holdfast.threads("holdfast-forgotten"));
 
-    private final Acquisition acquisition;
+    final Acquisition acquisition;
 
     Hold(Acquisition acquisition) {
         this.acquisition = acquisition;
@@ -51,7 +51,7 @@ public final class Hold implements AutoCloseable {
 
     /** Why the hold was lost; null if it was not. */
     public @Nullable LossReason lossReason() {
-        return acquisition.reason;
+        return acquisition.loss.getNow(null);
     }
 
     /** Asks the server whether this hold has the lock; lengthens nothing. */
@@ -61,7 +61,7 @@ public final class Hold implements AutoCloseable {
 
     /** Calls back once, on a thread for callbacks, when the lock is lost; at once if it is lost already. */
     public Hold onLost(Consumer<LossReason> action) {
-        acquisition.client.serial.run(() -> acquisition.onLost(action));
+        acquisition.loss.thenAccept(why -> acquisition.client.callback(() -> action.accept(why)));
         return this;
     }
 
@@ -79,11 +79,6 @@ public final class Hold implements AutoCloseable {
         Holdfast.await(acquisition.client.<Void>call(told -> acquisition.renew(lease, told), acquisition::notRenewed));
     }
 
-    /** Whether it is held by the monotonic clock, whatever the wall clock says. */
-    boolean isCertain() {
-        return acquisition.isCertain();
-    }
-
     /** Whether it is held; renews it first if only the wall clock says that its time is over. */
     boolean confirm() {
         try {
@@ -94,10 +89,6 @@ public final class Hold implements AutoCloseable {
         } catch (LockLostException lost) {
             return false;
         }
-    }
-
-    boolean isRenewed() {
-        return acquisition.renews;
     }
 
     /** Begins the lease anew, and renews it from now on. */

@@ -14,6 +14,7 @@ import java.util.Optional;
 import java.util.ServiceLoader;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.ExecutionException;
@@ -49,7 +50,6 @@ public final class Holdfast implements AutoCloseable {
     final long timeout;
     final ExecutorService worker;
     final Set<Acquisition> acquisitions = ConcurrentHashMap.newKeySet();
-    final Set<Acquisition> held = ConcurrentHashMap.newKeySet();
     final String id = random();
     final Map<FencedLock.Place, FencedLock.Holding> holdings = new ConcurrentHashMap<>();
     private final Executor callbacks;
@@ -187,13 +187,13 @@ public final class Holdfast implements AutoCloseable {
     /** Releases the lock of all its holders. Returns whether it was held. */
     public boolean force(String name) {
         boolean forced = query("LOCK.FORCE", name) instanceof Long broken && broken > 0;
-        held.stream().filter(it -> it.spec.names().contains(name)).map(this::check).forEach(checked -> checked.handle((still, why) -> null).join());
+        acquisitions.stream().filter(it -> it.spec.names().contains(name)).map(this::check).forEach(checked -> checked.handle((still, why) -> null).join());
         return forced;
     }
 
     /** What this client holds now, for inspection. */
     public List<HeldLock> holds() {
-        return held.stream().filter(Acquisition::isHeld).map(it -> new HeldLock(it.spec.names(), it.owner, it.token, Duration.ofNanos(Math.max(0, it.certain - serial.now())))).toList();
+        return acquisitions.stream().filter(Acquisition::isHeld).map(it -> new HeldLock(it.spec.names(), it.owner, it.token, Duration.ofNanos(Math.max(0, it.certain - serial.now())))).toList();
     }
 
     /**
@@ -237,7 +237,7 @@ public final class Holdfast implements AutoCloseable {
         if (acquisitions.isEmpty() || shut) {
             drained.complete(null);
         } else {
-            serial.after(2_000_000, () -> drain(drained));
+            serial.after(2 * Rules.MS, () -> drain(drained));
         }
     }
 
@@ -360,21 +360,12 @@ public final class Holdfast implements AutoCloseable {
 
     // ---- Waiting for what a step completes ----
 
-    /** Waits, whatever the thread's interrupt status; what is waited for ends within a bounded time. */
+    /** Waits, whether or not the thread is interrupted; what is waited for ends within a bounded time. */
     static <T> @Nullable T await(CompletableFuture<@Nullable T> future) {
-        boolean interrupted = false;
         try {
-            while (true) {
-                try {
-                    return result(future);
-                } catch (InterruptedException why) {
-                    interrupted = true;
-                }
-            }
-        } finally {
-            if (interrupted) {
-                Thread.currentThread().interrupt();
-            }
+            return future.join();
+        } catch (CompletionException why) {
+            throw failure(why.getCause());
         }
     }
 
@@ -392,12 +383,16 @@ public final class Holdfast implements AutoCloseable {
         try {
             return future.get();
         } catch (ExecutionException why) {
-            if (why.getCause() instanceof RuntimeException cause) {
-                cause.fillInStackTrace();
-                throw cause;
-            }
-            throw new HoldfastException(String.valueOf(why.getCause().getMessage()), why.getCause());
+            throw failure(why.getCause());
         }
+    }
+
+    private static RuntimeException failure(Throwable cause) {
+        if (cause instanceof RuntimeException known) {
+            known.fillInStackTrace();
+            return known;
+        }
+        return new HoldfastException(String.valueOf(cause.getMessage()), cause);
     }
 
     static ThreadFactory threads(String name) {

@@ -79,27 +79,32 @@ class StateMachineTest {
         get(hold.releaseAsync());
     }
 
-    /** Runs what blocks in a thread of its own. */
-    private static CompletableFuture<Void> started(Runnable call) {
-        CompletableFuture<Void> done = new CompletableFuture<>();
-        new Thread(() -> {
-            try {
-                call.run();
-                done.complete(null);
-            } catch (Throwable why) {
-                done.completeExceptionally(why);
-            }
-        }).start();
-        return done;
+    /** A call that blocks a thread. */
+    private record Call(Thread thread, CompletableFuture<Void> done) {
+        static Call start(Runnable call) {
+            CompletableFuture<Void> done = new CompletableFuture<>();
+            Thread thread = new Thread(() -> {
+                try {
+                    call.run();
+                    done.complete(null);
+                } catch (Throwable why) {
+                    done.completeExceptionally(why);
+                }
+            });
+            thread.start();
+            return new Call(thread, done);
+        }
     }
 
-    /** Lets time pass until a call that blocks another thread is over: that thread may need a while. */
-    private void finish(CompletableFuture<Void> call) throws InterruptedException {
-        while (!call.isDone()) {
-            clock.advance(10);
-            Thread.sleep(1);
+    /** Lets time pass while a call waits, until it is over. */
+    private void finish(Call call) throws InterruptedException {
+        while (!call.done.isDone()) {
+            if (call.thread.getState() == Thread.State.WAITING) {
+                clock.advance(10);
+            }
+            Thread.onSpinWait();
         }
-        Holdfast.result(call);
+        Holdfast.result(call.done);
     }
 
     private NamedLock lease(int ms) {
@@ -379,6 +384,23 @@ class StateMachineTest {
         assertThat(server.read(ACQUIRE)).hasSize(2);
     }
 
+    @Test
+    void cancelled_ephemeral_grant_that_does_not_count_yet_is_withdrawn_and_leaves_its_place() throws Exception {
+        close(client);
+        client = build(server, 3);
+        server.next(ACQUIRE, SILENCE).next(RENEW, SILENCE);
+        CompletableFuture<Hold> pending = client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(2400)).build()).acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        clock.advance(1500);
+        server.answer(asked.connection(), granted(1000, 0));
+        eventually(RENEW, 1);
+        pending.cancel(true);
+        assertThat(withdrawal().owner()).isEqualTo(asked.owner());
+        assertThat(server.isOpen(asked.connection())).isFalse();
+        acquired(client.lock("other"));
+        assertThat(server.read(ACQUIRE)).hasSize(2).last().matches(it -> it.has("WAIT"));
+    }
+
     // ---- Held and renewing ----
 
     @Test
@@ -460,7 +482,7 @@ class StateMachineTest {
     void shorter_lease_counts_from_its_request_even_if_the_reply_is_lost() throws Exception {
         Hold hold = acquired(plain(10_000));
         server.always(RENEW, SILENCE);
-        CompletableFuture<Void> renewed = started(() -> hold.renew(Duration.ofMillis(400)));
+        Call renewed = Call.start(() -> hold.renew(Duration.ofMillis(400)));
         while (server.read(RENEW).isEmpty()) {
             Thread.onSpinWait();
         }
@@ -603,9 +625,9 @@ class StateMachineTest {
 
     @Test
     void hold_at_least_that_is_nil_at_a_repetition_is_a_loss() throws Exception {
-        Hold hold = acquired(client.lock("k"));
+        Hold hold = acquired(plain(3_600_000));
         server.next(RENEW, CUT, NIL);
-        CompletableFuture<Void> released = started(() -> hold.releaseAfter(Duration.ofSeconds(60)));
+        Call released = Call.start(() -> hold.releaseAfter(Duration.ofSeconds(60)));
         assertThatThrownBy(() -> finish(released)).isInstanceOf(LockLostException.class);
     }
 
@@ -783,7 +805,7 @@ class StateMachineTest {
         server.node(1, other);
         Holdfast cluster = build(server, 32);
         server.always("LOCK.INFO", "-ASK " + Reply.slot("k".getBytes()) + " 127.0.0.1:1\r\n");
-        finish(started(() -> assertThat(cluster.info("k")).isEmpty()));
+        finish(Call.start(() -> assertThat(cluster.info("k")).isEmpty()));
         assertThat(server.read("LOCK.INFO")).hasSize(1);
         assertThat(other.read("LOCK.INFO")).hasSize(1);
         close(cluster);
@@ -842,7 +864,7 @@ class StateMachineTest {
         CompletableFuture<Void> released = hold.releaseAsync();
         assertThat(released).isNotDone();
         client.close();
-        assertThat(released).isCompletedExceptionally();
+        assertThatThrownBy(released::join).hasRootCauseInstanceOf(HoldfastException.class).hasMessageContaining("the client");
     }
 
     @Test

@@ -24,31 +24,23 @@ final class Connectors {
     private Connectors() {}
 
     static RedisConnector of(RedisConnectionFactory factory) {
-        if (ClassUtils.isPresent("io.lettuce.core.RedisClient", null) && Lettuce.matches(factory)) {
-            return Lettuce.of(factory);
+        if (ClassUtils.isPresent("io.lettuce.core.RedisClient", null) && factory instanceof LettuceConnectionFactory lettuce) {
+            return Lettuce.of(lettuce);
         }
-        if (ClassUtils.isPresent("redis.clients.jedis.Connection", null) && Jedis.matches(factory)) {
-            return Jedis.of((JedisConnectionFactory) factory);
+        if (ClassUtils.isPresent("redis.clients.jedis.Connection", null) && factory instanceof JedisConnectionFactory jedis) {
+            return Jedis.of(jedis);
         }
         throw new IllegalStateException("holdfast needs Lettuce or Jedis, not " + factory.getClass().getName() + "; or declare a bean of type RedisConnector");
     }
 
     private static final class Lettuce {
-        static boolean matches(RedisConnectionFactory factory) {
-            return factory instanceof LettuceConnectionFactory;
-        }
-
-        static RedisConnector of(RedisConnectionFactory factory) {
-            Object client = ((LettuceConnectionFactory) factory).getRequiredNativeClient();
+        static RedisConnector of(LettuceConnectionFactory factory) {
+            Object client = factory.getRequiredNativeClient();
             return client instanceof RedisClusterClient cluster ? LettuceConnector.of(cluster) : LettuceConnector.of((RedisClient) client);
         }
     }
 
     private static final class Jedis {
-        static boolean matches(RedisConnectionFactory factory) {
-            return factory instanceof JedisConnectionFactory;
-        }
-
         static RedisConnector of(JedisConnectionFactory factory) {
             RedisSentinelConfiguration sentinel = factory.getSentinelConfiguration();
             if (sentinel != null && sentinel.getMaster() != null) {

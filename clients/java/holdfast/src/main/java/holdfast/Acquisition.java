@@ -158,12 +158,8 @@ final class Acquisition {
         Ask(Pool pool, long longest) {
             this.pool = pool;
             this.longest = longest;
-            if (longest == 0) {
-                request = route.send(Request.OTHER, this::command, this::ended);
-            } else {
-                request = route.request(pool, Request.OTHER, this::command, this::ended);
-                pool.submit(request);
-            }
+            request = route.request(pool, Request.OTHER, this::command, this::ended);
+            pool.submit(request);
         }
 
         private List<byte[][]> command() {
@@ -171,7 +167,9 @@ final class Acquisition {
                 return List.of();
             }
             long now = client.serial.now();
-            if (longest > 0) {
+            if (longest == 0) {
+                closeIn(Rules.silence(lease));
+            } else {
                 wait = Math.min(longest, Rules.ms(deadline - now));
                 closeIn(Rules.QUIET + (longest == Rules.POLL ? Rules.POLL * Rules.MS : 0), this::silent);
             }
@@ -207,8 +205,10 @@ final class Acquisition {
             if (first instanceof Long granted) {
                 granted(this, granted, answer.reply() instanceof List<?> list && list.size() > 1 && list.get(1) instanceof Long waited ? waited : 0);
             } else if (answer.verdict() == Verdict.YES) {
+                UnavailableException why = new UnavailableException("the server answered LOCK.ACQUIRE with neither a token nor nil", null);
+                lastError = why;
                 route.broke = true;
-                request.connection.close(new UnavailableException("the server answered LOCK.ACQUIRE with neither a token nor nil", null));
+                request.connection.close(why);
                 again(pool.pause(lease));
             } else if (state == State.WAITING && current == this) {
                 refused(this, answer);

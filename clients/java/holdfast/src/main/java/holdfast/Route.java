@@ -61,7 +61,7 @@ final class Route {
     }
 
     /** Sends a request that does not wait at the server. Its connection is closed if it is silent. */
-    Request send(int priority, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
+    void send(int priority, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
         Pool pool = pool();
         Request request = request(pool, priority, commands, then);
         long silence = dedicated == null ? Rules.silence(lease) + confirmation(pool) : Math.max(lease, Rules.SECOND);
@@ -73,7 +73,6 @@ final class Route {
         } else {
             dedicated.send(List.of(request));
         }
-        return request;
     }
 
     /** Sends a request again and again until it is answered, a failure does not pass, or the time is over. */

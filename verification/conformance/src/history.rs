@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use histories::{Operation, Outcome as Told, Request, history, judge};
+use histories::{Operation, Outcome as Told, Request, history, intervals, judge};
 
 use crate::clock::{self, Micros};
 use crate::driver::{Call, Loss, Outcome};
@@ -250,6 +250,19 @@ impl History {
         }
     }
 
+    /// A client's process was killed. What it held may have ended before: it may have been paused for longer than a lease.
+    pub fn killed(&mut self, client: &str) {
+        let is_its = |it: &Asked| it.client == client && matches!(it.stage, Stage::Held | Stage::Kept | Stage::GivenUp);
+        let asked = self.asked.iter_mut().filter(|(_, it)| is_its(it));
+        let owners: Vec<(String, Micros)> = asked
+            .map(|(owner, it)| {
+                it.stage = Stage::Over;
+                (owner.clone(), it.from)
+            })
+            .collect();
+        owners.into_iter().for_each(|(owner, from)| self.end(&owner, from, None));
+    }
+
     /// Somebody broke a lock.
     pub fn broken(&mut self, key: &str, from: Micros) {
         self.meddled.insert(Some(key.to_owned()), clock::now());
@@ -265,6 +278,11 @@ impl History {
             let outcome = if to.is_some() { Told::Done } else { Told::Unknown };
             self.seen.push(Operation { process, key, request, from, to, outcome });
         }
+    }
+
+    /// How many operations were seen.
+    pub fn operations(&self) -> usize {
+        self.seen.len()
     }
 
     /// What was seen so far, in the format of histories.
@@ -284,6 +302,7 @@ impl History {
     pub fn judge(&mut self) -> Result<(), String> {
         self.settle();
         self.overlap.clone().map_or(Ok(()), Err)?;
+        intervals::check(&self.seen).map_err(|violation| violation.to_string())?;
         judge(&self.seen).map_err(|violation| violation.to_string())
     }
 
@@ -296,6 +315,7 @@ impl History {
     pub fn judge_what_is_certain(&mut self) -> Result<(), String> {
         self.settle();
         self.overlap.clone().map_or(Ok(()), Err)?;
+        intervals::check(&self.seen).map_err(|violation| violation.to_string())?;
         let granted: BTreeSet<String> = self.seen.iter().filter_map(granted_to).map(str::to_owned).collect();
         self.seen.retain(|it| match &it.request {
             Request::Acquire(_) => granted_to(it).is_some(),

@@ -110,6 +110,9 @@ pub struct Acquire {
     /// Whether it may have stood in the queue.
     #[serde(default, skip_serializing_if = "is_not")]
     pub wait: bool,
+    /// When its client knew that it was queued (`WAITING` was read).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queued: Option<Time>,
     /// Whether it asked for other keys in the same step.
     #[serde(default, skip_serializing_if = "is_not")]
     pub several: bool,

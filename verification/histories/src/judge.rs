@@ -151,6 +151,7 @@ fn over_window(
     let stuck = rest.into_iter().filter(|place| steps[*place].to <= cut && must_happen(&steps[*place]));
     let told = |places: Vec<usize>| places.into_iter().map(|place| operations[place].clone()).collect();
     Err(Violation {
+        rule: "no order of operations explains what was seen",
         key: operations[0].key.clone(),
         between: (begin, cut),
         explained: told(explained),

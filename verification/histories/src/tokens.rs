@@ -19,10 +19,36 @@ pub fn check(history: &[Operation]) -> Result<(), Violation> {
         }
         if let Some(before) = newest.as_ref().filter(|before| grant.token <= before.token) {
             return Err(Violation {
+                rule: "a token is not greater than one that was granted before",
                 key: grant.operation.key.clone(),
                 between: (before.from, grant.to),
                 explained: vec![before.operation.clone()],
                 stuck: vec![grant.operation.clone()],
+                before: Vec::new(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Each token is of one owner, and of one lock, but for what was granted in one step.
+pub fn check_owners(history: &[Operation]) -> Result<(), Violation> {
+    let mut grants: Vec<(u64, &Operation, &Acquire)> = Vec::new();
+    for operation in history {
+        if let (Request::Acquire(ask), Outcome::Token(token)) = (&operation.request, operation.outcome) {
+            grants.push((token, operation, ask));
+        }
+    }
+    grants.sort_by_key(|(token, ..)| *token);
+    for ((token, first, ask), (other, next, again)) in grants.iter().zip(grants.iter().skip(1)) {
+        let is_same = ask.owner == again.owner && (first.key == next.key || (ask.several && again.several));
+        if token == other && !is_same {
+            return Err(Violation {
+                rule: "two grants have one token",
+                key: next.key.clone(),
+                between: (first.from, next.latest()),
+                explained: vec![(*first).clone()],
+                stuck: vec![(*next).clone()],
                 before: Vec::new(),
             });
         }

@@ -1,13 +1,15 @@
-//! What the judge says of a history that nothing explains.
+//! What the checkers say of a history that is wrong.
 
 use std::fmt;
 
 use crate::history::{Operation, Time};
 use crate::spec::Lock;
 
-/// What no order explains.
+/// What can't have been.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
+    /// What was broken.
+    pub rule: &'static str,
     /// The lock.
     pub key: String,
     /// The stretch of the history that can't be explained.
@@ -23,7 +25,7 @@ pub struct Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (from, to) = self.between;
-        writeln!(f, "{}: no order of operations explains what was seen between {from} and {to}", self.key)?;
+        writeln!(f, "{}: {} between {from} and {to}", self.key, self.rule)?;
         let lines = |operations: &[Operation]| -> String {
             let line = |operation| serde_json::to_string(operation).unwrap_or_default();
             operations.iter().map(|operation| format!("    {}\n", line(operation))).collect()

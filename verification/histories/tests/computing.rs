@@ -6,3 +6,5 @@ mod failover_model;
 mod generated;
 #[path = "teeth.rs"]
 mod teeth;
+#[path = "written.rs"]
+mod written;

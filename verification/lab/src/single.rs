@@ -145,9 +145,10 @@ impl Trial {
         operations::keep(&history, self.name);
         let verdict = check(&history);
         wrong.extend(verdict.violations.iter().map(ToString::to_string));
-        // A judge that is not ours. Where nothing may be lost, one server is one lock service, whatever was done to it.
+        // Two checkers that know the format only. Where nothing may be lost, one server is one lock service, whatever was done to it.
         if !self.may_lose
-            && let Err(why) = histories::judge(&operations::operations(&history))
+            && let seen = operations::operations(&history)
+            && let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::judge(&seen))
         {
             wrong.push(why.to_string());
         }

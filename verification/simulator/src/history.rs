@@ -53,6 +53,8 @@ struct OpenRequest {
     /// The keys of a `DEL`.
     deleted: Vec<Bytes>,
     from: u64,
+    /// When its session read `WAITING`.
+    queued: Option<u64>,
 }
 
 /// All requests and replies of a run's clients.
@@ -81,15 +83,20 @@ impl History {
         if request.ephemeral {
             self.ephemeral.extend(request.keys.iter().map(|key| (request.client, key.clone(), request.owner.clone())));
         }
-        self.open.entry(client).or_default().push_back(OpenRequest { request, deleted, from: now });
+        // What a request has waited elsewhere counts for its place in the queue.
+        let from = now.saturating_sub(request.waited * 1000);
+        self.open.entry(client).or_default().push_back(OpenRequest { request, deleted, from, queued: None });
     }
 
     /// A client received a reply.
     pub fn reply_received(&mut self, client: u64, reply: &Reply, now: u64) {
-        let Some(open) = self.open.get_mut(&client).and_then(VecDeque::pop_front) else { return };
+        let Some(mut open) = self.open.get_mut(&client).and_then(VecDeque::pop_front) else { return };
         *self.answered.entry(client).or_default() += 1;
         match (open.request.command.as_str(), reply) {
-            (_, Reply::Line(line)) if line == "WAITING" => self.waits.push(open),
+            (_, Reply::Line(line)) if line == "WAITING" => {
+                open.queued = Some(now);
+                self.waits.push(open);
+            }
             ("events", Reply::Array(events)) => {
                 events.iter().for_each(|event| self.event(client, event.elements(), now));
             }
@@ -114,6 +121,7 @@ impl History {
         };
         // Which of several similar requests ended is unknown: only what they have in common is written.
         let alike: Vec<&OpenRequest> = self.waits.iter().filter(|open| is_it(open)).collect();
+        let is_alone = alike.len() == 1;
         let lease = alike.iter().map(|open| open.request.lease.unwrap_or(30_000)).min();
         self.is_ambiguous |= alike.windows(2).any(|two| {
             let of = |open: &OpenRequest| (open.request.limit, open.request.holds);
@@ -122,6 +130,7 @@ impl History {
         if let Some(at) = self.waits.iter().position(is_it) {
             let mut first = self.waits.remove(at);
             first.request.lease = lease;
+            first.queued = first.queued.filter(|_| is_alone);
             self.answer(&first, &answer, now);
         }
     }
@@ -179,6 +188,7 @@ impl History {
         if operation == "acquire" {
             terms += &number("limit", Some(if request.limit == u32::MAX { 0 } else { u64::from(request.limit) }));
             terms += if request.wait.is_some() { ",\"wait\":true" } else { "" };
+            terms += &number("queued", open.queued);
             terms += if request.command == "macquire" { ",\"several\":true" } else { "" };
         }
         if operation == "acquire" || operation == "release" && !is_one_hold {

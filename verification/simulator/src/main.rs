@@ -3,12 +3,13 @@
 //! `simulate [--seed N] [--minutes M] [--runs N] [--all]`: runs from this seed on, for this long or this many; stops at
 //! the first violation and prints its reduced script (`--all`: continues, and prints each kind of violation once).
 //! `simulate --history FILE [--seed N]`: writes what the clients of this run observed
-//! (`verification/histories/README.md`), without the lines that a history can't express.
+//! (`verification/histories/README.md`), without the lines that a history can't express, and to its end, whatever is
+//! violated; with `--runs N`, the histories of this many runs into the folder FILE.
 //! `simulate --thin [--seed N] [--minutes M] [--runs N]`: runs of clients of the basic profile (`simulator::thin`)
 //! instead.
 //! `simulate --play FILE [GENERATION]`: plays a script and prints the replies of each client.
 
-use simulator::play::play;
+use simulator::play::{self, play};
 use simulator::redis::Generation;
 use simulator::{history, script, seed, shrink, thin};
 use std::collections::BTreeMap;
@@ -47,11 +48,11 @@ fn main() -> ExitCode {
             }
         }
     }
-    if let Some(path) = history {
-        return write_history(&path, options.seed);
-    }
     // A panic of the module is reported as a violation.
     std::panic::set_hook(Box::new(|_| {}));
+    if let Some(folder) = history {
+        return write_histories(&folder, &options);
+    }
     if is_thin { thin_clients(&options) } else { simulate(&options) }
 }
 
@@ -120,17 +121,18 @@ fn simulate(options: &Options) -> ExitCode {
     if known.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn write_history(path: &str, seed: u64) -> ExitCode {
-    let run = seed::from_seed(seed);
-    let lines: Vec<_> = run.lines.into_iter().filter(history::is_expressible).collect();
-    let history = play(run.generation, &lines, true).map_or_else(|broken| broken.run.history, |run| run.history);
-    match std::fs::write(path, history) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+fn write_histories(folder: &str, options: &Options) -> ExitCode {
+    let runs = if options.runs == u64::MAX { 1 } else { options.runs };
+    for seed in options.seed..options.seed.saturating_add(runs) {
+        let run = seed::from_seed(seed);
+        let lines: Vec<_> = run.lines.into_iter().filter(history::is_expressible).collect();
+        let path = if runs == 1 { folder.to_owned() } else { format!("{folder}/{seed}.jsonl") };
+        if let Err(error) = std::fs::write(&path, play::history(run.generation, &lines)) {
             eprintln!("{path}: {error}");
-            ExitCode::from(2)
+            return ExitCode::from(2);
         }
     }
+    ExitCode::SUCCESS
 }
 
 fn play_file(path: &str, generation: Option<&str>) -> ExitCode {

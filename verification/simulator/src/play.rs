@@ -70,6 +70,8 @@ pub struct Player {
     rule: &'static str,
     /// Whether replies are recorded.
     records_replies: bool,
+    /// Whether the run ends at the first violation.
+    ends_at_violation: bool,
 }
 
 /// Plays a script on a new server of this generation. All clients disconnect at the end.
@@ -78,6 +80,20 @@ pub struct Player {
 ///
 /// The first violated invariant.
 pub fn play(generation: Generation, lines: &[Line], records_replies: bool) -> Result<Run, Box<Failure>> {
+    play_until(generation, lines, records_replies, true)
+}
+
+/// What clients observe of a script that is played to its end, whatever is violated: for checkers that know no more than that.
+pub fn history(generation: Generation, lines: &[Line]) -> String {
+    play_until(generation, lines, true, false).map_or_else(|failure| failure.run.history, |run| run.history)
+}
+
+fn play_until(
+    generation: Generation,
+    lines: &[Line],
+    records_replies: bool,
+    ends_at_violation: bool,
+) -> Result<Run, Box<Failure>> {
     let in_cluster = lines.iter().any(|line| matches!(line, Line::Slot(..)));
     start(generation, in_cluster.then(Slots::default));
     let mut player = Player {
@@ -90,6 +106,7 @@ pub fn play(generation: Generation, lines: &[Line], records_replies: bool) -> Re
         run: Run::default(),
         rule: scenarios::EXPECTED,
         records_replies,
+        ends_at_violation,
     };
     let mut played = 0;
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -285,11 +302,18 @@ impl Player {
             node(|node| node.clock.advance(next - now));
             self.iteration(Vec::new())?;
         }
-        if ms >= crate::rules::IDLE_TIME { self.checker.check_idle() } else { Ok(()) }
+        let checked = if ms >= crate::rules::IDLE_TIME { self.checker.check_idle() } else { Ok(()) };
+        self.after(checked)
+    }
+
+    /// The result of a check, if the run ends at the first violation.
+    fn after(&self, checked: Result<(), Violation>) -> Result<(), Violation> {
+        if self.ends_at_violation { checked } else { Ok(()) }
     }
 
     fn iteration(&mut self, arrivals: Vec<Arrival>) -> Result<(), Violation> {
-        self.checker.before_iteration()?;
+        let checked = self.checker.before_iteration();
+        self.after(checked)?;
         let before = node(|node| node.clock.mono);
         run_iteration(arrivals);
         self.run.iterations += 1;
@@ -307,7 +331,10 @@ impl Player {
                 }
                 // A published message is no reply.
                 if reply.elements().first().is_none_or(|first| first.bytes() != b"message") {
-                    self.checker.reply_received(connection.id, &reply)?;
+                    let checked = self.checker.reply_received(connection.id, &reply);
+                    if self.ends_at_violation {
+                        checked?;
+                    }
                 }
                 if self.records_replies {
                     self.history.reply_received(connection.id, &reply, node(|node| node.clock.mono));
@@ -336,7 +363,8 @@ impl Player {
                 self.run.stream.extend_from_slice(&sent[sent.len().saturating_sub(new)..]);
             });
         }
-        self.checker.after_iteration()
+        let checked = self.checker.after_iteration();
+        self.after(checked)
     }
 
     /// Winds the run up: time passes until nothing more can happen, sessions read their events, and all clients
@@ -358,14 +386,16 @@ impl Player {
             }
             self.pass(ms)?;
         }
-        self.checker.losses_are_notified()?;
+        let checked = self.checker.losses_are_notified();
+        self.after(checked)?;
         for name in names {
             self.line(&Line::End(name))?;
         }
         self.pass(0)?;
         end_refusals();
         self.pass(1_000)?;
-        self.checker.nothing_is_left()
+        let checked = self.checker.nothing_is_left();
+        self.after(checked)
     }
 }
 

@@ -1,0 +1,304 @@
+//! Rules that a history of millions of operations is checked for, in O(n log n). Nothing is searched: each rule compares only moments that
+//! the history fixes, so a history that breaks one is wrong, and one that breaks none may be wrong in another way.
+//!
+//! * **Limits.** Certain holds of a lock never overlap beyond the smallest of their limits. A hold is certain from the reply that granted it
+//!   to the first moment at which it can have ended: its owner sends a release, its lease is over, a loss or a force is possible. A later
+//!   reply that speaks of the same hold makes it certain until that was asked.
+//! * **Tokens.** Each is of one owner, and greater than those of all grants that were answered before it was asked for.
+//! * **Order.** A request that was sent when another one was known to be queued (`queued`) is granted later than that one.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::history::{Acquire, Operation, Outcome, Request, Time};
+use crate::tokens;
+use crate::violation::Violation;
+
+/// Checks a history of one server; operations may come in any order.
+///
+/// # Errors
+///
+/// The first violation of the first lock that has one.
+pub fn check(history: &[Operation]) -> Result<(), Violation> {
+    tokens::check(history)?;
+    tokens::check_owners(history)?;
+    let mut locks: HashMap<&str, Vec<&Operation>> = HashMap::new();
+    for operation in history {
+        locks.entry(&operation.key).or_default().push(operation);
+    }
+    let mut locks: Vec<(&str, Vec<&Operation>)> = locks.into_iter().collect();
+    locks.sort_unstable_by_key(|(key, _)| *key);
+    locks.into_iter().try_for_each(|(_, operations)| check_lock(operations))
+}
+
+fn check_lock(mut operations: Vec<&Operation>) -> Result<(), Violation> {
+    operations.sort_by_key(|it| it.from);
+    let forces = operations.iter().filter(|it| matches!(it.request, Request::Force) && changed(it.outcome));
+    let forces = Bounds::of(forces.map(|it| Bound { from: it.from, latest: it.latest(), end: it.from }));
+    let mut owners: HashMap<&str, Vec<&Operation>> = HashMap::new();
+    for operation in operations {
+        if let Some(owner) = owner(&operation.request) {
+            owners.entry(owner).or_default().push(operation);
+        }
+    }
+    let (mut holds, mut grants) = (Vec::new(), Vec::new());
+    for operations in owners.values() {
+        let claims = Claims::of(operations);
+        holds.extend(holds_of(operations, &claims, &forces));
+        grants.extend(claims.grants_alone());
+    }
+    check_limits(&holds)?;
+    check_order(grants)
+}
+
+/// Whose lock a request is about.
+fn owner(request: &Request) -> Option<&str> {
+    match request {
+        Request::Acquire(Acquire { owner, .. })
+        | Request::Release { owner, .. }
+        | Request::Renew { owner, .. }
+        | Request::Check { owner }
+        | Request::Expire { owner, .. }
+        | Request::End { owner }
+        | Request::TakeBack { owner, .. } => Some(owner),
+        Request::Force => None,
+    }
+}
+
+/// Whether a request with this outcome may have changed something.
+fn changed(outcome: Outcome) -> bool {
+    !matches!(outcome, Outcome::Null | Outcome::Error | Outcome::Count(0))
+}
+
+/// A hold, for as long as it is certain.
+struct Hold<'a> {
+    granted: &'a Operation,
+    limit: u64,
+    begin: Time,
+    end: Time,
+}
+
+/// Something that happened between `from` and `latest`, if it did, and after which a hold may have ended from `end` on.
+struct Bound {
+    from: Time,
+    latest: Time,
+    end: Time,
+}
+
+/// Bounds in the order of their beginnings.
+struct Bounds {
+    from: Vec<Time>,
+    /// Of all up to each: the latest moment, and the earliest end.
+    latest_before: Vec<Time>,
+    end_before: Vec<Time>,
+    /// The earliest end of each and all behind it.
+    end_after: Vec<Time>,
+}
+
+impl Bounds {
+    /// They come in the order of their beginnings.
+    fn of(bounds: impl Iterator<Item = Bound>) -> Self {
+        let (mut from, mut latest_before, mut end_before, mut ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut latest, mut end) = (0, Time::MAX);
+        for bound in bounds {
+            (latest, end) = (latest.max(bound.latest), end.min(bound.end));
+            from.push(bound.from);
+            latest_before.push(latest);
+            end_before.push(end);
+            ends.push(bound.end);
+        }
+        let mut end = Time::MAX;
+        for each in ends.iter_mut().rev() {
+            end = end.min(*each);
+            *each = end;
+        }
+        Self { from, latest_before, end_before, end_after: ends }
+    }
+
+    /// When what was there at this moment may have ended.
+    fn after(&self, moment: Time) -> Time {
+        let before = self.from.partition_point(|from| *from < moment);
+        let later = self.end_after.get(before).copied().unwrap_or(Time::MAX);
+        // One of those that began before may not have happened yet; which one is not worth knowing.
+        let may_come = before.checked_sub(1).filter(|last| self.latest_before[*last] >= moment);
+        later.min(may_come.map_or(Time::MAX, |last| self.end_before[last])).max(moment)
+    }
+}
+
+/// An acquisition that was or may have been granted, or a renewal that may have raised the token.
+struct Claim<'a> {
+    operation: &'a Operation,
+    token: Option<u64>,
+    /// Whether its owner asked for the lock in no other request that can have had the same place in the queue.
+    is_alone: bool,
+    /// Where the claims with this token begin.
+    first: usize,
+    /// The latest moment of all claims up to this one.
+    latest: Time,
+}
+
+/// The claims of an owner, in the order of their beginnings.
+struct Claims<'a>(Vec<Claim<'a>>);
+
+impl<'a> Claims<'a> {
+    fn of(operations: &[&'a Operation]) -> Self {
+        let mut claims: Vec<Claim> = Vec::new();
+        let (mut asked, mut latest) = (None, 0);
+        for &operation in operations {
+            let (is_raised, several) = match &operation.request {
+                Request::Acquire(ask) => (false, ask.several),
+                Request::Renew { fence: Some(_), .. } => (true, false),
+                _ => continue,
+            };
+            // An owner that asks again takes over the place of its earlier request; and it may be the first to hear of the token that one got.
+            let is_told = claims.last().is_none_or(|before| before.token.is_some());
+            let is_alone = !is_raised && !several && is_told && asked.is_none_or(|before| before < operation.from);
+            asked = asked.max(Some(operation.latest()));
+            let token = match operation.outcome {
+                Outcome::Token(token) if !is_raised => Some(token),
+                outcome if changed(outcome) => None,
+                _ => continue,
+            };
+            let same = claims.last().filter(|before| token.is_some() && before.token == token);
+            let first = same.map_or(claims.len(), |before| before.first);
+            latest = latest.max(operation.latest());
+            claims.push(Claim { operation, token, is_alone, first, latest });
+        }
+        Self(claims)
+    }
+
+    /// The token of the only hold that an operation can have met.
+    fn met_by(&self, operation: &Operation) -> Option<u64> {
+        let last = self.0.partition_point(|claim| claim.operation.from <= operation.latest()).checked_sub(1)?;
+        let first = self.0[last].first;
+        // The hold was granted before, and each earlier one is older than it.
+        let is_there = self.0[first..=last].iter().any(|claim| claim.operation.latest() <= operation.from);
+        let is_alone = first.checked_sub(1).is_none_or(|before| self.0[before].latest < self.0[first].operation.from);
+        self.0[last].token.filter(|_| is_there && is_alone)
+    }
+
+    /// Grants that were no re-entries, with their tokens.
+    fn grants_alone(&self) -> impl Iterator<Item = (u64, &'a Operation)> {
+        self.0.iter().enumerate().filter_map(|(index, claim)| {
+            let is_entered_again = self.0.get(index + 1).is_some_and(|next| next.first == index);
+            let token = claim.token.filter(|_| claim.is_alone && claim.first == index && !is_entered_again)?;
+            Some((token, claim.operation))
+        })
+    }
+}
+
+/// The certain holds of an owner.
+fn holds_of<'a>(operations: &[&'a Operation], claims: &Claims, forces: &Bounds) -> Vec<Hold<'a>> {
+    let bounds = Bounds::of(operations.iter().filter_map(|it| bound(it)));
+    let mut holds: HashMap<u64, Hold<'a>> = HashMap::new();
+    for &operation in operations {
+        let (from, until) =
+            (operation.from, |lease: Option<Time>| lease.map_or(Time::MAX, |it| operation.from.saturating_add(it)));
+        // The hold that the reply speaks of, and how long it lasts by this.
+        let (token, lasts) = match (&operation.request, operation.outcome) {
+            (Request::Acquire(ask), Outcome::Token(token)) => (Some(token), until(ask.lease)),
+            (Request::Renew { lease, .. }, Outcome::Token(token)) => (Some(token), until(*lease)),
+            (Request::Release { token: Some(token), .. }, Outcome::Left(_)) => (Some(*token), from),
+            (Request::Release { .. }, Outcome::Left(_)) if !operation.request.withdraws() => {
+                (claims.met_by(operation), from)
+            }
+            (Request::Check { .. }, Outcome::Done) => (claims.met_by(operation), from),
+            _ => continue,
+        };
+        let Some(token) = token else { continue };
+        let end = lasts.min(bounds.after(from)).min(forces.after(from)).max(from);
+        let limit = match &operation.request {
+            Request::Acquire(ask) if ask.limit > 0 => ask.limit,
+            Request::Acquire(_) => u64::MAX,
+            _ => 0,
+        };
+        let hold = holds.entry(token).or_insert(Hold { granted: operation, limit, begin: operation.latest(), end });
+        hold.limit = hold.limit.max(limit);
+        hold.begin = hold.begin.min(operation.latest());
+        hold.end = hold.end.max(end);
+    }
+    // Of a hold that no acquisition granted under this token, nobody knows the limit.
+    holds.into_values().filter(|it| it.begin <= it.end && it.limit > 0).collect()
+}
+
+/// From when on an operation may end its owner's hold.
+fn bound(operation: &Operation) -> Option<Bound> {
+    let from = operation.from;
+    let end = match &operation.request {
+        _ if !changed(operation.outcome) => return None,
+        Request::Renew { fence: None, lease, .. } => from.saturating_add((*lease)?),
+        Request::Release { lease, .. } if operation.outcome == Outcome::Left(1) => from.saturating_add((*lease)?),
+        // A raised token is that of another hold here.
+        Request::Renew { .. } | Request::Release { .. } | Request::Expire { .. } | Request::End { .. } => from,
+        Request::Acquire(_) | Request::Check { .. } | Request::Force | Request::TakeBack { .. } => return None,
+    };
+    Some(Bound { from, latest: operation.latest(), end })
+}
+
+fn check_limits(holds: &[Hold]) -> Result<(), Violation> {
+    // In the same moment, some end, then others are there for that moment only, then others begin.
+    let (ends, passes, begins) = (0, 1, 2);
+    let mut moments: Vec<(Time, i32, usize)> = Vec::new();
+    for (index, hold) in holds.iter().enumerate() {
+        if hold.begin == hold.end {
+            moments.push((hold.begin, passes, index));
+        } else {
+            moments.extend([(hold.begin, begins, index), (hold.end, ends, index)]);
+        }
+    }
+    moments.sort_unstable();
+    let mut certain: BTreeSet<(u64, usize)> = BTreeSet::new();
+    for (at, what, index) in moments {
+        let hold = (holds[index].limit, index);
+        if what == ends {
+            certain.remove(&hold);
+            continue;
+        }
+        certain.insert(hold);
+        if certain.first().is_some_and(|(limit, _)| certain.len() as u64 > *limit) {
+            let others = certain.iter().filter(|(_, other)| *other != index);
+            return Err(Violation {
+                rule: "more certain holds than the limit",
+                key: holds[index].granted.key.clone(),
+                between: (at, at),
+                explained: others.map(|(_, other)| holds[*other].granted.clone()).collect(),
+                stuck: vec![holds[index].granted.clone()],
+                before: Vec::new(),
+            });
+        }
+        if what == passes {
+            certain.remove(&hold);
+        }
+    }
+    Ok(())
+}
+
+/// Grants to requests that can only have been made at their own places in the queue.
+fn check_order(grants: Vec<(u64, &Operation)>) -> Result<(), Violation> {
+    let mut queued: Vec<(Time, u64, &Operation)> = Vec::new();
+    for (token, operation) in &grants {
+        if let Request::Acquire(Acquire { queued: Some(at), .. }) = operation.request {
+            queued.push((at, *token, operation));
+        }
+    }
+    queued.sort_unstable_by_key(|(at, ..)| *at);
+    let mut sent = grants;
+    sent.sort_unstable_by_key(|(_, operation)| operation.from);
+    let mut queued = queued.into_iter().peekable();
+    let mut newest: Option<(u64, &Operation)> = None;
+    for (token, operation) in sent {
+        while let Some((_, token, earlier)) = queued.next_if(|(at, ..)| *at < operation.from) {
+            newest = newest.filter(|(newest, _)| *newest > token).or(Some((token, earlier)));
+        }
+        if let Some((_, earlier)) = newest.filter(|(newest, _)| *newest > token) {
+            return Err(Violation {
+                rule: "a request was granted before one that was queued when it was sent",
+                key: operation.key.clone(),
+                between: (earlier.from, operation.latest()),
+                explained: vec![earlier.clone()],
+                stuck: vec![operation.clone()],
+                before: Vec::new(),
+            });
+        }
+    }
+    Ok(())
+}

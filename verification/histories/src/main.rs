@@ -1,0 +1,60 @@
+//! Checks histories by their intervals, and says how fast that went.
+//!
+//! `histories FILE...`: these files. `histories --speed N`: a history of so many operations that is made for this.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use histories::{Operation, Outcome, Request, intervals, read};
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let histories: Vec<(String, std::io::Result<Vec<Operation>>)> = match &words[..] {
+        [speed, count] if speed == "--speed" => vec![(speed.clone(), Ok(made(count.parse().unwrap_or(1_000_000))))],
+        files => {
+            let history = |file: &String| (file.clone(), File::open(file).and_then(|it| read(BufReader::new(it))));
+            files.iter().map(history).collect()
+        }
+    };
+    let mut status = ExitCode::SUCCESS;
+    for (name, history) in histories {
+        let history = match history {
+            Ok(history) => history,
+            Err(why) => {
+                eprintln!("{name}: {why}");
+                return ExitCode::from(2);
+            }
+        };
+        let begin = Instant::now();
+        let checked = intervals::check(&history);
+        let seconds = begin.elapsed().as_secs_f64();
+        let (says, count) = (if checked.is_ok() { "no violation" } else { "VIOLATION" }, history.len());
+        println!("{name}: {says}: {count} operations in {seconds:.2} s, {:.0} a second", count as f64 / seconds);
+        if let Err(violation) = checked {
+            println!("{violation}");
+            status = ExitCode::FAILURE;
+        }
+    }
+    status
+}
+
+/// Eight processes take and release sixteen mutexes and read-write locks in turn, and renew their leases.
+fn made(count: usize) -> Vec<Operation> {
+    let mut history = Vec::with_capacity(count);
+    let mut turn = 0;
+    while history.len() < count {
+        let (process, key) = (format!("p{}", turn % 8), format!("k{}", turn % 16));
+        // Owners are new for each acquisition, as those of clients are.
+        let (owner, limit, at) = (format!("{process}/{turn}"), turn % 2, 100 * turn);
+        let mut add = |request, from, outcome| {
+            history.push(Operation::new(&process, &key, request, (from, from + 30), outcome));
+        };
+        add(Request::acquire(&owner, limit, Some(30_000_000)), at, Outcome::Token(turn + 1));
+        add(Request::renew(&owner, Some(30_000_000)), at + 40, Outcome::Token(turn + 1));
+        add(Request::release(&owner), at + 80, Outcome::Left(0));
+        turn += 1;
+    }
+    history
+}

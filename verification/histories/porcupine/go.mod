@@ -1,0 +1,6 @@
+module holdfast/porcupine
+
+go 1.24
+
+// Searches for an order that explains a history: a second opinion beside stateright's.
+require github.com/anishathalye/porcupine v1.3.1

@@ -31,7 +31,7 @@ pub fn check(history: &[Operation]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Each token is of one owner, and of one lock, but for what was granted in one step.
+/// Each token is of one owner. (What it is granted in one step has one token.)
 pub fn check_owners(history: &[Operation]) -> Result<(), Violation> {
     let mut grants: Vec<(u64, &Operation, &Acquire)> = Vec::new();
     for operation in history {
@@ -41,10 +41,9 @@ pub fn check_owners(history: &[Operation]) -> Result<(), Violation> {
     }
     grants.sort_by_key(|(token, ..)| *token);
     for ((token, first, ask), (other, next, again)) in grants.iter().zip(grants.iter().skip(1)) {
-        let is_same = ask.owner == again.owner && (first.key == next.key || (ask.several && again.several));
-        if token == other && !is_same {
+        if token == other && ask.owner != again.owner {
             return Err(Violation {
-                rule: "two grants have one token",
+                rule: "two owners have one token",
                 key: next.key.clone(),
                 between: (first.from, next.latest()),
                 explained: vec![(*first).clone()],

@@ -168,6 +168,12 @@ impl History {
                 (asked.stage, asked.released) = (Stage::Kept, Some(from));
                 return;
             }
+            // A release that had to be sent again can't tell that from a force (B17 of docs/client-protocol.md).
+            (Call::Release { .. }, "released")
+                if asked.keys.iter().any(|it| is_meddled(&self.meddled, it, asked.from)) =>
+            {
+                Told::Unknown
+            }
             (Call::Release { .. }, "released") => Told::Left(0),
             (Call::Release { .. }, _) => Told::Unknown,
             // Of a renewal, a history needs to know nothing: it says how long a lease is at least.
@@ -188,8 +194,7 @@ impl History {
     fn holds(&mut self, owner: &str, from: Micros, to: Micros) {
         let Some(asked) = self.asked.get(owner) else { return };
         for key in &asked.keys {
-            let meddled = [Some(key.clone()), None].iter().filter_map(|it| self.meddled.get(it)).max();
-            if meddled.is_none_or(|at| *at < asked.from) {
+            if !is_meddled(&self.meddled, key, asked.from) {
                 let request = Request::Check { owner: owner.to_owned() };
                 self.seen.push(Operation::new(&asked.client, key, request, (from, to), Told::Done));
             }
@@ -315,7 +320,7 @@ impl History {
     pub fn judge_what_is_certain(&mut self) -> Result<(), String> {
         self.settle();
         self.overlap.clone().map_or(Ok(()), Err)?;
-        intervals::check(&self.seen).map_err(|violation| violation.to_string())?;
+        let checked = intervals::check(&self.seen);
         let granted: BTreeSet<String> = self.seen.iter().filter_map(granted_to).map(str::to_owned).collect();
         self.seen.retain(|it| match &it.request {
             Request::Acquire(_) => granted_to(it).is_some(),
@@ -324,7 +329,7 @@ impl History {
             Request::Release { .. } => it.outcome != Told::Unknown,
             _ => true,
         });
-        judge(&self.seen).map_err(|violation| violation.to_string())
+        checked.and_then(|()| judge(&self.seen)).map_err(|violation| violation.to_string())
     }
 
     /// Nothing more comes of what still runs.
@@ -349,6 +354,11 @@ impl History {
             .collect();
         unused.into_iter().for_each(|(owner, from)| self.end(&owner, from, None));
     }
+}
+
+/// Whether somebody has done something to a lock, or to all of them, since then.
+fn is_meddled(meddled: &BTreeMap<Option<String>, Micros>, key: &str, since: Micros) -> bool {
+    [Some(key.to_owned()), None].iter().filter_map(|it| meddled.get(it)).any(|at| *at >= since)
 }
 
 /// The owner of an acquisition that was granted.

@@ -34,6 +34,7 @@ conformance: plays scenarios to clients, through their drivers
   --rules            only says which scenarios and vectors check which rule of docs/client-protocol.md
   --golden           only the golden tables
   --random SECONDS   instead, each two clients do what they like for so long
+  --fleet SECONDS    instead, all clients at once do what they like for so long, while their processes and the server are killed, too
   --seed N           the seed of that
   --history FOLDER   writes what they were told there, as verification/histories/README.md specifies it
   --python PROGRAM   the Python of the drivers in Python (python3)
@@ -48,6 +49,7 @@ struct Arguments {
     rules: bool,
     golden: bool,
     random: Option<u64>,
+    fleet: Option<u64>,
     seed: Option<u64>,
     history: Option<PathBuf>,
     python: Option<String>,
@@ -105,6 +107,11 @@ fn run() -> Result<bool, String> {
     if let Some(seconds) = arguments.random {
         let seed = arguments.seed.unwrap_or_else(clock::now);
         return play_pairs(&manifests, &programs, seed, Duration::from_secs(seconds), arguments.history.as_deref());
+    }
+
+    if let Some(seconds) = arguments.fleet {
+        let seed = arguments.seed.unwrap_or_else(clock::now);
+        return play_fleet(&manifests, &programs, seed, seconds, arguments.history.as_deref());
     }
 
     let judged = |client: usize| Judged { manifest: &manifests[client], programs: &programs };
@@ -173,6 +180,7 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--rules" => all.rules = true,
             "--golden" => all.golden = true,
             "--random" => all.random = Some(number(&value()?)?),
+            "--fleet" => all.fleet = Some(number(&value()?)?),
             "--seed" => all.seed = Some(number(&value()?)?),
             "--history" => all.history = Some(value()?.into()),
             "--python" => all.python = Some(value()?),
@@ -212,7 +220,8 @@ fn play_pairs(
         let mut pairs = Vec::new();
         for (index, one) in can.iter().enumerate() {
             for other in others(index) {
-                let run = move || random::run(seed, time, [judged(one), judged(other)]);
+                let named = [("X".to_owned(), judged(one)), ("Y".to_owned(), judged(other))];
+                let run = move || random::run(random::Kind::Pair, seed, time, &named);
                 pairs.push((one, other, threads.spawn(run)));
             }
         }
@@ -225,13 +234,49 @@ fn play_pairs(
             report.faults.iter().for_each(|why| println!("    {why}"));
             all_well &= report.faults.is_empty();
             if let Some(folder) = histories {
-                let file = folder.join(format!("{} and {}, {seed}.jsonl", one.client, other.client));
-                let written = fs::create_dir_all(folder).and_then(|()| report.history.write(fs::File::create(&file)?));
-                written.map_err(|why| format!("{}: {why}", file.display()))?;
+                write_history(&report, folder, &format!("{} and {}, {seed}.jsonl", one.client, other.client))?;
             }
         }
         Ok(all_well)
     })
+}
+
+fn write_history(report: &random::Report, folder: &Path, name: &str) -> Result<(), String> {
+    let file = folder.join(name);
+    let written = fs::create_dir_all(folder).and_then(|()| report.history.write(fs::File::create(&file)?));
+    written.map_err(|why| format!("{}: {why}", file.display()))
+}
+
+/// Lets all clients that can do what they like at once, and says how much was done, and what was put in their way.
+fn play_fleet(
+    manifests: &[Manifest],
+    programs: &BTreeMap<&'static str, String>,
+    seed: u64,
+    seconds: u64,
+    histories: Option<&Path>,
+) -> Result<bool, String> {
+    let can = manifests.iter().filter(|it| !it.fails.contains_key("random"));
+    let name = |manifest: &Manifest| manifest.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let named: Vec<(String, Judged)> = can.map(|it| (name(it), Judged { manifest: it, programs })).collect();
+    let report = random::run(random::Kind::Fleet, seed, Duration::from_secs(seconds), &named)?;
+    let says = if report.faults.is_empty() { "kept" } else { "NOT KEPT" };
+    let operations = report.history.operations();
+    println!(
+        "fleet, seed {seed}, {seconds} s: {says}, {operations} operations in the history, {} grants",
+        report.granted
+    );
+    for (client, (calls, granted)) in &report.calls {
+        println!("    {client}: {calls} calls, {granted} grants");
+    }
+    for (fault, times) in &report.put_in {
+        println!("    {times} times: {fault}");
+    }
+    report.faults.iter().for_each(|why| println!("    {why}"));
+    println!("again: scripts/conformance --fleet {seconds} --seed {seed}");
+    if let Some(folder) = histories {
+        write_history(&report, folder, &format!("fleet, {seed}.jsonl"))?;
+    }
+    Ok(report.faults.is_empty())
 }
 
 fn can(client: &Manifest, scenario: &Scenario) -> bool {

@@ -1,9 +1,11 @@
-//! Two clients, of different languages where there are several, do what they like to eight locks for a while, from a seed, while their
-//! connections break and their processes stand still.
+//! Clients do what they like to eight locks for a while, from a seed, while their connections break and their processes are paused: two of
+//! different languages, or a fleet of all. In a fleet, processes are killed and started again, too, and the server is paused, restarted
+//! with its data, and replaced by its replica, which has confirmed every grant.
 //!
 //! What they were told is one history, judged as the simulator's are.
 
 use std::collections::BTreeMap;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -24,6 +26,19 @@ const LOCKS: [(&str, u64); 8] =
 const AT_ONCE: usize = 5;
 /// How often something is done.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How much a fleet does each time.
+const ACTS: usize = 4;
+/// After so many of them, a fleet goes on to other locks, so that no lock's history becomes too long to be searched.
+const ROUND: usize = 5_000;
+
+/// Who does it, and what happens to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Two clients and a server.
+    Pair,
+    /// All clients, a server and its replica.
+    Fleet,
+}
 
 struct Client<'a> {
     name: String,
@@ -37,6 +52,8 @@ struct Client<'a> {
     /// Until when its process is stopped, or its connections are refused.
     frozen: Option<Instant>,
     refused: Option<Instant>,
+    /// The process that takes the place of one that was killed.
+    starts: Option<JoinHandle<Result<Driver, String>>>,
 }
 
 /// What came of a run.
@@ -46,55 +63,158 @@ pub struct Report {
     pub faults: Vec<String>,
     /// How many acquisitions were granted.
     pub granted: usize,
+    /// How many calls of each client have ended, and how many of them were grants.
+    pub calls: BTreeMap<String, (u64, u64)>,
+    /// How often each fault was put in.
+    pub put_in: BTreeMap<&'static str, u64>,
     /// What the clients were told.
     pub history: History,
 }
 
-/// Lets two clients work for so long.
+/// Lets clients work for so long, each under its name.
 ///
 /// # Errors
 ///
 /// If it can't be done: a driver doesn't start.
-pub fn run(seed: u64, time: Duration, both: [Judged; 2]) -> Result<Report, String> {
+pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, Judged)]) -> Result<Report, String> {
     let lease = DEFAULT_LEASE.as_millis().to_string();
-    let server = Server::builder().module_args(&["default-lease", &lease]).start();
+    let start = |builder: support::Builder| builder.module_args(&["default-lease", &lease]).start();
+    let servers = match kind {
+        Kind::Pair => vec![start(Server::builder())],
+        Kind::Fleet => {
+            let keeps = || start(Server::builder().arg("appendonly", "yes").arg("appendfsync", "always"));
+            let servers = vec![keeps(), keeps()];
+            servers[1].replica_of(&servers[0]);
+            servers
+        }
+    };
     let mut clients = Vec::new();
-    for (name, judged) in ["X", "Y"].into_iter().zip(both) {
+    for (name, judged) in named {
         clients.push(Client {
-            name: name.to_owned(),
-            judged,
+            name: name.clone(),
+            judged: *judged,
             driver: Driver::start(judged.manifest, judged.programs)?,
-            proxy: Proxy::to(server.addr()),
+            proxy: Proxy::to(servers[0].addr()),
             calls: BTreeMap::new(),
             held: Vec::new(),
             acquired: 0,
             frozen: None,
             refused: None,
+            starts: None,
         });
     }
-    let mut run = Run { raw: server.raw(), clients, report: Report::default() };
+    let raw = servers[0].raw();
+    let mut run = Run { kind, acts: 0, servers, paused: None, raw, clients, report: Report::default() };
     let mut random = Random::from_seed(seed);
     for index in 0..run.clients.len() {
-        let url = format!("redis://{}/", run.clients[index].proxy.addr());
-        run.call(index, Call::Open { url }, "");
+        run.open(index);
     }
     let end = clock::after(time);
     while Instant::now() < end && run.report.faults.is_empty() {
-        let index = random.index(run.clients.len());
-        run.act(index, &mut random);
+        for _ in 0..if kind == Kind::Fleet { ACTS } else { 1 } {
+            run.acts += 1;
+            let index = random.index(run.clients.len());
+            if kind == Kind::Fleet {
+                run.disturb(index, &mut random);
+            }
+            run.act(index, &mut random);
+        }
         run.listen(PAUSE);
     }
-    run.end(&server);
+    run.end();
     Ok(run.report)
 }
 
 struct Run<'a> {
+    kind: Kind,
+    /// How much was done so far.
+    acts: usize,
+    /// The one that has the locks, and its replica, if there is one.
+    servers: Vec<Server>,
+    /// Until when the server is stopped.
+    paused: Option<Instant>,
     raw: Raw,
     clients: Vec<Client<'a>>,
     report: Report,
 }
 
 impl Run<'_> {
+    fn open(&mut self, index: usize) {
+        let url = format!("redis://{}/", self.clients[index].proxy.addr());
+        self.call(index, Call::Open { url }, "");
+    }
+
+    fn count(&mut self, fault: &'static str) {
+        *self.report.put_in.entry(fault).or_default() += 1;
+    }
+
+    /// What a lock is called now.
+    fn name_of(&self, lock: &str) -> String {
+        match self.kind {
+            Kind::Pair => lock.to_owned(),
+            Kind::Fleet => format!("{lock}.{}", self.acts / ROUND),
+        }
+    }
+
+    /// Something happens to a client's process, or to the server.
+    fn disturb(&mut self, index: usize, random: &mut Random) {
+        match random.below(20_000) {
+            0..10 => self.kill(index),
+            // Nothing can be asked of a server that is paused.
+            10..21 if self.paused.is_some() => {}
+            10..15 => {
+                self.servers[0].stop();
+                self.paused = Some(clock::after(Duration::from_millis(random.below(1_500))));
+                self.count("server paused");
+            }
+            15..18 => {
+                self.servers[0].kill9();
+                self.servers[0].restart();
+                self.servers[0].wait_replica_online();
+                self.raw = self.servers[0].raw();
+                self.count("server killed and restarted");
+            }
+            18..21 => self.fail_over(),
+            _ => {}
+        }
+    }
+
+    /// Ends a client's process, and starts another one.
+    fn kill(&mut self, index: usize) {
+        if self.clients[index].starts.is_some() {
+            return;
+        }
+        self.hear(index);
+        let client = &mut self.clients[index];
+        for loss in std::mem::take(&mut client.driver.told) {
+            self.report.history.lost(&client.name, &loss);
+        }
+        self.report.history.killed(&client.name);
+        client.driver.kill();
+        client.calls.clear();
+        client.held.clear();
+        client.frozen = None;
+        let (manifest, programs) = (client.judged.manifest.clone(), client.judged.programs.clone());
+        client.starts = Some(thread::spawn(move || Driver::start(&manifest, &programs)));
+        self.count("process killed");
+    }
+
+    /// The server is killed, its replica takes its place, and the server comes back as the replica's.
+    fn fail_over(&mut self) {
+        // What another client forced needs no replica's word, so that has to be there.
+        self.servers[0].wait_for_replica(&self.servers[1]);
+        self.servers[0].kill9();
+        self.servers[1].replica_of_no_one();
+        for client in &self.clients {
+            client.proxy.turn_to(self.servers[1].addr());
+        }
+        self.servers[0].restart();
+        self.servers[0].replica_of(&self.servers[1]);
+        self.servers.swap(0, 1);
+        self.raw = self.servers[0].raw();
+        self.count("replica promoted");
+    }
+
     fn call(&mut self, index: usize, call: Call, hold: &str) {
         let client = &mut self.clients[index];
         let (from, bound) = (clock::now(), clock::after(BOUND + wait_of(&call)));
@@ -110,21 +230,32 @@ impl Run<'_> {
     /// Something happens to a client, or is done by it.
     fn act(&mut self, index: usize, random: &mut Random) {
         let client = &mut self.clients[index];
+        if client.starts.is_some() {
+            return;
+        }
         let manifest = client.judged.manifest;
         match random.below(1_000) {
-            0..2 => client.proxy.cut(),
+            0..2 => {
+                client.proxy.cut();
+                self.count("connections cut");
+            }
             2..3 => {
                 client.proxy.refuse();
                 client.refused = Some(clock::after(Duration::from_millis(random.below(1_500))));
+                self.count("connections refused");
             }
             3..4 => {
                 client.driver.signal(Signal::STOP);
                 client.frozen = Some(clock::after(Duration::from_millis(random.below(3_000))));
+                self.count("process paused");
             }
+            4..10 if self.paused.is_some() => {}
             4..10 => {
-                let ((key, _), from) = (*random.pick(&LOCKS), clock::now());
+                let ((lock, _), from) = (*random.pick(&LOCKS), clock::now());
+                let key = self.name_of(lock);
                 self.raw.call(&[b"LOCK.FORCE", key.as_bytes()]);
-                self.report.history.broken(key, from);
+                self.report.history.broken(&key, from);
+                self.count("lock forced");
             }
             10..80 if manifest.has(Feature::Cancel) => {
                 let waits = |(call, ..): &&(Call, String, Micros, Instant)| matches!(call, Call::Acquire { .. });
@@ -176,9 +307,12 @@ impl Run<'_> {
             limit: (limit > 1).then_some(limit),
             keep: keep.then_some(200),
             keep_uses: (keep && random.chance(30)).then_some(3),
+            // With as many as there are, a promoted replica has every grant.
+            replicas: (self.kind == Kind::Fleet).then_some(1),
             ..Terms::default()
         };
-        let keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
+        let keys: Vec<String> = keys.into_iter().map(|lock| self.name_of(lock)).collect();
+        let client = &mut self.clients[index];
         self.report.history.asks(&client.name, &hold, &keys, &terms);
         self.call(index, Call::Acquire { hold: hold.clone(), keys, terms, at: At::default() }, &hold);
     }
@@ -198,7 +332,23 @@ impl Run<'_> {
     }
 
     fn hear(&mut self, index: usize) {
+        if self.paused.take_if(|at| Instant::now() >= *at).is_some() {
+            self.servers[0].cont();
+        }
+        if let Some(starts) = self.clients[index].starts.take_if(|it| it.is_finished()) {
+            match starts.join() {
+                Ok(Ok(driver)) => {
+                    self.clients[index].driver = driver;
+                    self.open(index);
+                }
+                Ok(Err(why)) => self.report.faults.push(why),
+                Err(_) => self.report.faults.push("a driver's start panicked".to_owned()),
+            }
+        }
         let client = &mut self.clients[index];
+        if client.starts.is_some() {
+            return;
+        }
         let is_over = |at: &mut Option<Instant>| at.take_if(|at| Instant::now() >= *at).is_some();
         if is_over(&mut client.frozen) {
             client.driver.signal(Signal::CONT);
@@ -228,6 +378,8 @@ impl Run<'_> {
 
     fn ended(&mut self, index: usize, call: &Call, hold: &str, asked: Micros, outcome: &Outcome) {
         let client = &mut self.clients[index];
+        let calls = self.report.calls.entry(client.name.clone()).or_default();
+        *calls = (calls.0 + 1, calls.1 + u64::from(outcome.outcome == "held" && matches!(call, Call::Acquire { .. })));
         if matches!(call, Call::Acquire { .. }) {
             self.report.history.acquired(&client.name, hold, outcome);
             if outcome.outcome == "held" {
@@ -248,8 +400,13 @@ impl Run<'_> {
         }
     }
 
-    fn end(&mut self, server: &Server) {
+    fn end(&mut self) {
         let wait = Duration::from_secs(5);
+        self.paused = self.paused.map(|_| Instant::now());
+        // A driver that starts does so within a time of its own.
+        while self.clients.iter().any(|it| it.starts.is_some()) {
+            self.listen(PAUSE);
+        }
         for client in &mut self.clients {
             client.frozen = client.frozen.map(|_| Instant::now());
             client.refused = client.refused.map(|_| Instant::now());
@@ -267,7 +424,7 @@ impl Run<'_> {
         while self.clients.iter().any(|it| !it.calls.is_empty()) && Instant::now() < end {
             self.listen(PAUSE);
         }
-        self.report.faults.extend(left::after(CLEAN, When::Free, &[server]));
+        self.report.faults.extend(left::after(CLEAN, When::Free, &[&self.servers[0]]));
         for index in 0..self.clients.len() {
             for loss in std::mem::take(&mut self.clients[index].driver.told) {
                 self.report.history.lost(&self.clients[index].name, &loss);
@@ -279,7 +436,7 @@ impl Run<'_> {
                 self.clients[index].driver.kill();
             }
         }
-        self.report.faults.extend(left::after(CLEAN, When::Ended, &[server]));
+        self.report.faults.extend(left::after(CLEAN, When::Ended, &[&self.servers[0]]));
         if let Err(violation) = self.report.history.judge_what_is_certain() {
             self.report.faults.push(format!("what was told can't be explained: {violation}"));
         }

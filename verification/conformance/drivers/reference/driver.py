@@ -341,8 +341,12 @@ class Driver:
         self.close()
         self.client, self.holds = Client((urlsplit(url).hostname, urlsplit(url).port)), {}
 
+    def asked(self, hold, wait=None, **terms):
+        """From now on the hold can be cancelled, whenever its thread begins."""
+        self.holds[hold] = Hold(self.client, hold, **terms)
+
     def acquire(self, hold, wait=None, **terms):
-        self.holds[hold] = made = Hold(self.client, hold, **terms)
+        made = self.holds[hold]
         is_held = made.acquire(31_536_000 if wait is None else wait / 1000)
         return {"outcome": "held", "fence": made.fence} if is_held else {"outcome": made.cancelled or "not-granted"}
 
@@ -389,6 +393,8 @@ driver = Driver()
 for text in sys.stdin:
     line = json.loads(text)
     call = (line.pop("id"), line.pop("call"), line)
+    if call[1] == "acquire":
+        driver.asked(**line)
     if call[1] in ("acquire", "release", "renew", "check"):
         threading.Thread(target=driver.call, args=call, daemon=True).start()
     else:

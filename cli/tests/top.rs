@@ -175,6 +175,7 @@ fn top_refreshes_in_place_and_takes_keys_in_tmux() {
     let mut other = server.raw();
     other.send(&[b"LOCK.ACQUIRE", b"a", b"another", b"WAIT", b"0"]).unwrap();
     tmux.shows("1 contended lock, 2 waiters,");
+    tmux.shows("waits/s, longest hold");
     assert_eq!(tmux.says(&["display-message", "-p", "#{history_size}"]).trim(), "0", "nothing has scrolled");
     tmux.keys("q");
     tmux.shows("ended 0");

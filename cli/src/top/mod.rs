@@ -104,7 +104,7 @@ async fn renew(locks: &Locks, task: &Top, state: &mut State) {
     // Of all of them, the filter may choose others than those with the longest queues.
     let count = if state.filter().is_empty() && !state.is_typing() { task.count } else { MOST };
     match look(locks, count).await {
-        Ok((queues, grants)) => state.seen(queues, grants, Instant::now()),
+        Ok((queues, ended)) => state.seen(queues, ended, Instant::now()),
         Err(failure) => state.failed(failure.to_string()),
     }
     if let Some(key) = state.inside() {
@@ -116,23 +116,23 @@ async fn renew(locks: &Locks, task: &Top, state: &mut State) {
     }
 }
 
-/// The longest queues of all servers, and how many grants there were out of queues, as far as this user may know.
+/// The longest queues of all servers, and how many waits have ended, by a grant or in time, as far as this user may know.
 async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, Option<u64>), Failure> {
-    let (mut queues, mut grants) = (Vec::new(), Some(0));
+    let (mut queues, mut ended) = (Vec::new(), Some(0));
     for mut server in servers(locks).await? {
         let mut its = server.top(count).await.map_err(|error| failed_at(&server, &error))?;
         server.add_holds(&mut its).await;
         queues.extend(its);
-        grants = grants.zip(granted(&mut server).await).map(|(before, here)| before + here);
+        ended = ended.zip(waits_ended(&mut server).await).map(|(before, here)| before + here);
     }
     queues.sort_by_key(|queue| std::cmp::Reverse(queue.waiters));
-    Ok((queues, grants))
+    Ok((queues, ended))
 }
 
-async fn granted(server: &mut Server) -> Option<u64> {
+async fn waits_ended(server: &mut Server) -> Option<u64> {
     let info = server.info(&["holdfast"]).await.ok()?;
-    let field = info.iter().find(|(name, _)| name == "holdfast_grants_queued");
-    field.and_then(|(_, value)| value.parse().ok())
+    let field = |name: &str| info.iter().find(|(it, _)| it == name)?.1.parse::<u64>().ok();
+    Some(field("holdfast_grants_queued")? + field("holdfast_timeouts")?)
 }
 
 /// The longest queues of all servers, each lock in a line of JSON.

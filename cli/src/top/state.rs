@@ -16,8 +16,8 @@ pub struct State {
     chosen: Option<Vec<u8>>,
     inside: bool,
     look: Option<Look>,
-    /// When there were how many grants out of queues.
-    grants: Option<(Instant, u64)>,
+    /// When how many waits had ended.
+    ended: Option<(Instant, u64)>,
     rate: Option<f64>,
     failure: Option<String>,
 }
@@ -115,7 +115,7 @@ impl State {
         self.inside && self.look.is_none()
     }
 
-    /// Hand-offs a second, once there were two looks.
+    /// Waits that end a second, once there were two looks.
     pub fn rate(&self) -> Option<f64> {
         self.rate
     }
@@ -126,16 +126,16 @@ impl State {
     }
 
     /// What is there now.
-    pub fn seen(&mut self, queues: Vec<Queue>, grants: Option<u64>, now: Instant) {
+    pub fn seen(&mut self, queues: Vec<Queue>, ended: Option<u64>, now: Instant) {
         self.failure = None;
         self.queues = queues;
         self.put_in_order();
-        if let Some(((before, count), grants)) = self.grants.zip(grants) {
+        if let Some(((before, count), ended)) = self.ended.zip(ended) {
             let seconds = now.saturating_duration_since(before).as_secs_f64();
             // Fewer than before: a server began anew.
-            self.rate = (seconds > 0.0).then(|| grants.saturating_sub(count) as f64 / seconds);
+            self.rate = (seconds > 0.0).then(|| ended.saturating_sub(count) as f64 / seconds);
         }
-        self.grants = grants.map(|grants| (now, grants));
+        self.ended = ended.map(|ended| (now, ended));
         self.choose_one();
     }
 
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_offs_are_counted_from_look_to_look() {
+    fn waits_are_counted_from_look_to_look() {
         let mut state = State::default();
         let now = Instant::now();
         state.seen(Vec::new(), Some(100), now);

@@ -39,7 +39,7 @@ fn summary(state: &State) -> String {
     let rate = state.rate().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
     let longest = state.queues().filter_map(|queue| queue.held).max().map_or_else(|| "-".to_owned(), times::show);
     let (locks, waiters) = (counted(state.queues().count() as i64, "contended lock"), counted(waiters, "waiter"));
-    format!("{locks}, {waiters}, {rate} hand-offs/s, longest hold {longest}")
+    format!("{locks}, {waiters}, {rate} waits/s, longest hold {longest}")
 }
 
 fn counted(count: i64, what: &str) -> String {

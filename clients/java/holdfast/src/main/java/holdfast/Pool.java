@@ -271,6 +271,7 @@ final class Pool {
             request.connection.close(why);
         } else {
             queues.get(request.priority).remove(request);
+            request.expired = true;
             request.end(why);
         }
     }

@@ -23,6 +23,8 @@ final class Request {
     /** How many of its replies have not been read. */
     int unread;
     private Serial.@Nullable Timer limit;
+    /** It found no connection in its time. */
+    boolean expired;
     /** The outcome is known, or not wanted any more. */
     boolean ended;
 

@@ -105,8 +105,14 @@ final class Route {
         return answer;
     }
 
-    /** How long to wait before a request is repeated. A redirect is followed at once, and a dead idle connection is replaced at once: once (B25). */
+    /**
+     * How long to wait before a request is repeated. One that waited for a connection in vain has had its pause. A redirect is followed at
+     * once, and a dead idle connection is replaced at once: once (B25).
+     */
     long pause(Answer answer) {
+        if (answer.request.expired) {
+            return 0;
+        }
         boolean hurries = !hurried && switch (answer.verdict) {
             case SUPERSEDED -> true;
             case MOVED -> client.connector.isCluster();

@@ -30,6 +30,7 @@ final class FakeServer implements RedisConnector {
     static final String SILENCE = "silence";
     /** Closes the connection without an answer. */
     static final String CUT = "cut";
+    static final String VERSION = "*6\r\n$8\r\nprotocol\r\n*2\r\n:4\r\n:4\r\n$7\r\nversion\r\n$5\r\n0.4.0\r\n$16\r\nreplicas-timeout\r\n:300\r\n";
     static final String NIL = "$-1\r\n";
 
     /** What the server does with attempts to connect. */
@@ -70,7 +71,7 @@ final class FakeServer implements RedisConnector {
 
     FakeServer(ManualClock clock) {
         this.clock = clock;
-        always("LOCK.VERSION", "*6\r\n$8\r\nprotocol\r\n*2\r\n:4\r\n:4\r\n$7\r\nversion\r\n$5\r\n0.4.0\r\n$16\r\nreplicas-timeout\r\n:300\r\n");
+        always("LOCK.VERSION", VERSION);
         always("LOCK.ACQUIRE", granted(1000, 0));
         always("LOCK.MACQUIRE", granted(1000, 0));
         always("LOCK.RENEW", ":1000\r\n");

@@ -453,6 +453,22 @@ class StateMachineTest {
         assertThatThrownBy(hold::renew).isInstanceOf(LockLostException.class);
     }
 
+    @ParameterizedTest
+    @ValueSource(ints = {900, 1300, 1700})
+    void renewals_are_sent_as_soon_as_there_is_a_connection(int ms) throws Exception {
+        for (int i = 0; i < 10; i++) {
+            acquired(client.lock(LockSpec.builder("k" + i).lease(Duration.ofMillis(3000)).build()));
+            clock.advance(60);
+        }
+        server.cutAll();
+        server.next("LOCK.VERSION", SILENCE);
+        clock.until(() -> server.read("LOCK.VERSION").size() == 2);
+        clock.advance(ms);
+        assertThat(server.read(RENEW)).isEmpty();
+        server.answer(server.read("LOCK.VERSION").get(1).connection(), FakeServer.VERSION);
+        assertThat(server.read(RENEW)).hasSize(10);
+    }
+
     @Test
     void plain_lease_is_not_renewed_and_ends() throws Exception {
         Hold hold = acquired(plain(300));

@@ -40,7 +40,7 @@ pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64,
     }
 }
 
-/// Whether a request can't close a cycle: no other lock is waited for, so that whoever holds this one waits for nothing, and
+/// Whether a request can't close a cycle: no other lock is waited for, so that the holder of this one waits for nothing, and
 /// it is not held by another owner of the same actor.
 fn is_alone(state: &State, request: &Request) -> bool {
     let [key] = &*request.keys else { return false };

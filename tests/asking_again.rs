@@ -9,7 +9,7 @@ use crate::waiter::{Tell, Waiter};
 
 /// † A waiter that asks again over another connection never leaves the queue.
 #[test]
-fn waiter_keeps_its_place_when_it_reconnects() {
+fn waiter_keeps_position_when_it_reconnects() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 600000");
@@ -30,7 +30,7 @@ fn waiter_keeps_its_place_when_it_reconnects() {
 }
 
 #[test]
-fn request_takes_over_the_place_of_a_session_and_back() {
+fn request_takes_over_position_of_session_and_back() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut one, mut other) = (Session::open(&server), Session::open(&server));
@@ -52,7 +52,7 @@ fn request_takes_over_the_place_of_a_session_and_back() {
 }
 
 #[test]
-fn asking_again_is_refused_with_another_limit_or_other_keys() {
+fn repeated_request_with_other_limit_or_keys_is_refused() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE a holder LEASE 600000");
@@ -73,7 +73,7 @@ fn asking_again_is_refused_with_another_limit_or_other_keys() {
 
 /// Its own time counts, not that of the request whose place it took.
 #[test]
-fn wait_of_the_last_request_counts() {
+fn timeout_of_last_request_counts() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 600000");
@@ -130,7 +130,7 @@ fn renew_without_lease_never_shortens() {
 
 /// What binds a hold stays as it is, unless a renewal says otherwise.
 #[test]
-fn renew_changes_the_binding_only_when_told() {
+fn renew_changes_binding_only_with_flags() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -176,7 +176,7 @@ fn raise_can_be_repeated_and_late_renewal_finds_nothing() {
 }
 
 #[test]
-fn acquire_tells_how_long_it_waited() {
+fn acquire_reports_its_waiting_time() {
     let server = Server::start();
     let mut client = server.raw();
     let granted = client.say("LOCK.ACQUIRE key owner WITHWAITED");
@@ -189,7 +189,7 @@ fn acquire_tells_how_long_it_waited() {
 }
 
 #[test]
-fn version_tells_protocol_and_module() {
+fn version_reports_protocol_and_module() {
     let server = Server::start();
     let mut client = server.raw();
     let told = client.say("LOCK.VERSION");

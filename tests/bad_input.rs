@@ -176,14 +176,14 @@ fn each_number(check: impl Fn(&mut Victim, &str, Number)) {
 }
 
 #[test]
-fn a_missing_number() {
+fn missing_number_is_refused() {
     each_number(|victim, request, number| {
         victim.refuses_line(&format!("{request} {}", number.word), &[number.word]);
     });
 }
 
 #[test]
-fn zero_negative_too_large() {
+fn numbers_out_of_range_are_refused() {
     each_number(|victim, request, number| {
         for bad in number.too_small_and_too_large() {
             victim.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, &bad]);
@@ -192,7 +192,7 @@ fn zero_negative_too_large() {
 }
 
 #[test]
-fn not_a_number_or_beyond_64_bits() {
+fn non_numbers_and_numbers_beyond_64_bits_are_refused() {
     each_number(|victim, request, number| {
         for bad in NO_NUMBERS {
             victim.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, bad]);
@@ -206,7 +206,7 @@ fn not_a_number_or_beyond_64_bits() {
 }
 
 #[test]
-fn a_number_given_twice() {
+fn repeated_number_option_is_refused() {
     each_number(|victim, request, number| {
         let word = number.word;
         for (first, second) in [(number.least, number.least), (5, 6), (number.least, 5)] {
@@ -217,7 +217,7 @@ fn a_number_given_twice() {
 }
 
 #[test]
-fn a_message_names_what_is_allowed() {
+fn error_names_allowed_values() {
     let mut victim = Victim::new(Protocol::Resp2);
     for (line, allowed) in [
         ("LOCK.ACQUIRE free me LEASE 0", ["1", "315360000000"]),
@@ -237,7 +237,7 @@ fn a_message_names_what_is_allowed() {
 }
 
 #[test]
-fn a_flag_given_twice() {
+fn repeated_flag_is_refused() {
     each(|victim| {
         for (request, flags) in [
             ("LOCK.ACQUIRE held me", &["WATCHDOG", "EPHEMERAL"][..]),
@@ -256,7 +256,7 @@ fn a_flag_given_twice() {
 }
 
 #[test]
-fn what_contradicts_itself() {
+fn contradictory_options_are_refused() {
     each(|victim| {
         for (line, both) in [
             ("LOCK.ACQUIRE free me LIMIT 2 SHARED", ["LIMIT", "SHARED"]),
@@ -272,7 +272,7 @@ fn what_contradicts_itself() {
 }
 
 #[test]
-fn another_limit_than_the_locks() {
+fn other_limit_than_the_locks_is_refused() {
     each(|victim| {
         for line in [
             "LOCK.ACQUIRE held me SHARED",
@@ -290,7 +290,7 @@ fn another_limit_than_the_locks() {
 }
 
 #[test]
-fn a_word_that_is_unknown_there() {
+fn unknown_option_is_refused() {
     each(|victim| {
         for (request, words) in [
             (
@@ -320,7 +320,7 @@ fn a_word_that_is_unknown_there() {
 }
 
 #[test]
-fn a_session_that_is_none() {
+fn invalid_session_id_is_refused() {
     let long = [b'x'; 100_000];
     let bytes: [&[u8]; 6] = [b"", b"\0", b"\xff\xfe", b"%s%n", b"a\r\n+OK\r\n", &long];
     each(|victim| {
@@ -344,7 +344,7 @@ fn a_session_that_is_none() {
 }
 
 #[test]
-fn a_word_of_any_bytes() {
+fn option_with_arbitrary_bytes_is_refused() {
     let long = b"x".repeat(100_000);
     let bad: [&[u8]; 9] =
         [b"", b"\0", b"LEASE\0", b"\xff\xfe", b"%s%n%d%x", b"a\r\n+OK\r\n:1", b"\r\n-ERR other", b"{}{0}{name}", &long];
@@ -362,7 +362,7 @@ fn a_word_of_any_bytes() {
 }
 
 #[test]
-fn an_owner_that_is_none() {
+fn invalid_owner_is_refused() {
     let long = [b'o'; 513];
     let longest = vec![b'o'; 1 << 20];
     let bad: [&[u8]; 8] = [b"", b"#", b"#fence", b"#limit", b"#@me", b"#\0", &long, &longest];
@@ -389,7 +389,7 @@ fn an_owner_that_is_none() {
 }
 
 #[test]
-fn too_few_or_too_many_words() {
+fn wrong_number_of_arguments_is_refused() {
     each(|victim| {
         for line in [
             "LOCK.ACQUIRE",
@@ -417,7 +417,7 @@ fn too_few_or_too_many_words() {
 }
 
 #[test]
-fn a_number_of_keys_that_is_none() {
+fn invalid_numkeys_is_refused() {
     each(|victim| {
         for name in ["LOCK.MACQUIRE", "LOCK.MRELEASE", "LOCK.MRENEW"] {
             for bad in
@@ -437,7 +437,7 @@ fn a_number_of_keys_that_is_none() {
 }
 
 #[test]
-fn a_longer_lease_than_the_server_allows() {
+fn too_long_lease_is_refused() {
     each(|victim| {
         ask_ok(&mut victim.raw, "CONFIG SET holdfast.max-lease 1000");
         for request in ["LOCK.ACQUIRE held me", "LOCK.ACQUIRE free me", "LOCK.RELEASE held me", "LOCK.RENEW held me"] {
@@ -451,7 +451,7 @@ fn a_longer_lease_than_the_server_allows() {
 }
 
 #[test]
-fn more_holds_than_there_can_be() {
+fn too_large_hold_count_is_refused() {
     let server = Server::start();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE k me HOLDS 2147483647");
@@ -465,7 +465,7 @@ fn more_holds_than_there_can_be() {
 }
 
 #[test]
-fn confirmations_where_nothing_may_block() {
+fn replicas_option_is_refused_where_blocking_is_impossible() {
     each(|victim| {
         for line in
             ["LOCK.ACQUIRE free me REPLICAS 1", "LOCK.RENEW held me REPLICAS 1", "LOCK.MACQUIRE 1 free me REPLICAS 1"]
@@ -485,7 +485,7 @@ fn confirmations_where_nothing_may_block() {
 }
 
 #[test]
-fn the_largest_of_everything() {
+fn largest_allowed_values_are_accepted() {
     let server = Server::start();
     let mut raw = server.raw();
     for (line, deadline) in [

@@ -54,7 +54,7 @@ fn until_free(connection: &mut Raw, key: &str) {
 }
 
 #[test]
-fn a_watched_lease_is_renewed_every_third_of_it() {
+fn watched_lease_is_renewed_after_a_third() {
     const LEASE: i64 = 1500;
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
@@ -80,7 +80,7 @@ fn a_watched_lease_is_renewed_every_third_of_it() {
 /// A hold that never ends, because its key has lost its expiry, keeps nobody else from being renewed. (It did: its own
 /// deadline had passed and was seen again and again. Found by `verification/simulator/`.)
 #[test]
-fn a_hold_without_end_keeps_no_other_from_being_renewed() {
+fn endless_hold_does_not_delay_other_renewals() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -96,7 +96,7 @@ fn a_hold_without_end_keeps_no_other_from_being_renewed() {
 }
 
 #[test]
-fn a_renewal_never_shortens_a_lease_that_was_renewed_for_longer() {
+fn watchdog_never_shortens_longer_lease() {
     let server = Server::start();
     let mut holder = Watched::over(server.raw(), &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
@@ -110,7 +110,7 @@ fn a_renewal_never_shortens_a_lease_that_was_renewed_for_longer() {
 }
 
 #[test]
-fn what_is_left_of_a_watched_hold_is_renewed_too() {
+fn partly_released_watched_hold_is_renewed() {
     let server = Server::start();
     let mut holder = Watched::over(server.raw(), &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 HOLDS 3 WATCHDOG").token();
@@ -121,7 +121,7 @@ fn what_is_left_of_a_watched_hold_is_renewed_too() {
 }
 
 #[test]
-fn a_watched_lease_runs_out_when_its_connection_has_ended() {
+fn watched_lease_expires_after_its_connection_closed() {
     let server = Server::start();
     let mut viewer = server.raw();
     let holders: Vec<Raw> = endings()
@@ -148,7 +148,7 @@ fn a_watched_lease_runs_out_when_its_connection_has_ended() {
 }
 
 #[test]
-fn an_ephemeral_hold_ends_with_its_connection_however_that_ends() {
+fn ephemeral_hold_ends_with_every_kind_of_disconnect() {
     let server = Server::start();
     let mut viewer = server.raw();
     for (key, end) in endings() {
@@ -198,7 +198,7 @@ fn endings() -> [(&'static str, End); 7] {
 }
 
 #[test]
-fn an_ephemeral_hold_ends_when_the_server_drops_the_connection() {
+fn ephemeral_hold_ends_when_server_closes_connection() {
     let server = Server::builder().arg("timeout", "1").start();
     let (mut holder, mut next) = (server.raw(), server.raw());
     holder.say("LOCK.ACQUIRE idle first EPHEMERAL").token();
@@ -230,7 +230,7 @@ fn many_ephemeral_holds_of_one_connection_all_end() {
 
 /// The end of the connection and the next request come in one turn of the event loop: a client that was granted the lock holds it.
 #[test]
-fn ephemeral_hold_is_over_for_the_next_command() {
+fn ephemeral_hold_has_ended_for_next_command() {
     let server = Server::start();
     let mut other = server.raw();
     let mut raced = 0;
@@ -262,7 +262,7 @@ fn ephemeral_hold_is_over_for_the_next_command() {
 }
 
 #[test]
-fn a_re_entry_binds_the_whole_hold() {
+fn reentry_binds_whole_hold() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     holder.say("LOCK.ACQUIRE key owner").token();
@@ -274,7 +274,7 @@ fn a_re_entry_binds_the_whole_hold() {
 }
 
 #[test]
-fn info_shows_the_binding() {
+fn info_shows_binding() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -375,7 +375,7 @@ fn a_copy_is_not_bound() {
 
 /// A lock may take its binding along or lose it, but `LOCK.INFO` tells which, and no other hold is touched.
 #[test]
-fn after_a_swap_of_databases_the_binding_is_what_info_says() {
+fn binding_follows_swapdb_as_info_shows() {
     let server = Server::start();
     let (holder, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -442,7 +442,7 @@ fn renew_binds_a_hold_that_was_not_bound() {
 }
 
 #[test]
-fn renew_without_a_flag_leaves_the_binding_where_it_is() {
+fn renew_without_flags_keeps_binding() {
     let server = Server::start();
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -455,7 +455,7 @@ fn renew_without_a_flag_leaves_the_binding_where_it_is() {
 }
 
 #[test]
-fn a_refused_renewal_binds_nothing() {
+fn refused_renewal_binds_nothing() {
     let server = Server::start();
     let (mut holder, mut other) = (server.raw(), server.raw());
     let token = holder.say("LOCK.ACQUIRE key owner LEASE 60000").token();
@@ -469,7 +469,7 @@ fn a_refused_renewal_binds_nothing() {
 }
 
 #[test]
-fn a_grant_out_of_the_queue_is_bound_like_an_immediate_one() {
+fn queued_grant_is_bound_as_immediate_one() {
     let server = Server::start();
     let (mut first, mut second, mut third, mut viewer) = (server.raw(), server.raw(), server.raw(), server.raw());
     first.say("LOCK.ACQUIRE key first").token();
@@ -495,7 +495,7 @@ fn a_grant_out_of_the_queue_is_bound_like_an_immediate_one() {
 }
 
 #[test]
-fn a_waiter_that_leaves_has_bound_nothing() {
+fn withdrawn_waiter_binds_nothing() {
     let server = Server::start();
     let (mut holder, mut waiter) = (server.raw(), server.raw());
     holder.say("LOCK.ACQUIRE key first").token();
@@ -506,7 +506,7 @@ fn a_waiter_that_leaves_has_bound_nothing() {
 }
 
 #[test]
-fn a_replica_that_becomes_master_has_no_bindings() {
+fn promoted_replica_has_no_bindings() {
     let (master, replica) = (Server::start(), Server::start());
     replica.replica_of(&master);
     master.wait_replica_online();
@@ -524,7 +524,7 @@ fn a_replica_that_becomes_master_has_no_bindings() {
 }
 
 #[test]
-fn bindings_end_when_a_master_becomes_a_replica() {
+fn bindings_end_when_primary_becomes_replica() {
     let (first, second) = (Server::start(), Server::start());
     let (holder, mut viewer) = (first.raw(), first.raw());
     let mut holder = Watched::over(holder, &first);
@@ -567,7 +567,7 @@ const HOLD_ENDINGS: [(&str, EndHold); 9] = [
 ];
 
 #[test]
-fn a_hold_that_ended_is_never_renewed_again_nor_is_the_next() {
+fn ended_hold_and_its_successor_are_not_renewed() {
     let server = Server::start();
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -600,7 +600,7 @@ fn a_hold_that_ended_is_never_renewed_again_nor_is_the_next() {
 }
 
 #[test]
-fn a_new_hold_takes_no_flags_over_from_the_last() {
+fn new_hold_has_no_flags_of_earlier_hold() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     let client = holder.client_id();
@@ -620,7 +620,7 @@ fn a_new_hold_takes_no_flags_over_from_the_last() {
 }
 
 #[test]
-fn hold_rewritten_by_another_client_is_not_touched() {
+fn hold_rewritten_by_other_client_is_not_renewed() {
     let server = Server::start();
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -642,7 +642,7 @@ fn hold_rewritten_by_another_client_is_not_touched() {
 }
 
 #[test]
-fn a_flushed_hold_is_not_renewed_nor_is_the_next() {
+fn flushed_hold_and_its_successor_are_not_renewed() {
     let server = Server::start();
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -656,7 +656,7 @@ fn a_flushed_hold_is_not_renewed_nor_is_the_next() {
 }
 
 #[test]
-fn a_hold_that_ran_out_of_the_queue_is_not_bound_to_who_had_it() {
+fn expired_queued_grant_is_not_bound() {
     let server = Server::start();
     let (holder, mut next) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -710,7 +710,7 @@ fn renewals_replicate_as_absolute_deadlines() {
 }
 
 #[test]
-fn a_script_has_no_connection_to_bind_to() {
+fn script_cannot_bind() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE held owner LEASE 60000").token();
@@ -761,7 +761,7 @@ fn a_transaction_binds_to_its_connection() {
 }
 
 #[test]
-fn a_foreign_lock_is_bound_once_it_is_re_entered() {
+fn foreign_lock_is_bound_by_reentry() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);

@@ -24,7 +24,7 @@ fn left(connection: &mut Raw, key: &str) -> i64 {
 }
 
 #[test]
-fn a_step_forward_does_not_end_a_bound_hold() {
+fn forward_step_does_not_end_bound_hold() {
     let Some((server, clock)) = start() else { return };
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -54,7 +54,7 @@ fn a_step_forward_does_not_end_a_bound_hold() {
 }
 
 #[test]
-fn no_request_takes_what_a_step_would_have_ended() {
+fn no_request_acquires_bound_lock_after_forward_step() {
     let Some((server, clock)) = start() else { return };
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -73,7 +73,7 @@ fn no_request_takes_what_a_step_would_have_ended() {
 }
 
 #[test]
-fn a_step_back_does_not_prolong_a_bound_hold() {
+fn backward_step_does_not_extend_bound_hold() {
     let Some((server, clock)) = start() else { return };
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -98,7 +98,7 @@ fn a_step_back_does_not_prolong_a_bound_hold() {
 }
 
 #[test]
-fn a_session_is_answered_in_time_whatever_the_clock_does() {
+fn session_gets_replies_in_time_despite_clock_steps() {
     let Some((server, clock)) = start() else { return };
     let (mut reader, client) = (server.raw(), server.raw());
     let mut client = Watched::over(client, &server);

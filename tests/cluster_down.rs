@@ -71,7 +71,7 @@ fn is_lost_at_its_deadline(server: &Server, session: &mut Raw, key: &str, end: i
 
 /// T1: two of three primaries stand still.
 #[test]
-fn holds_are_lost_at_their_deadline_when_the_cluster_is_down() {
+fn holds_expire_when_cluster_is_down() {
     let cluster = start();
     let replicas = cluster.replica_of_each(NODE_TIMEOUT);
     let node = cluster.node(0);
@@ -106,7 +106,7 @@ fn holds_are_lost_at_their_deadline_when_the_cluster_is_down() {
 
 /// A slot that no node owns: what is bound there is lost at its deadline, all else goes on.
 #[test]
-fn a_hold_in_a_slot_that_no_node_owns_is_lost_at_its_deadline() {
+fn hold_expires_when_no_node_owns_slot() {
     let cluster = Cluster::start_with(2, |builder| builder.arg("cluster-require-full-coverage", "no"));
     let node = cluster.node(0);
     let key = key_of(&cluster, 0);
@@ -129,7 +129,7 @@ fn a_hold_in_a_slot_that_no_node_owns_is_lost_at_its_deadline() {
 
 /// A hold at a node that is importing the slot counts as served there.
 #[test]
-fn a_hold_in_a_slot_that_is_being_imported_is_renewed() {
+fn hold_is_renewed_while_slot_is_imported() {
     let cluster = Cluster::start(2);
     let key = key_of(&cluster, 0);
     let slot = cluster.slot_of(key.as_bytes());
@@ -151,7 +151,7 @@ fn a_hold_in_a_slot_that_is_being_imported_is_renewed() {
 
 /// T1, the double hold: a primary is cut off from the cluster's bus while its replica is promoted.
 #[test]
-fn a_primary_that_is_cut_off_lets_its_holds_run_out() {
+fn isolated_primary_lets_holds_expire() {
     let cluster = start();
     let node = cluster.node(0);
     if !node.version().at_least(Family::Valkey, 9, 0) {

@@ -185,7 +185,7 @@ const EXPECTED: [Expected; 14] = [
 ];
 
 #[test]
-fn the_module_has_these_commands() {
+fn module_registers_documented_commands() {
     let server = Server::start();
     let mut raw = server.raw();
     let reply = ask(&mut raw, "COMMAND LIST FILTERBY MODULE holdfast");
@@ -332,7 +332,7 @@ impl Arguments {
 }
 
 #[test]
-fn acl_categories_where_the_server_has_them() {
+fn commands_have_acl_categories_if_server_supports_them() {
     let server = Server::start();
     let mut raw = server.raw();
     // Asked command by command: Valkey 8.0 leaves modules out of ACL CAT.
@@ -364,7 +364,7 @@ fn acl_categories_where_the_server_has_them() {
 }
 
 #[test]
-fn a_user_reaches_only_the_keys_that_he_may() {
+fn user_reaches_only_permitted_keys() {
     let server = Server::start();
     let mut raw = server.raw();
     ask_ok(&mut raw, "ACL SETUSER app on >secret ~mine:* &* +@all");
@@ -394,7 +394,7 @@ fn a_user_reaches_only_the_keys_that_he_may() {
 }
 
 #[test]
-fn without_memory_locks_are_given_back_but_not_taken() {
+fn locks_are_released_but_not_granted_without_memory() {
     let server = Server::start();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE held me HOLDS 2");

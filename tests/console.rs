@@ -208,7 +208,7 @@ impl Seen {
 }
 
 #[test]
-fn a_session_stands_for_one_connection() {
+fn console_session_uses_one_connection() {
     const SHOWN: &str = "3f0c9a52-7d1e-4b86-a2f4-5e9d81c07b63:8";
     let of = |client: u32| format!("\"00000000-0000-4000-8000-000000000000:{client}\"");
     let mut seen = Seen::default();

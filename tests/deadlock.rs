@@ -25,7 +25,7 @@ fn connections<const COUNT: usize>(server: &Server) -> [Raw; COUNT] {
 }
 
 #[test]
-fn circles_are_refused_and_named_in_full() {
+fn cycles_are_refused_and_named_in_full() {
     let server = Server::start();
     for size in [2, 3, 20] {
         let mut clients: Vec<Raw> = (0..size).map(|_| server.raw()).collect();
@@ -60,7 +60,7 @@ fn circles_are_refused_and_named_in_full() {
 }
 
 #[test]
-fn who_does_not_wait_is_not_refused() {
+fn request_without_wait_is_not_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
     one.say("LOCK.ACQUIRE a one LEASE 600000").token();
@@ -75,7 +75,7 @@ fn who_does_not_wait_is_not_refused() {
 }
 
 #[test]
-fn a_circle_is_gone_with_one_of_its_waits() {
+fn cycle_ends_with_one_of_its_waits() {
     let server = Server::start();
     let [mut one, mut two, mut viewer] = connections(&server);
     one.say("LOCK.ACQUIRE a one LEASE 600000").token();
@@ -94,7 +94,7 @@ fn a_circle_is_gone_with_one_of_its_waits() {
 }
 
 #[test]
-fn an_owner_is_the_same_on_every_connection() {
+fn owner_is_the_same_on_every_connection() {
     let server = Server::start();
     let [mut holding, mut waiting, mut other] = connections(&server);
     holding.say("LOCK.ACQUIRE a one LEASE 600000").token();
@@ -104,7 +104,7 @@ fn an_owner_is_the_same_on_every_connection() {
 }
 
 #[test]
-fn a_circle_through_a_queue_for_several_locks() {
+fn cycle_through_queue_for_several_locks_is_refused() {
     let server = Server::start();
     let [mut holder, mut queued] = connections(&server);
     holder.say("LOCK.ACQUIRE a holder LEASE 600000").token();
@@ -119,7 +119,7 @@ fn a_circle_through_a_queue_for_several_locks() {
 
 /// Nobody can share a lock with a holder who named `LIMIT 1`, so readers wait for it as well.
 #[test]
-fn two_who_want_to_read_what_the_other_one_writes() {
+fn cycle_of_two_readers_of_exclusive_locks_is_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
     one.say("LOCK.ACQUIRE a one LEASE 600000").token();
@@ -130,7 +130,7 @@ fn two_who_want_to_read_what_the_other_one_writes() {
 
 /// A writer waits for readers that may come and go: they are not followed.
 #[test]
-fn readers_are_not_followed() {
+fn search_does_not_follow_readers() {
     let server = Server::start();
     let [mut stuck, mut free, mut writer] = connections(&server);
     stuck.say("LOCK.ACQUIRE report stuck SHARED LEASE 600000").token();
@@ -141,7 +141,7 @@ fn readers_are_not_followed() {
 }
 
 #[test]
-fn semaphores_are_not_followed() {
+fn search_does_not_follow_semaphores() {
     let server = Server::start();
     let [mut one, mut two, mut three] = connections(&server);
     one.say("LOCK.ACQUIRE permits one LIMIT 2 LEASE 600000").token();
@@ -154,7 +154,7 @@ fn semaphores_are_not_followed() {
 
 /// What a client calls a thread: all its acquisitions together are one actor.
 #[test]
-fn a_thread_that_waits_for_itself_is_refused() {
+fn thread_that_waits_for_itself_is_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
     one.say("LOCK.ACQUIRE a vm:1:thread##1 LEASE 600000").token();
@@ -167,7 +167,7 @@ fn a_thread_that_waits_for_itself_is_refused() {
 
 /// A cycle that a lease would end is refused: that end would be a loss.
 #[test]
-fn leases_are_not_considered() {
+fn search_ignores_leases() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
     one.say("LOCK.ACQUIRE x t##1 LEASE 1500").token();
@@ -181,7 +181,7 @@ fn leases_are_not_considered() {
 }
 
 #[test]
-fn no_circle_where_the_queue_moves_on() {
+fn waiting_behind_a_queue_closes_no_cycle() {
     let server = Server::start();
     let [mut one, mut two, mut three] = connections(&server);
     one.say("LOCK.ACQUIRE a one LEASE 600000").token();
@@ -200,7 +200,7 @@ fn no_circle_where_the_queue_moves_on() {
 }
 
 #[test]
-fn a_cycle_through_several_locks() {
+fn cycle_through_several_locks_is_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
     one.say("LOCK.MACQUIRE 2 a b one LEASE 600000").token();
@@ -211,7 +211,7 @@ fn a_cycle_through_several_locks() {
 
 /// Owners of the same name in two databases may be two programs that know nothing of each other.
 #[test]
-fn owners_of_one_name_in_two_databases_close_no_cycle() {
+fn same_owner_in_two_databases_closes_no_cycle() {
     let server = Server::start();
     let [mut one, mut two, mut there] = connections(&server);
     one.say("LOCK.ACQUIRE a1 worker-1 LEASE 600000").token();
@@ -224,7 +224,7 @@ fn owners_of_one_name_in_two_databases_close_no_cycle() {
 /// The search follows no key that the asker may not read, and shows none: neither to tell what is there, nor to have
 /// somebody refused who has nothing to do with it.
 #[test]
-fn a_cycle_through_a_key_that_may_not_be_read_is_not_found() {
+fn cycle_through_unreadable_key_is_not_found() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
     one.say("ACL SETUSER app on >secret ~app:* &* +@all");
@@ -240,7 +240,7 @@ fn a_cycle_through_a_key_that_may_not_be_read_is_not_found() {
 }
 
 #[test]
-fn keys_and_owners_are_escaped_in_the_message() {
+fn error_escapes_keys_and_owners() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
     let (first, second): (&[u8], &[u8]) = (b"own\0er\r\n-ERR \"1\"", b"\xffowner\t2");
@@ -260,7 +260,7 @@ fn keys_and_owners_are_escaped_in_the_message() {
 
 /// F14: the search for a cycle is the first to look at a key that has expired, and the server says so in the middle of it.
 #[test]
-fn a_key_whose_expiry_the_search_finds_out() {
+fn search_handles_key_that_expired() {
     let server = Server::start();
     let mut raw = server.raw();
     let session = raw.say("LOCK.SESSION").field("id").text();
@@ -301,7 +301,7 @@ fn detection_can_be_turned_off() {
 
 /// Much waiting and little release: each answer is compared with a plain search through everything that could happen.
 #[test]
-fn a_random_run_has_no_false_alarm_and_misses_nothing() {
+fn random_run_has_no_false_and_no_missed_cycles() {
     const MIX: Mix =
         Mix { owners: 20, keys: 8, release: 25, rare: 2, crash: 1, unblock: 10, several: 25, wait: 90, sessions: 2 };
     let steps = setting("HOLDFAST_DEADLOCK_STEPS", 20_000);
@@ -330,7 +330,7 @@ fn figure(server: &Server, name: &str) -> u64 {
 
 /// Six thousand newcomers to one lock, each of which searches for a cycle: all of them wait. What that costs is measured by the bench.
 #[test]
-fn a_crowd_of_newcomers_waits() {
+fn many_new_requests_wait() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
     let id = session.say("LOCK.SESSION").field("id").text();
@@ -344,7 +344,7 @@ fn a_crowd_of_newcomers_waits() {
 
 /// A long chain of waits: a search does not look at all of it.
 #[test]
-fn a_search_that_leads_too_far_is_given_up_and_counted() {
+fn too_long_search_is_aborted_and_counted() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
     let id = session.say("LOCK.SESSION").field("id").text();

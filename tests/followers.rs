@@ -58,7 +58,7 @@ fn let_it_find_itself_alone() {
 }
 
 #[test]
-fn a_replica_that_comes_under_load_misses_nothing() {
+fn replica_that_connects_under_load_misses_nothing() {
     for diskless in ["yes", "no"] {
         let master = Server::builder().arg("repl-diskless-sync", diskless).arg("repl-diskless-sync-delay", "0").start();
         let_it_find_itself_alone();
@@ -73,7 +73,7 @@ fn a_replica_that_comes_under_load_misses_nothing() {
 }
 
 #[test]
-fn a_replica_that_comes_again_and_again_misses_nothing() {
+fn replica_that_reconnects_repeatedly_misses_nothing() {
     let master = Server::builder()
         .arg("repl-diskless-sync-delay", "0")
         // So that the master is alone once more after each time, and the next copy is a full one.
@@ -97,7 +97,7 @@ fn a_replica_that_comes_again_and_again_misses_nothing() {
 }
 
 #[test]
-fn a_replica_that_is_away_for_a_moment_misses_nothing() {
+fn briefly_disconnected_replica_misses_nothing() {
     let master = Server::start();
     let replica = Server::builder().without_module().start();
     replica.replica_of(&master);
@@ -140,7 +140,7 @@ fn append_only_file_enabled_under_load_misses_nothing() {
 }
 
 #[test]
-fn changes_count_for_snapshots_although_nobody_follows() {
+fn changes_count_for_snapshots_without_replicas() {
     let server = Server::start();
     let_it_find_itself_alone();
     let mut connection = server.connect();

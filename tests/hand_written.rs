@@ -40,7 +40,7 @@ fn look_at(connection: &mut Raw, key: &str) {
 }
 
 #[test]
-fn a_token_from_nowhere_moves_no_other_token() {
+fn implausible_token_raises_no_other_token() {
     let server = Server::start();
     let mut connection = server.raw();
     for token in tokens_from_nowhere() {
@@ -57,7 +57,7 @@ fn a_token_from_nowhere_moves_no_other_token() {
 }
 
 #[test]
-fn a_token_that_may_be_another_server_s_counts() {
+fn plausible_token_of_other_server_counts() {
     let server = Server::start();
     let mut connection = server.raw();
     let mut newest = 0;
@@ -101,7 +101,7 @@ fn hold_with_a_foreign_token_is_valid_until_re_entry() {
 }
 
 #[test]
-fn the_next_grant_on_such_a_key_is_of_the_clock() {
+fn next_grant_on_such_a_key_follows_the_clock() {
     let server = Server::start();
     let mut connection = server.raw();
     for token in tokens_from_nowhere() {
@@ -162,7 +162,7 @@ fn goes_on(connection: &mut Raw, last: i64) {
 }
 
 #[test]
-fn tokens_go_on_after_a_restart_from_the_append_only_file() {
+fn tokens_increase_after_restart_from_append_only_file() {
     let mut server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let last = attack(&mut server.raw());
     server.kill9();
@@ -171,7 +171,7 @@ fn tokens_go_on_after_a_restart_from_the_append_only_file() {
 }
 
 #[test]
-fn tokens_go_on_after_a_restart_from_an_rdb_file() {
+fn tokens_increase_after_restart_from_rdb_file() {
     let mut server = Server::start();
     let last = attack(&mut server.raw());
     assert_eq!(server.raw().say("SAVE"), Value::Okay);
@@ -181,7 +181,7 @@ fn tokens_go_on_after_a_restart_from_an_rdb_file() {
 }
 
 #[test]
-fn tokens_go_on_after_a_failover() {
+fn tokens_increase_after_failover() {
     let [master, replica] = [Server::start(), Server::start()];
     replica.replica_of(&master);
     master.wait_replica_online();
@@ -237,7 +237,7 @@ fn shown(server: &Server) -> (Contents, Vec<(String, i64, Value)>) {
 }
 
 #[test]
-fn a_hash_with_a_deadline_beyond_all_servers_is_no_lock() {
+fn hash_with_impossible_deadline_is_no_lock() {
     let mut servers = strict();
     for end in BEYOND {
         let mut connection = servers[0].raw();
@@ -268,7 +268,7 @@ fn a_hash_with_a_deadline_beyond_all_servers_is_no_lock() {
 }
 
 #[test]
-fn master_replica_and_log_agree_about_the_farthest_deadlines() {
+fn primary_replica_and_log_agree_on_latest_deadlines() {
     let mut servers = strict();
     let mut connection = servers[0].raw();
     for end in FARTHEST {
@@ -294,7 +294,7 @@ fn master_replica_and_log_agree_about_the_farthest_deadlines() {
 }
 
 #[test]
-fn who_has_no_deadline_lives_with_the_key() {
+fn holder_without_deadline_lasts_as_long_as_key() {
     let mut servers = strict();
     let mut connection = servers[0].raw();
     connection.say("HSET g b 1 #limit 0");
@@ -338,7 +338,7 @@ fn persisted(connection: &mut Raw) {
 }
 
 #[test]
-fn a_promised_deadline_outlives_persist() {
+fn promised_deadline_survives_persist() {
     let server = Server::start();
     let mut connection = server.raw();
     // What is done while the key never expires, and what is left of a's and of b's lease once it expires again.
@@ -369,7 +369,7 @@ fn a_promised_deadline_outlives_persist() {
 }
 
 #[test]
-fn no_lease_ends_while_the_key_never_expires() {
+fn no_lease_ends_while_key_has_no_expiry() {
     let server = Server::start();
     let mut connection = server.raw();
     let begin = unix_millis();
@@ -381,7 +381,7 @@ fn no_lease_ends_while_the_key_never_expires() {
 }
 
 #[test]
-fn master_replica_and_log_agree_about_a_lock_without_expiry() {
+fn primary_replica_and_log_agree_on_lock_without_expiry() {
     let mut servers = strict();
     let mut connection = servers[0].raw();
     for (index, line) in [
@@ -479,7 +479,7 @@ fn grant_removes_the_expiry_of_its_fields() {
 }
 
 #[test]
-fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
+fn renewed_hold_outlives_expiry_of_its_fields() {
     let Some(servers) = with_field_expiry() else { return };
     let connection = servers[0].raw();
     let mut connection = Watched::over(connection, &servers[0]);
@@ -537,7 +537,7 @@ fn renewal_removes_the_expiry_of_fields() {
 }
 
 #[test]
-fn who_joins_a_lock_whose_limit_expires_stays_in_it() {
+fn holder_stays_when_limit_field_expires() {
     let Some(servers) = with_field_expiry() else { return };
     let mut connection = servers[0].raw();
     connection.say("LOCK.ACQUIRE key me SHARED LEASE 60000").token();
@@ -553,7 +553,7 @@ fn who_joins_a_lock_whose_limit_expires_stays_in_it() {
 }
 
 #[test]
-fn what_has_expired_already_is_not_renewed() {
+fn expired_field_is_not_renewed() {
     let Some(servers) = with_field_expiry() else { return };
     let mut connection = servers[0].raw();
     for limit in ["", "SHARED"] {
@@ -570,7 +570,7 @@ fn what_has_expired_already_is_not_renewed() {
 
 /// D. Only the fields of a lock are the remains of one: whatever else somebody has in a hash stays.
 #[test]
-fn a_hash_of_somebody_else_is_no_lock_and_stays() {
+fn foreign_hash_is_no_lock_and_stays() {
     let server = Server::start();
     let mut connection = server.raw();
     let hashes = [

@@ -56,7 +56,7 @@ const COUNTED: [(&str, &[(&str, i64)]); 22] = [
 ];
 
 #[test]
-fn each_request_moves_its_counter_and_no_other() {
+fn each_request_increments_only_its_counter() {
     let server = Server::start();
     let mut raw = server.raw();
     for (line, expected) in COUNTED {
@@ -68,7 +68,7 @@ fn each_request_moves_its_counter_and_no_other() {
 }
 
 #[test]
-fn what_is_there_now_comes_and_goes() {
+fn gauges_follow_current_state() {
     let server = Server::start();
     let mut raw = server.raw();
     let now = |raw: &mut Raw| ["waiters", "contended_locks", "bound_holds"].map(|name| section(raw)[name]);
@@ -98,7 +98,7 @@ fn waiter(server: &Server, key: &str) -> Raw {
 }
 
 #[test]
-fn leases_and_connections_that_end_are_counted() {
+fn ended_leases_and_connections_are_counted() {
     let server = Server::start();
     let mut raw = server.raw();
     let before = section(&mut raw);
@@ -151,7 +151,7 @@ fn waits_and_hand_offs_are_timed() {
 }
 
 #[test]
-fn the_version_is_there_as_people_write_it_and_as_modules_do() {
+fn version_is_shown_as_text_and_as_number() {
     let server = Server::start();
     let mut raw = server.raw();
     let info = text(&ask(&mut raw, "INFO holdfast"));
@@ -176,7 +176,7 @@ fn buckets(raw: &mut Raw, name: &str) -> Vec<(i64, i64)> {
 
 /// From the grant until the session has read of it.
 #[test]
-fn a_hand_off_to_a_session_is_timed() {
+fn hand_off_to_session_is_timed() {
     let server = Server::start();
     let [mut raw, mut session] = [server.raw(), server.raw()];
     let id = ask(&mut session, "LOCK.SESSION").field("id").text();
@@ -196,7 +196,7 @@ fn a_hand_off_to_a_session_is_timed() {
 }
 
 #[test]
-fn the_longest_wait_is_that_of_whoever_came_first() {
+fn longest_wait_is_that_of_first_waiter() {
     let server = Server::start();
     let mut raw = server.raw();
     assert_eq!(section(&mut raw)["oldest_wait_msec"], 0);
@@ -215,7 +215,7 @@ fn the_longest_wait_is_that_of_whoever_came_first() {
 }
 
 #[test]
-fn bound_holds_that_another_command_ends_are_counted() {
+fn bound_holds_ended_by_other_commands_are_counted() {
     let server = Server::start();
     let mut raw = server.raw();
     for (number, command) in ["DEL k", "SET k v", "HDEL k me"].into_iter().enumerate() {
@@ -231,7 +231,7 @@ fn bound_holds_that_another_command_ends_are_counted() {
 }
 
 #[test]
-fn a_section_that_is_asked_for_by_name_and_with_all() {
+fn info_section_is_returned_by_name_and_with_all() {
     let server = Server::start();
     let mut raw = server.raw();
     assert!(section(&mut raw).len() > 15);
@@ -242,7 +242,7 @@ fn a_section_that_is_asked_for_by_name_and_with_all() {
 
 /// A key that expires ends the holds of all who hold it.
 #[test]
-fn the_holds_that_end_with_a_key_are_all_counted() {
+fn all_holds_that_end_with_key_are_counted() {
     let server = Server::start();
     let mut raw = server.raw();
     for owner in ["a", "b", "c"] {

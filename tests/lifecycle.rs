@@ -68,7 +68,7 @@ fn settings_have_defaults_and_can_be_set() {
 }
 
 #[test]
-fn settings_refuse_what_they_cannot_be() {
+fn settings_refuse_invalid_values() {
     let server = Server::start();
     let mut raw = server.raw();
     for (name, _, refused) in OTHERS {
@@ -83,7 +83,7 @@ fn settings_refuse_what_they_cannot_be() {
 }
 
 #[test]
-fn a_setting_takes_effect_at_once() {
+fn setting_takes_effect_immediately() {
     let server = Server::start();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE before me");
@@ -101,21 +101,21 @@ fn a_setting_takes_effect_at_once() {
 }
 
 #[test]
-fn arguments_of_the_module_are_settings() {
+fn module_arguments_are_settings() {
     let arguments: Vec<&str> = others().flat_map(|(name, value)| [name, value]).collect();
     let server = Server::builder().module_args(&arguments).start();
     has_settings(&mut server.raw(), others());
 }
 
 #[test]
-fn directives_of_the_configuration_file_are_settings() {
+fn configuration_directives_are_settings() {
     let builder =
         others().fold(Server::builder(), |builder, (name, value)| builder.arg(&format!("holdfast.{name}"), value));
     has_settings(&mut builder.start().raw(), others());
 }
 
 #[test]
-fn settings_are_written_back_to_the_configuration_file() {
+fn config_rewrite_writes_settings() {
     let dir = temporary_directory("rewrite");
     let file = dir.join("redis.conf");
     fs::write(&file, format!("loadmodule {}\nholdfast.max-waiters 3\n", module_path().display())).expect("a file");
@@ -139,7 +139,7 @@ fn temporary_directory(purpose: &str) -> PathBuf {
 }
 
 #[test]
-fn wrong_arguments_of_the_module_are_told_and_not_loaded() {
+fn module_is_not_loaded_with_invalid_arguments() {
     for (arguments, told) in [
         (&["default-lease"][..], "default-lease"),
         (&["nothing", "5"], "nothing"),
@@ -186,7 +186,7 @@ fn module_loadex_takes_settings_and_arguments() {
 }
 
 #[test]
-fn a_policy_that_evicts_locks_is_warned_of() {
+fn module_warns_of_eviction_policy() {
     let warns = |policy: &str| {
         let server = Server::builder().arg("maxmemory-policy", policy).start();
         server.log().lines().any(|line| line.contains("holdfast") && line.contains("maxmemory-policy"))
@@ -206,7 +206,7 @@ fn a_policy_that_evicts_locks_is_warned_of() {
 }
 
 #[test]
-fn that_libcs_allocator_is_told_to_merge_at_once_is_in_the_log() {
+fn module_logs_allocator_setting() {
     let server = Server::start();
     let memory = text(&ask(&mut server.raw(), "INFO memory"));
     let told = server.log().lines().any(|line| line.contains("holdfast") && line.contains("M_MXFAST"));
@@ -243,7 +243,7 @@ fn unload_and_load_lose_no_lock() {
 }
 
 #[test]
-fn unload_and_load_leave_no_memory_behind() {
+fn unload_and_load_leak_no_memory() {
     let (server, path) = plain();
     let mut raw = server.raw();
     let load = format!("MODULE LOAD {path}");
@@ -274,7 +274,7 @@ fn unload_and_load_leave_no_memory_behind() {
 /// The server keeps a pointer to the last command of each connection, and to those in a transaction. Redis 8.0 and later run
 /// the last one again without looking it up.
 #[test]
-fn unload_is_refused_while_the_server_may_call_a_command() {
+fn unload_is_refused_while_a_command_may_run() {
     let (server, path) = plain();
     let mut raw = server.raw();
     let load = format!("MODULE LOAD {path}");
@@ -341,7 +341,7 @@ const BAD: [&str; 18] = [
 ];
 
 #[test]
-fn memory_is_back_after_many_pairs_and_bad_requests() {
+fn memory_returns_after_many_pairs_and_bad_requests() {
     let server = Server::builder().arg("slowlog-log-slower-than", "-1").start();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE held me LEASE 100000000");

@@ -17,7 +17,7 @@ fn lateness(token: i64, deadline: i64) -> f64 {
 }
 
 #[test]
-fn bad_limits_are_errors_and_change_nothing() {
+fn invalid_limits_are_refused_and_change_nothing() {
     let server = Server::start();
     let mut connection = server.raw();
     let wrong = [
@@ -48,7 +48,7 @@ fn bad_limits_are_errors_and_change_nothing() {
 }
 
 #[test]
-fn a_limit_of_one_is_the_default() {
+fn default_limit_is_one() {
     let server = Server::start();
     let mut connection = server.raw();
     let token = connection.say("LOCK.ACQUIRE key owner LIMIT 1").token();
@@ -60,7 +60,7 @@ fn a_limit_of_one_is_the_default() {
 }
 
 #[test]
-fn so_many_hold_as_the_limit_says() {
+fn limit_bounds_number_of_holders() {
     let server = Server::start();
     let mut connection = server.raw();
     let mut last = 0;
@@ -78,7 +78,7 @@ fn so_many_hold_as_the_limit_says() {
 }
 
 #[test]
-fn the_smallest_limit_counts_until_the_lock_is_free() {
+fn smallest_limit_counts_until_lock_is_free() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key one SHARED").token();
@@ -101,7 +101,7 @@ fn the_smallest_limit_counts_until_the_lock_is_free() {
 }
 
 #[test]
-fn a_stricter_request_waits_for_room_under_its_own_limit() {
+fn stricter_request_waits_for_its_own_limit() {
     let server = Server::start();
     let (mut strict, mut connection) = (server.raw(), server.raw());
     for index in 0..3 {
@@ -116,7 +116,7 @@ fn a_stricter_request_waits_for_room_under_its_own_limit() {
 }
 
 #[test]
-fn re_entry_with_another_limit_is_an_error() {
+fn reentry_with_other_limit_is_refused() {
     let server = Server::start();
     let mut connection = server.raw();
     for (held, _) in LIMITS {
@@ -145,7 +145,7 @@ fn re_entry_with_another_limit_is_an_error() {
 }
 
 #[test]
-fn the_layout_is_that_of_the_protocol() {
+fn stored_layout_matches_reference() {
     let server = Server::start();
     let mut connection = server.raw();
     for (words, limit) in [("LIMIT 5", "5"), ("SHARED", "0")] {
@@ -190,7 +190,7 @@ fn text_fields(connection: &mut Raw, key: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn owners_of_a_semaphore_are_bytes() {
+fn semaphore_owners_are_arbitrary_bytes() {
     let server = Server::start();
     let mut connection = server.raw();
     let (first, second): (&[u8], &[u8]) = (b"\0one\xff", b"@two:\r\n");
@@ -207,7 +207,7 @@ fn owners_of_a_semaphore_are_bytes() {
 }
 
 #[test]
-fn a_waiting_writer_is_not_passed_by_later_readers() {
+fn later_readers_wait_behind_waiting_writer() {
     let server = Server::start();
     let [mut writer, mut second_writer, mut connection] = [server.raw(), server.raw(), server.raw()];
     let mut readers: Vec<Raw> = (0..4).map(|_| server.raw()).collect();
@@ -241,7 +241,7 @@ fn a_waiting_writer_is_not_passed_by_later_readers() {
 }
 
 #[test]
-fn the_head_of_the_queue_holds_up_those_who_would_fit() {
+fn head_of_queue_blocks_later_requests() {
     let server = Server::start();
     let [mut strict, mut loose, mut connection] = [server.raw(), server.raw(), server.raw()];
     connection.say("LOCK.ACQUIRE key one LIMIT 9").token();
@@ -284,7 +284,7 @@ fn each_holder_has_its_own_count_token_and_deadline() {
 }
 
 #[test]
-fn a_holder_past_its_deadline_does_not_count() {
+fn expired_holder_does_not_count() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key brief LEASE 250 LIMIT 2").token();
@@ -312,7 +312,7 @@ fn holder_deadline(connection: &mut Raw, key: &str, owner: &str) -> i64 {
 }
 
 #[test]
-fn whoever_waits_gets_the_place_of_a_holder_whose_lease_ends() {
+fn waiter_gets_place_of_expired_holder() {
     const HOLDERS: usize = 100;
     let server = Server::start();
     let mut connection = server.raw();
@@ -350,7 +350,7 @@ fn whoever_waits_gets_the_place_of_a_holder_whose_lease_ends() {
 }
 
 #[test]
-fn a_writer_gets_the_lock_when_the_last_reader_s_lease_ends() {
+fn writer_is_granted_when_last_reader_expires() {
     let server = Server::start();
     let [mut writer, mut connection] = [server.raw(), server.raw()];
     for (owner, lease) in [("one", 100), ("two", 400), ("three", 200)] {
@@ -380,7 +380,7 @@ fn last_release_removes_the_key_with_expired_holders() {
 }
 
 #[test]
-fn the_key_s_own_expiry_ends_every_hold() {
+fn key_expiry_ends_every_hold() {
     let server = Server::start();
     let [mut writer, mut connection] = [server.raw(), server.raw()];
     connection.say("LOCK.ACQUIRE key one LEASE 60000 SHARED").token();
@@ -392,7 +392,7 @@ fn the_key_s_own_expiry_ends_every_hold() {
 }
 
 #[test]
-fn without_an_expiry_every_holder_holds_until_it_is_released() {
+fn holders_stay_without_key_expiry() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key one LEASE 200 LIMIT 2").token();
@@ -457,7 +457,7 @@ fn force_counts_the_holders_of_every_limit() {
 }
 
 #[test]
-fn waiters_show_the_limit_that_they_ask_for() {
+fn lock_waiters_shows_requested_limit() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key holder").token();
@@ -471,7 +471,7 @@ fn waiters_show_the_limit_that_they_ask_for() {
 }
 
 #[test]
-fn a_binding_is_of_one_holder_among_several() {
+fn binding_belongs_to_one_of_several_holders() {
     let server = Server::start();
     let [watched, mut ephemeral, mut waiter, mut connection] = [server.raw(), server.raw(), server.raw(), server.raw()];
     let mut watched = Watched::over(watched, &server);
@@ -494,7 +494,7 @@ fn a_binding_is_of_one_holder_among_several() {
 
 /// Where a lock has several places, another holder's release may do.
 #[test]
-fn a_cycle_of_a_reader_and_a_writer_is_not_followed() {
+fn cycle_of_reader_and_writer_is_not_refused() {
     let server = Server::start();
     for (round, (words, _)) in LIMITS.iter().enumerate() {
         // Keys of its own: waiters of the round before may still be there.
@@ -633,7 +633,7 @@ fn holders_are_replicated_to_a_server_without_the_module() {
 }
 
 #[test]
-fn a_replica_with_the_module_goes_on_when_it_becomes_master() {
+fn promoted_replica_with_module_continues() {
     let (master, replica) = (Server::start(), Server::start());
     replica.replica_of(&master);
     master.wait_replica_online();
@@ -651,7 +651,7 @@ fn a_replica_with_the_module_goes_on_when_it_becomes_master() {
 }
 
 #[test]
-fn holders_can_be_changed_past_the_module() {
+fn holders_can_be_changed_by_other_commands() {
     let server = Server::start();
     let [mut waiter, mut connection] = [server.raw(), server.raw()];
     connection.say("LOCK.ACQUIRE key one LEASE 60000 LIMIT 2").token();

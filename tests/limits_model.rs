@@ -10,7 +10,7 @@ const MIX: Mix =
     Mix { owners: 12, keys: 6, release: 45, rare: 4, crash: 2, unblock: 15, several: 12, wait: 60, sessions: 3 };
 
 #[test]
-fn a_server_and_the_model_never_differ() {
+fn server_agrees_with_model() {
     let steps = setting("HOLDFAST_STEPS", 50_000);
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "no").start();
     let mut run = Run::new(server, MIX, Random::new());

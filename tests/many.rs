@@ -114,7 +114,7 @@ impl Crowd {
 }
 
 #[test]
-fn ten_thousand_are_served_in_their_order() {
+fn ten_thousand_waiters_are_served_in_order() {
     let Some(mut crowd) = Crowd::gather() else { return };
     crowd.ask(0..1, 0);
     token(&crowd.members[0].read().expect("it is free"));
@@ -137,7 +137,7 @@ fn ten_thousand_are_served_in_their_order() {
 }
 
 #[test]
-fn ten_thousand_leave_from_everywhere() {
+fn ten_thousand_waiters_leave_from_any_position() {
     let Some(mut crowd) = Crowd::gather() else { return };
     let control = "LOCK.ACQUIRE key control LEASE 3600000";
     crowd.control.take(control);

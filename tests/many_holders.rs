@@ -12,7 +12,7 @@ const REQUESTS: usize = 1_000;
 const LIMIT: usize = HOLDERS + REQUESTS;
 
 #[test]
-fn ten_thousand_holders_of_one_lock() {
+fn one_lock_can_have_ten_thousand_holders() {
     let most = (LIMIT + 1).to_string();
     let mut server = Server::builder().arg("appendonly", "yes").arg("holdfast.max-holders", &most).start();
     let mut connection = server.raw();
@@ -105,7 +105,7 @@ fn is_one_too_many(reply: &Value) {
 }
 
 #[test]
-fn no_more_hold_a_lock_than_the_server_keeps() {
+fn max_holders_bounds_holders() {
     let server = of_five();
     let mut connection = server.raw();
     for limit in ["SHARED", "LIMIT 9"] {
@@ -128,7 +128,7 @@ fn no_more_hold_a_lock_than_the_server_keeps() {
 }
 
 #[test]
-fn a_raised_limit_counts_at_once_and_a_lowered_one_ends_no_hold() {
+fn raised_max_holders_counts_at_once_and_lowered_ends_no_hold() {
     let server = of_five();
     let mut connection = server.raw();
     for index in 0..5 {
@@ -147,7 +147,7 @@ fn a_raised_limit_counts_at_once_and_a_lowered_one_ends_no_hold() {
 }
 
 #[test]
-fn who_waits_and_finds_no_place_is_told() {
+fn waiter_beyond_max_holders_is_refused() {
     let server = of_five();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key writer").token();
@@ -181,7 +181,7 @@ fn crowd(connection: &mut Raw, holders: usize) {
 }
 
 #[test]
-fn more_holders_than_the_server_keeps_are_no_lock() {
+fn hash_with_more_than_max_holders_is_no_lock() {
     let server = of_five();
     let mut connection = server.raw();
     crowd(&mut connection, 600);

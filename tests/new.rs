@@ -7,7 +7,7 @@ use crate::common::Contents;
 use crate::speak::{Reply, Speak, arrives, holders, waiters};
 
 #[test]
-fn who_holds_already_gets_nothing_and_nothing_changes() {
+fn new_returns_nil_when_owner_already_holds() {
     let server = Server::start();
     let mut connection = server.raw();
     let token = connection.say("LOCK.ACQUIRE key owner NEW LEASE 600000").token();
@@ -34,7 +34,7 @@ fn who_holds_already_gets_nothing_and_nothing_changes() {
 }
 
 #[test]
-fn it_excludes_a_number_of_holds() {
+fn new_excludes_holds() {
     let server = Server::start();
     let mut connection = server.raw();
     for line in [
@@ -53,7 +53,7 @@ fn it_excludes_a_number_of_holds() {
 
 /// Two requests of one owner wait, each with `NEW`: the last has the place, and one is granted.
 #[test]
-fn of_two_that_wait_the_last_is_granted() {
+fn last_of_two_waiting_new_requests_is_granted() {
     let server = Server::start();
     let (mut one, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
     for what in ["ACQUIRE key", "MACQUIRE 2 key more"] {

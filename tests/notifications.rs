@@ -87,7 +87,7 @@ fn class(event: &str) -> char {
 }
 
 #[test]
-fn keyspace_notifications_are_the_standard_ones_and_ours() {
+fn module_sends_standard_and_own_keyspace_notifications() {
     let server = Server::start();
     let mut raw = server.raw();
     let mut listener = Listener::new(&server, "__keyspace@0__:*");
@@ -124,7 +124,7 @@ fn notifications_name_keys_of_any_bytes() {
 }
 
 #[test]
-fn a_lease_that_runs_out_is_an_event() {
+fn expired_lease_is_notified() {
     let server = Server::builder().arg("notify-keyspace-events", "KEA").start();
     let mut raw = server.raw();
     let mut listener = Listener::new(&server, "__key*@0__:*expired");
@@ -151,7 +151,7 @@ fn a_lease_that_runs_out_is_an_event() {
 }
 
 #[test]
-fn a_free_lock_is_announced_as_redisson_does() {
+fn freed_lock_is_published_for_redisson() {
     let server = Server::start();
     let mut raw = server.raw();
     let mut listener = Listener::new(&server, "redisson_lock__channel:*");
@@ -184,7 +184,7 @@ fn a_free_lock_is_announced_as_redisson_does() {
 }
 
 #[test]
-fn a_lock_that_goes_to_a_waiter_is_not_announced() {
+fn handed_off_lock_is_not_published() {
     let server = Server::start();
     let mut raw = server.raw();
     let mut listener = Listener::new(&server, "redisson_lock__channel:*");
@@ -202,7 +202,7 @@ fn a_lock_that_goes_to_a_waiter_is_not_announced() {
 }
 
 #[test]
-fn in_a_cluster_the_announcement_is_for_the_shard() {
+fn cluster_publishes_to_shard_channel() {
     let cluster = Cluster::start(1);
     let server = cluster.node(0);
     let mut raw = server.raw();
@@ -319,7 +319,7 @@ fn header(rest: &mut &[u8], kind: u8) -> usize {
 }
 
 #[test]
-fn the_log_has_effects_as_standard_commands_with_absolute_times() {
+fn log_has_standard_commands_with_absolute_times() {
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let mut raw = server.raw();
     let mut log = Log::new(&server);
@@ -366,7 +366,7 @@ fn the_log_has_effects_as_standard_commands_with_absolute_times() {
 /// A pair is two commands in the file, neither of them in a transaction: whatever the lengths in a dump, which are written
 /// in another way from some size on.
 #[test]
-fn a_pair_is_logged_as_two_commands() {
+fn acquire_and_release_are_logged_as_two_commands() {
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let plain = Server::builder().without_module().start();
     let (mut raw, mut plain) = (server.raw(), plain.raw());
@@ -388,7 +388,7 @@ fn a_pair_is_logged_as_two_commands() {
 }
 
 #[test]
-fn each_step_is_logged_as_one_whatever_the_limit() {
+fn each_command_is_logged_as_one_unit_for_every_limit() {
     const ALLOWED: [&[u8]; 4] = [b"HSET", b"HDEL", b"DEL", b"PEXPIREAT"];
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let mut raw = server.raw();
@@ -419,7 +419,7 @@ fn each_step_is_logged_as_one_whatever_the_limit() {
 }
 
 #[test]
-fn replayed_append_only_file_makes_the_same_locks() {
+fn replayed_append_only_file_produces_same_locks() {
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let mut raw = server.raw();
     for line in [
@@ -446,7 +446,7 @@ fn replayed_append_only_file_makes_the_same_locks() {
 }
 
 #[test]
-fn a_watched_key_is_touched_by_every_change_and_by_nothing_else() {
+fn watch_sees_every_change_and_nothing_else() {
     let server = Server::start();
     let mut raw = server.raw();
     let mut watcher = server.raw();

@@ -36,13 +36,13 @@ fn unindented(text: &str) -> String {
 }
 
 #[test]
-fn it_is_loaded_into_a_running_server() {
+fn module_is_loaded_into_running_server() {
     let server = Server::builder().without_module().start();
     console::run(&chapter("Load it"), &[&server]);
 }
 
 #[test]
-fn an_upgrade_takes_the_replica_first() {
+fn upgrade_starts_with_replica() {
     let master = Server::start();
     if master.is_container() {
         return skip("the replica of a server in a container is elsewhere");
@@ -56,25 +56,25 @@ fn an_upgrade_takes_the_replica_first() {
 }
 
 #[test]
-fn a_server_goes_back_to_what_it_was() {
+fn server_returns_to_state_before_module() {
     let server = Server::builder().without_module().start();
     let load = "```console master\n127.0.0.1:6379> MODULE LOAD /usr/lib/redis/modules/libholdfast.so\nOK\n```\n";
     console::run(&format!("{load}{}", chapter("Go back to a server without it")), &[&server]);
 }
 
 #[test]
-fn a_lock_that_hangs_is_found_and_broken() {
+fn stuck_lock_is_found_and_forced() {
     let server = Server::start();
     console::run(&chapter("A lock that hangs"), &[&server]);
 }
 
 #[test]
-fn clients_move_over_one_at_a_time() {
+fn clients_migrate_one_at_a_time() {
     console::run(&chapter("Moving over"), &[&Server::start()]);
 }
 
 #[test]
-fn the_check_list_is_what_the_example_configuration_sets() {
+fn check_list_matches_example_configuration() {
     let example = fs::read_to_string(workspace().join("redis.conf.example")).expect("the example");
     let settings = example.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let mine = |line: &&str| {
@@ -154,7 +154,7 @@ fn refuses_to_start(builder: Builder, quoted: &str) {
 }
 
 #[test]
-fn a_server_that_does_not_start_says_what_the_document_has() {
+fn server_that_does_not_start_logs_documented_message() {
     if Server::start().is_container() {
         return skip("its log is elsewhere");
     }
@@ -171,7 +171,7 @@ fn a_server_that_does_not_start_says_what_the_document_has() {
 }
 
 #[test]
-fn a_damaged_append_only_file_is_named_and_the_way_out_works() {
+fn damaged_append_only_file_is_repaired_as_documented() {
     let mut it = FromFile::start("damaged", &["appendonly yes", "loadmodule MODULE"]);
     if it.server.is_container() {
         return skip("its folder is elsewhere");
@@ -211,7 +211,7 @@ fn a_damaged_append_only_file_is_named_and_the_way_out_works() {
 
 /// A folder lies where the snapshot should be.
 #[test]
-fn a_failed_snapshot_stops_locks_until_it_may_fail() {
+fn failed_snapshot_stops_locks_until_setting_allows_it() {
     let it = FromFile::start("failed-save", &["save 3600 1", "appendonly yes", "loadmodule MODULE"]);
     if it.server.is_container() {
         return skip("its folder is elsewhere");

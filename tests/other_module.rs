@@ -37,7 +37,7 @@ impl Drop for Meddled {
 
 /// One of the locks that a request reads has expired, and nobody has seen it yet: the server says so in the middle.
 #[test]
-fn in_the_middle_of_reading_several_locks() {
+fn other_module_writes_while_several_locks_are_read() {
     if in_containers() {
         return skip("it is compiled here");
     }
@@ -66,7 +66,7 @@ fn unix_micros() -> i64 {
 
 /// All kinds of work, with the other module at each change.
 #[test]
-fn at_every_change_of_a_key() {
+fn other_module_writes_at_every_change_of_key() {
     if in_containers() {
         return skip("it is compiled here");
     }

@@ -23,7 +23,7 @@ fn durable() -> Builder {
 }
 
 #[test]
-fn kill_9_loses_nothing_that_was_acknowledged() {
+fn kill_9_loses_no_acknowledged_grant() {
     const CLIENTS: usize = 4;
     let mut server = durable().start();
     let random = Mutex::new(Random::new());
@@ -200,7 +200,7 @@ fn keeps_locks(mut server: Server, again: impl FnOnce(&mut Server)) {
 }
 
 #[test]
-fn the_append_only_file_keeps_every_lock() {
+fn append_only_file_keeps_every_lock() {
     keeps_locks(durable().start(), |server| {
         server.kill9();
         server.restart();
@@ -208,7 +208,7 @@ fn the_append_only_file_keeps_every_lock() {
 }
 
 #[test]
-fn a_rewritten_append_only_file_keeps_every_lock() {
+fn rewritten_append_only_file_keeps_every_lock() {
     keeps_locks(durable().start(), |server| {
         rewrite(server);
         server.kill9();
@@ -217,7 +217,7 @@ fn a_rewritten_append_only_file_keeps_every_lock() {
 }
 
 #[test]
-fn an_append_only_file_without_an_rdb_in_front_keeps_every_lock() {
+fn append_only_file_without_rdb_preamble_keeps_every_lock() {
     keeps_locks(durable().arg("aof-use-rdb-preamble", "no").start(), |server| {
         rewrite(server);
         server.kill9();
@@ -234,7 +234,7 @@ fn rewrite(server: &Server) {
 }
 
 #[test]
-fn an_rdb_file_keeps_every_lock() {
+fn rdb_file_keeps_every_lock() {
     keeps_locks(Server::start(), |server| {
         ask_ok(&mut server.raw(), "SAVE");
         server.kill9();
@@ -270,7 +270,7 @@ fn raised_token_is_unknown_to_other_keys_after_a_restart() {
 }
 
 #[test]
-fn a_lease_runs_on_while_the_server_is_down() {
+fn lease_continues_while_server_is_down() {
     let mut server = durable().start();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE short me LEASE 150");
@@ -289,7 +289,7 @@ fn a_lease_runs_on_while_the_server_is_down() {
 }
 
 #[test]
-fn a_server_without_the_module_loads_what_it_left() {
+fn server_without_module_loads_its_files() {
     for (writer, again) in [(durable(), "yes"), (Server::builder(), "no")] {
         let mut server = writer.start();
         let mut raw = server.raw();
@@ -315,7 +315,7 @@ fn without_module(dir: &Path, appendonly: &str) -> Server {
 }
 
 #[test]
-fn a_replica_without_the_module_follows() {
+fn replica_without_module_follows() {
     let master = Server::start();
     let mut raw = master.raw();
     // Some before it comes, and some while it follows.
@@ -358,7 +358,7 @@ fn random_request(random: &mut Random) -> Vec<Bytes> {
 }
 
 #[test]
-fn a_replica_with_the_module_has_the_locks_when_it_takes_over() {
+fn promoted_replica_with_module_has_the_locks() {
     let master = Server::start();
     let replica = Server::start();
     replica.replica_of(&master);

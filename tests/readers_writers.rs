@@ -33,7 +33,7 @@ fn micros() -> i64 {
 }
 
 #[test]
-fn writers_overlap_nothing_and_readers_overlap_each_other() {
+fn writers_exclude_all_and_readers_overlap() {
     let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 6));
     let server = Server::start();
     let mut random = Random::new();
@@ -134,7 +134,7 @@ fn writers_wait_for_those_ahead_only(stays: &[Stay]) {
 }
 
 #[test]
-fn a_semaphore_of_five_lets_five_in_and_never_more() {
+fn semaphore_of_five_admits_at_most_five() {
     const CONNECTIONS: usize = 100;
     let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 5));
     let server = Server::start();

@@ -10,17 +10,17 @@ use support::{Server, module_path, workspace};
 use crate::console;
 
 #[test]
-fn the_readme_session_runs_as_it_stands() {
+fn readme_session_runs_as_printed() {
     console::run(&document("README.md"), &[&Server::start()]);
 }
 
 #[test]
-fn the_tour_runs_as_it_stands() {
+fn tutorial_runs_as_printed() {
     console::run(&document("docs/tutorial.md"), &[&Server::start()]);
 }
 
 #[test]
-fn the_example_configuration_starts_a_server() {
+fn example_configuration_starts_server() {
     let dir = std::env::temp_dir().join(format!("holdfast-example-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let file = dir.join("redis.conf");
@@ -51,7 +51,7 @@ fn example_configuration_has_every_setting_at_its_default() {
 }
 
 #[test]
-fn reference_has_every_command_with_the_syntax_that_help_shows() {
+fn reference_has_every_command_with_syntax_of_help() {
     let server = Server::start();
     let list: Vec<String> =
         redis::cmd("COMMAND").arg(&["LIST", "FILTERBY", "MODULE", "holdfast"]).query(&mut server.connect()).unwrap();
@@ -69,7 +69,7 @@ fn reference_has_every_command_with_the_syntax_that_help_shows() {
 }
 
 #[test]
-fn the_reference_has_every_setting_with_its_default() {
+fn reference_has_every_setting_with_its_default() {
     let server = Server::start();
     let there: BTreeMap<String, String> =
         redis::cmd("CONFIG").arg("GET").arg("holdfast.*").query(&mut server.connect()).unwrap();
@@ -78,7 +78,7 @@ fn the_reference_has_every_setting_with_its_default() {
 }
 
 #[test]
-fn the_reference_has_every_field_of_info() {
+fn reference_has_every_field_of_info() {
     let server = Server::start();
     let info: String = redis::cmd("INFO").arg("holdfast").query(&mut server.connect()).unwrap();
     let fields = info.lines().filter_map(|line| line.split_once(':')).map(|(field, _)| field.to_owned());
@@ -87,7 +87,7 @@ fn the_reference_has_every_field_of_info() {
 }
 
 #[test]
-fn the_documents_point_at_what_is_there() {
+fn links_in_documents_resolve() {
     let listed =
         Command::new("git").args(["ls-files", "-co", "--exclude-standard", "*.md"]).current_dir(workspace()).output();
     let listed = String::from_utf8(listed.expect("git lists the documents").stdout).expect("UTF-8");
@@ -111,7 +111,7 @@ fn the_documents_point_at_what_is_there() {
 }
 
 #[test]
-fn the_table_of_bounds_names_tests_that_are_there() {
+fn table_of_bounds_names_existing_tests() {
     let reference = document("docs/reference.md");
     let rows = reference.lines().skip_while(|line| !line.starts_with("| what | filled by | limit |")).skip(2);
     let rows: Vec<_> = rows.take_while(|line| line.starts_with('|')).collect();

@@ -52,12 +52,12 @@ enum Outcome {
 }
 
 #[test]
-fn random_steps_on_twins() {
+fn module_and_redisson_scripts_agree_in_random_runs() {
     Twins::start().run(|_| By::Module);
 }
 
 #[test]
-fn random_steps_by_both_on_the_same_locks() {
+fn module_and_redisson_share_locks_in_random_runs() {
     Twins::start().run(|random| *random.pick(&[By::Module, By::Scripts]));
 }
 

@@ -110,7 +110,7 @@ impl Case<'_> {
 }
 
 #[test]
-fn acquire_gives_a_token_or_null() {
+fn acquire_returns_token_or_nil() {
     each(|case| {
         let granted = case.begins(DEFAULT_LEASE, |case| case.acquire(""));
         let granted = token(&granted);
@@ -123,7 +123,7 @@ fn acquire_gives_a_token_or_null() {
 }
 
 #[test]
-fn a_reentry_never_shortens_the_lease() {
+fn reentry_never_shortens_lease() {
     each(|case| {
         case.begins(60_000, |case| case.acquire("LEASE 60000"));
         let deadline = case.deadline();
@@ -137,7 +137,7 @@ fn a_reentry_never_shortens_the_lease() {
 }
 
 #[test]
-fn holds_raises_the_count_and_may_be_repeated() {
+fn holds_raises_count_and_is_repeatable() {
     each(|case| {
         let granted = token(&case.acquire("HOLDS 3"));
         for (request, holds) in [
@@ -157,7 +157,7 @@ fn holds_raises_the_count_and_may_be_repeated() {
 }
 
 #[test]
-fn release_tells_whether_holds_are_left_or_null() {
+fn release_returns_whether_holds_are_left_or_nil() {
     each(|case| {
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.me]);
         let granted = token(&case.acquire("HOLDS 3 LEASE 60000"));
@@ -177,7 +177,7 @@ fn release_tells_whether_holds_are_left_or_null() {
 }
 
 #[test]
-fn release_to_a_count_may_be_repeated() {
+fn release_to_count_is_repeatable() {
     each(|case| {
         let granted = token(&case.acquire("HOLDS 9"));
         for (request, left) in
@@ -197,7 +197,7 @@ fn release_to_a_count_may_be_repeated() {
 }
 
 #[test]
-fn release_can_begin_the_lease_of_what_is_left_anew() {
+fn release_can_restart_lease_of_remaining_holds() {
     each(|case| {
         let granted = token(&case.acquire("HOLDS 9 LEASE 60000"));
         let steps =
@@ -212,7 +212,7 @@ fn release_can_begin_the_lease_of_what_is_left_anew() {
 }
 
 #[test]
-fn a_token_names_the_very_hold() {
+fn token_identifies_hold() {
     each(|case| {
         let old = token(&case.acquire(""));
         assert_eq!(case.release(""), Value::Int(1));
@@ -233,7 +233,7 @@ fn a_token_names_the_very_hold() {
 }
 
 #[test]
-fn renew_gives_the_token_or_null() {
+fn renew_returns_token_or_nil() {
     each(|case| {
         case.is_refused(&[b"LOCK.RENEW", case.key, case.me]);
         let granted = token(&case.acquire("HOLDS 2 LEASE 60000"));
@@ -246,7 +246,7 @@ fn renew_gives_the_token_or_null() {
 }
 
 #[test]
-fn force_tells_how_many_lost_it() {
+fn force_returns_number_of_holders() {
     each(|case| {
         let force = |case: &mut Case| case.raw.call(&[b"LOCK.FORCE", case.key]);
         assert_eq!(force(case), Value::Int(0));
@@ -263,7 +263,7 @@ fn force_tells_how_many_lost_it() {
 }
 
 #[test]
-fn info_tells_who_holds_it() {
+fn info_shows_holder() {
     each(|case| {
         case.is_refused(&[b"LOCK.INFO", case.key]);
         let granted = token(&case.acquire("HOLDS 3 LEASE 60000"));
@@ -281,7 +281,7 @@ fn info_tells_who_holds_it() {
 }
 
 #[test]
-fn info_tells_every_holder_of_a_shared_lock() {
+fn info_shows_every_holder_of_shared_lock() {
     each(|case| {
         let first = token(&case.acquire("LIMIT 3 LEASE 60000"));
         let second = token(&case.call("LOCK.ACQUIRE", case.other, "LIMIT 5 LEASE 90000 HOLDS 2"));
@@ -299,7 +299,7 @@ fn info_tells_every_holder_of_a_shared_lock() {
 }
 
 #[test]
-fn info_tells_what_is_unknown_and_what_never_ends() {
+fn info_shows_unknown_token_and_missing_deadline() {
     each(|case| {
         case.raw.call(&[b"HSET", case.key, case.me, b"4"]);
         let info = Info::of(&case.raw.call(&[b"LOCK.INFO", case.key]));
@@ -310,7 +310,7 @@ fn info_tells_what_is_unknown_and_what_never_ends() {
 }
 
 #[test]
-fn a_lock_of_redisson_is_a_lock() {
+fn redisson_lock_is_a_lock() {
     each(|case| {
         let make = |case: &mut Case| {
             case.raw.call(&[b"HSET", case.key, case.me, b"2"]);
@@ -336,7 +336,7 @@ fn a_lock_of_redisson_is_a_lock() {
 }
 
 #[test]
-fn a_lock_without_expiry_holds_until_it_is_released() {
+fn lock_without_expiry_is_held_until_released() {
     each(|case| {
         let granted = token(&case.acquire(""));
         assert_eq!(case.raw.call(&[b"PERSIST", case.key]), Value::Int(1));
@@ -350,7 +350,7 @@ fn a_lock_without_expiry_holds_until_it_is_released() {
 }
 
 #[test]
-fn a_hash_of_marks_alone_is_free() {
+fn hash_of_leftover_fields_is_free() {
     each(|case| {
         case.raw.call(&[b"HSET", case.key, b"#fence", b"1700000000000000", b"#limit", b"0", b"#@gone", b"5:6"]);
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.me]);
@@ -361,7 +361,7 @@ fn a_hash_of_marks_alone_is_free() {
 }
 
 #[test]
-fn a_limit_lies_in_the_hash_with_a_deadline_for_each() {
+fn hash_stores_limit_and_deadline_of_each_holder() {
     each(|case| {
         let before = unix_millis();
         let first = token(&case.acquire("SHARED LEASE 90000"));
@@ -479,7 +479,7 @@ const ON_NO_LOCK: [&str; 10] = [
 ];
 
 #[test]
-fn what_is_no_lock_is_wrongtype_and_stays() {
+fn other_types_are_wrongtype_and_stay() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
@@ -499,7 +499,7 @@ fn what_is_no_lock_is_wrongtype_and_stays() {
 }
 
 #[test]
-fn tokens_only_grow_and_follow_the_clock() {
+fn tokens_increase_and_follow_clock() {
     let mut server = Server::builder().arg("appendonly", "yes").start();
     let mut raw = server.raw();
     let mut last = 0;
@@ -527,7 +527,7 @@ fn tokens_only_grow_and_follow_the_clock() {
 }
 
 #[test]
-fn words_of_options_come_in_any_order_and_case() {
+fn options_come_in_any_order_and_case() {
     let server = Server::start();
     let mut raw = server.raw();
     for (line, holds, least, most) in [
@@ -546,7 +546,7 @@ fn words_of_options_come_in_any_order_and_case() {
 }
 
 #[test]
-fn an_owner_may_be_as_long_as_512_bytes() {
+fn owner_has_at_most_512_bytes() {
     let server = Server::start();
     let mut raw = server.raw();
     for owner in [vec![0xff; 512], b"*".repeat(512), b"*#".to_vec(), b"**".to_vec()] {
@@ -557,7 +557,7 @@ fn an_owner_may_be_as_long_as_512_bytes() {
 }
 
 #[test]
-fn a_lock_is_of_its_database() {
+fn lock_belongs_to_its_database() {
     let server = Server::start();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE key me");
@@ -572,7 +572,7 @@ fn a_lock_is_of_its_database() {
 }
 
 #[test]
-fn it_works_in_transactions_and_scripts() {
+fn commands_work_in_transactions_and_scripts() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);

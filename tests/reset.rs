@@ -33,7 +33,7 @@ fn end_for_sure(server: &Server, round: usize, connection: Raw) {
 /// The server is frozen while both happen, so that it finds both in one turn of its event loop: the reply is written
 /// when the end is seen, and was not sent. All of this with leases of an hour: what sticks is seen.
 #[test]
-fn grant_and_reset_in_one_turn_of_the_event_loop() {
+fn grant_and_reset_in_one_iteration_pass_lock_on() {
     let server = Server::start();
     let mut client = server.raw();
     let mut next = server.raw();
@@ -68,7 +68,7 @@ fn grant_and_reset_in_one_turn_of_the_event_loop() {
 /// The same with nothing frozen: the reply may be on the network already, and then the hold is one for its lease, as
 /// of any client that crashes.
 #[test]
-fn grant_and_reset_at_the_same_time() {
+fn concurrent_grant_and_reset_pass_lock_on() {
     let server = Server::start();
     let mut client = server.raw();
     let mut next = server.raw();
@@ -101,7 +101,7 @@ fn grant_and_reset_at_the_same_time() {
 /// runs again may do what was to be done at a time first, and write to a connection that was closed in good order as to
 /// any other: then the hold is one for its lease. One that was reset takes nothing.
 #[test]
-fn expiry_and_reset_while_the_server_stands_still() {
+fn expiry_and_reset_during_server_pause_pass_lock_on() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut seen, mut at_once) = (0, 0);

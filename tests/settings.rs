@@ -15,7 +15,7 @@ fn has(raw: &mut Raw, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn what_is_written_back_counts_beside_arguments() {
+fn rewritten_settings_count_besides_arguments() {
     let arguments = "loadmodule MODULE default-lease 10000 max-lease 60000 max-waiters 7 publish-releases no";
     let mut it = FromFile::start("arguments", &[arguments]);
     let mut raw = it.server.raw();
@@ -43,7 +43,7 @@ fn what_is_written_back_counts_beside_arguments() {
 }
 
 #[test]
-fn the_configuration_goes_before_arguments_wherever_it_stands() {
+fn configuration_takes_precedence_over_arguments() {
     for (purpose, lines) in [
         ("after", ["loadmodule MODULE default-lease 10000 detect-deadlocks no", "holdfast.default-lease 5000"]),
         ("before", ["holdfast.default-lease 5000", "loadmodule MODULE default-lease 10000 detect-deadlocks no"]),
@@ -58,7 +58,7 @@ fn the_configuration_goes_before_arguments_wherever_it_stands() {
 }
 
 #[test]
-fn module_loadex_config_goes_before_its_arguments() {
+fn module_loadex_config_takes_precedence_over_arguments() {
     let server = Server::builder().without_module().start();
     let path = module_path().to_str().expect("UTF-8").to_owned();
     let mut raw = server.raw();

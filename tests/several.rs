@@ -9,7 +9,7 @@ use crate::common::Contents;
 use crate::speak::{Reply, SOON, Speak, Watched, arrives, deadline, fields, holders, now, owners, until_gone, waiters};
 
 #[test]
-fn all_keys_are_taken_under_one_token() {
+fn all_keys_are_granted_with_one_token() {
     let server = Server::start();
     let mut connection = server.raw();
     let token = connection.say("LOCK.MACQUIRE 3 a b c owner LEASE 60000").token();
@@ -22,7 +22,7 @@ fn all_keys_are_taken_under_one_token() {
 }
 
 #[test]
-fn all_or_none() {
+fn macquire_grants_all_or_none() {
     let server = Server::start();
     let mut connection = server.raw();
     for taken in ["a", "b", "c"] {
@@ -35,7 +35,7 @@ fn all_or_none() {
 }
 
 #[test]
-fn a_key_that_is_no_lock_leaves_the_others_alone() {
+fn key_of_other_type_leaves_other_keys_unchanged() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("SET text value");
@@ -52,7 +52,7 @@ fn a_key_that_is_no_lock_leaves_the_others_alone() {
 }
 
 #[test]
-fn a_key_of_another_limit_leaves_the_others_alone() {
+fn key_with_other_limit_leaves_other_keys_unchanged() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE shared owner SHARED").token();
@@ -65,7 +65,7 @@ fn a_key_of_another_limit_leaves_the_others_alone() {
 }
 
 #[test]
-fn wrong_requests_are_errors_and_change_nothing() {
+fn invalid_requests_are_refused_and_change_nothing() {
     let server = Server::start();
     let mut connection = server.raw();
     let wrong = [
@@ -109,7 +109,7 @@ fn wrong_requests_are_errors_and_change_nothing() {
 }
 
 #[test]
-fn keys_and_owners_are_bytes() {
+fn keys_and_owners_are_arbitrary_bytes() {
     let server = Server::start();
     let mut connection = server.raw();
     let (first, second, owner): (&[u8], &[u8], &[u8]) = (b"\0\r\n{", b"\xff\xfe ", b"\0own\xffer\r\n");
@@ -122,7 +122,7 @@ fn keys_and_owners_are_bytes() {
 }
 
 #[test]
-fn a_key_may_be_named_like_an_option() {
+fn key_may_have_name_of_option() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.MACQUIRE 2 WAIT LEASE ALL LEASE 60000").token();
@@ -132,7 +132,7 @@ fn a_key_may_be_named_like_an_option() {
 }
 
 #[test]
-fn re_entries() {
+fn macquire_reenters_all_keys() {
     let server = Server::start();
     let mut connection = server.raw();
     let first = connection.say("LOCK.MACQUIRE 2 a b owner LEASE 600000").token();
@@ -152,9 +152,9 @@ fn re_entries() {
     assert_eq!(connection.say("LOCK.MACQUIRE 2 d c owner").token(), adopted);
 }
 
-/// An owner that holds some of the locks, or all of them with several tokens, gets an error.
+/// Or all of them with several tokens.
 #[test]
-fn some_that_are_held_are_an_error_and_nothing_changes() {
+fn macquire_is_refused_when_owner_holds_some_keys() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE a owner LEASE 600000").token();
@@ -172,9 +172,9 @@ fn some_that_are_held_are_an_error_and_nothing_changes() {
     assert!(connection.say("LOCK.TOP").items().is_empty(), "nobody waits");
 }
 
-/// The same for a request that waits, as soon as its owner comes to hold one of the locks, however that is.
+/// However the owner comes to hold it.
 #[test]
-fn a_wait_ends_when_its_owner_is_granted_one_of_the_locks() {
+fn wait_ends_when_its_owner_is_granted_one_of_the_locks() {
     let server = Server::start();
     let (mut first, mut several, mut behind, mut viewer) = (server.raw(), server.raw(), server.raw(), server.raw());
     let ways: [&[&str]; 2] = [&["DEL b", "HSET b owner 1"], &["RENAME mine b"]];
@@ -195,7 +195,7 @@ fn a_wait_ends_when_its_owner_is_granted_one_of_the_locks() {
 
 /// If it comes to hold all of them in one step, its next request for the same is a re-entry.
 #[test]
-fn wait_becomes_a_re_entry_when_its_owner_is_granted_all() {
+fn wait_becomes_reentry_when_its_owner_is_granted_all() {
     let server = Server::start();
     let (mut one, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
     viewer.say("LOCK.ACQUIRE b other LEASE 600000").token();
@@ -262,7 +262,7 @@ fn renew_replies_for_each_key() {
 }
 
 #[test]
-fn a_waiter_holds_nothing_and_keeps_its_place_in_each_queue() {
+fn waiter_holds_nothing_and_keeps_position_in_each_queue() {
     let server = Server::start();
     let (mut both, mut behind, mut viewer) = (server.raw(), server.raw(), server.raw());
     let first = viewer.say("LOCK.ACQUIRE b other").token();
@@ -284,7 +284,7 @@ fn a_waiter_holds_nothing_and_keeps_its_place_in_each_queue() {
 }
 
 #[test]
-fn the_order_is_that_of_arrival_in_each_queue() {
+fn each_queue_has_order_of_arrival() {
     let server = Server::start();
     let mut viewer = server.raw();
     viewer.say("LOCK.MACQUIRE 3 a b c holder").token();
@@ -312,7 +312,7 @@ fn the_order_is_that_of_arrival_in_each_queue() {
 }
 
 #[test]
-fn opposite_orders_do_not_block_each_other() {
+fn opposite_key_orders_do_not_deadlock() {
     let server = Server::start();
     let (mut first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
     viewer.say("LOCK.MACQUIRE 2 a b holder").token();
@@ -328,7 +328,7 @@ fn opposite_orders_do_not_block_each_other() {
 type Leave = fn(Raw, &mut Raw);
 
 #[test]
-fn those_behind_are_served_when_a_waiter_for_several_leaves() {
+fn waiters_are_served_when_request_for_several_leaves() {
     let server = Server::start();
     let mut viewer = server.raw();
     let leaves: [(&str, Leave); 4] = [
@@ -362,7 +362,7 @@ fn those_behind_are_served_when_a_waiter_for_several_leaves() {
 }
 
 #[test]
-fn whatever_frees_the_last_key_serves_the_waiter() {
+fn every_command_that_frees_last_key_serves_waiter() {
     let server = Server::start();
     let mut viewer = server.raw();
     let frees: [(&str, &str); 5] = [
@@ -386,7 +386,7 @@ fn whatever_frees_the_last_key_serves_the_waiter() {
 }
 
 #[test]
-fn all_keys_are_bound() {
+fn macquire_binds_all_keys() {
     let server = Server::start();
     let (first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut first = Watched::over(first, &server);
@@ -413,7 +413,7 @@ fn all_keys_are_bound() {
 }
 
 #[test]
-fn where_nothing_may_block_the_wait_is_ignored() {
+fn wait_is_ignored_where_nothing_blocks() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE b other").token();
@@ -429,7 +429,7 @@ fn where_nothing_may_block_the_wait_is_ignored() {
 }
 
 #[test]
-fn one_step_is_one_transaction_on_a_replica() {
+fn macquire_is_one_transaction_on_replica() {
     let master = Server::start();
     let replica = Server::builder().without_module().start();
     replica.replica_of(&master);
@@ -451,7 +451,7 @@ fn one_step_is_one_transaction_on_a_replica() {
 }
 
 #[test]
-fn in_a_cluster_the_keys_share_a_slot() {
+fn keys_must_share_a_slot_in_cluster() {
     let cluster = Cluster::start(1);
     let mut connection = cluster.node(0).raw();
     let error = connection.say("LOCK.MACQUIRE 2 a b owner").error();

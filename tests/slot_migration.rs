@@ -104,7 +104,7 @@ fn until_empty(server: &Server) {
 }
 
 #[test]
-fn locks_arrive_and_waiters_are_sent_on() {
+fn locks_arrive_and_waiters_are_redirected() {
     let Some(mut scene) = Scene::set() else { return };
     let mut client = scene.source().raw();
     let mut last = client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -144,9 +144,9 @@ fn locks_arrive_and_waiters_are_sent_on() {
     assert_holders_listed(&mut client, "{key}few");
 }
 
-/// The holder's connection to the source has no say any more, also when the slot comes back.
+/// Also when the slot comes back.
 #[test]
-fn bindings_end_and_stay_ended() {
+fn bindings_end_when_slot_moves() {
     let Some(mut scene) = Scene::set() else { return };
     let holder = scene.source().raw();
     let mut holder = Watched::over(holder, scene.source());
@@ -171,9 +171,9 @@ fn bindings_end_and_stay_ended() {
     assert_eq!(contents(scene.source()), before);
 }
 
-/// Until the slot changes hands, the source renews and grants, and all of that arrives.
+/// Until the slot moves, the source renews and grants, and all of that arrives.
 #[test]
-fn what_happens_under_way_arrives() {
+fn changes_during_migration_arrive() {
     const LEASE: i64 = 3000;
     let Some(scene) = Scene::set() else { return };
     let client = scene.source().raw();
@@ -218,7 +218,7 @@ fn what_happens_under_way_arrives() {
 }
 
 #[test]
-fn a_move_that_is_cancelled() {
+fn cancelled_migration_keeps_locks() {
     const LEASE: i64 = 3000;
     let Some(mut scene) = Scene::set() else { return };
     let client = scene.source().raw();
@@ -255,7 +255,7 @@ fn a_move_that_is_cancelled() {
 /// The same number of holders under the same newest token, with other deadlines: a copy from before would pass for the
 /// key's.
 #[test]
-fn back_again_with_other_deadlines() {
+fn slot_returns_with_other_deadlines() {
     let Some(mut scene) = Scene::set() else { return };
     let mut client = scene.source().raw();
     for owner in ["a", "b"] {
@@ -277,7 +277,7 @@ fn back_again_with_other_deadlines() {
 /// A waiter at a node that hands the slot over and gets it back at once may still wait there when the keys come, a part
 /// of the holders at a time: there seems to be room, and there is none.
 #[test]
-fn nobody_is_served_where_the_slot_is_still_coming() {
+fn waiter_is_not_granted_during_import() {
     const HOLDERS: usize = 500;
     let Some(mut scene) = Scene::set() else { return };
     // The server itself sends waiters away from its cron: that is to come late.
@@ -307,7 +307,7 @@ fn nobody_is_served_where_the_slot_is_still_coming() {
 
 /// Valkey's target can be kept from taking over, Redis' import can be made to fail time and again.
 #[test]
-fn a_move_that_fails() {
+fn failed_migration_keeps_locks() {
     let Some(scene) = Scene::set() else { return };
     let family = scene.source().version().family;
     let mut client = scene.source().raw();
@@ -345,9 +345,9 @@ fn a_move_that_fails() {
     assert_holders_listed(&mut client, "{key}few");
 }
 
-/// Six clients that follow the lock where it goes: never do two hold it, and tokens only grow.
+/// Six clients follow the lock: never do two hold it, and tokens increase.
 #[test]
-fn back_and_forth_under_load() {
+fn slot_moves_back_and_forth_under_load() {
     const MOVES: usize = 6;
     let Some(mut scene) = Scene::set() else { return };
     let (over, held, newest, grants) =

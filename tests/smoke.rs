@@ -6,7 +6,7 @@ use redis::Value;
 use support::Server;
 
 #[test]
-fn the_module_is_loaded_by_its_name() {
+fn module_is_loaded_by_its_name() {
     let server = Server::start();
     let mut connection = server.connect();
     let modules: Vec<HashMap<String, Value>> = redis::cmd("MODULE").arg("LIST").query(&mut connection).unwrap();

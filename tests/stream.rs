@@ -121,19 +121,19 @@ fn takes_away(command: &[Bytes]) -> bool {
 }
 
 #[test]
-fn release() {
+fn release_and_grant_are_one_unit() {
     let (_server, steps, token) = hand_off(&["LOCK.RELEASE key holder"]);
     is_one_step(&steps, token);
 }
 
 #[test]
-fn force() {
+fn force_and_grant_are_one_unit() {
     let (_server, steps, token) = hand_off(&["LOCK.FORCE key"]);
     is_one_step(&steps, token);
 }
 
 #[test]
-fn release_in_a_transaction() {
+fn release_in_transaction_is_one_unit() {
     let (_server, steps, token) =
         hand_off(&["MULTI", "SET before x", "LOCK.RELEASE key holder", "SET after x", "EXEC"]);
     is_one_step(&steps, token);
@@ -144,7 +144,7 @@ fn release_in_a_transaction() {
 /// Where the server lets a module write at the end of somebody else's step, the grant is part of that step; before, it
 /// follows in one of its own. It never comes first.
 #[test]
-fn del() {
+fn del_and_grant_reach_replica_in_order() {
     let (server, steps, token) = hand_off(&["DEL key"]);
     let version = server.version();
     if version.at_least(Family::Redis, 7, 2) || version.family == Family::Valkey {
@@ -157,7 +157,7 @@ fn del() {
 
 /// A replica hears of the expiry before it hears of the grant.
 #[test]
-fn expiry() {
+fn expiry_reaches_replica_before_grant() {
     let (_server, steps, _) = hand_off(&["PEXPIRE key 50"]);
     let grant = place(&steps, &["HSET", "key", "waiter"]);
     let freed = steps
@@ -170,7 +170,7 @@ fn expiry() {
     assert!(!order[granted..].iter().any(|command| takes_away(command)), "{}", show(&steps));
 }
 
-/// What is asked for, refused, waited for, or tried in vain is nobody else's business.
+/// Nor are refusals and failed attempts.
 #[test]
 fn requests_are_not_replicated() {
     let server = Server::start();

@@ -66,7 +66,7 @@ struct Stress {
 }
 
 #[test]
-fn stress() {
+fn random_clients_never_hold_a_lock_twice() {
     let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 10));
     let stress = Stress {
         server: Server::start(),
@@ -377,33 +377,33 @@ fn some_hold(owner: usize, from: Micros, to: Micros) -> Hold {
 
 #[test]
 #[should_panic(expected = "490 µs together")]
-fn the_check_sees_two_holders_at_once() {
+fn check_finds_two_holders() {
     check_key(0, &[some_hold(1, 10_000, 20_500), some_hold(2, 20_000, 30_000)], &[]);
 }
 
 #[test]
-fn the_check_knows_of_locks_that_were_broken() {
+fn check_allows_forced_locks() {
     let broken = Broken { key: 0, from: 19_900, to: 20_100 };
     check_key(0, &[some_hold(1, 10_000, 20_500), some_hold(2, 20_000, 30_000)], &[broken]);
 }
 
 #[test]
 #[should_panic(expected = "free for")]
-fn the_check_sees_a_lost_wake_up() {
+fn check_finds_lost_wake_up() {
     let late = Hold { asked: 15_000, ..some_hold(2, 20_000 + LOST, 30_000 + LOST) };
     check_key(0, &[some_hold(1, 10_000, 20_000), late], &[]);
 }
 
 #[test]
 #[should_panic(expected = "had been heard of")]
-fn the_check_sees_a_token_that_does_not_grow() {
+fn check_finds_token_that_does_not_increase() {
     let stale = Hold { token: 9_999, ..some_hold(2, 20_000, 30_000) };
     tokens_only_grow(&[some_hold(1, 10_000, 20_000), stale]);
 }
 
 #[test]
 #[should_panic(expected = "one token for")]
-fn the_check_sees_a_token_given_twice() {
+fn check_finds_repeated_token() {
     let twin = Hold { key: 1, ..some_hold(2, 10_000, 20_000) };
     tokens_only_grow(&[some_hold(1, 10_000, 20_000), twin]);
 }

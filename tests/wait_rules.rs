@@ -21,7 +21,7 @@ fn held() -> (Server, Raw, i64) {
 }
 
 #[test]
-fn first_come_first_served() {
+fn waiters_are_granted_in_order_of_arrival() {
     let (server, mut client, mut token) = held();
     let mut queue: Vec<Waiter> =
         (0..50).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
@@ -38,7 +38,7 @@ fn first_come_first_served() {
 }
 
 #[test]
-fn each_key_and_each_database_has_a_queue_of_its_own() {
+fn each_key_and_database_has_its_own_queue() {
     let (server, mut client, _) = held();
     client.take("LOCK.ACQUIRE other holder LEASE 60000");
     let mut elsewhere = server.raw();
@@ -61,9 +61,9 @@ fn each_key_and_each_database_has_a_queue_of_its_own() {
     here.token();
 }
 
-/// A client that releases and asks again at once, even in one packet or one transaction, queues behind the waiters.
+/// A client that releases and requests again immediately, even in one packet or transaction, queues behind the waiters.
 #[test]
-fn nobody_barges() {
+fn released_lock_goes_to_waiter_before_new_request() {
     let (server, mut client, _) = held();
     for round in 0..20 {
         let mut waiter = Waiter::start(&server, "key", "waiter");
@@ -89,7 +89,7 @@ fn nobody_barges() {
 
 /// The same when the lock was freed by a command of the server's own.
 #[test]
-fn nobody_barges_after_a_del_either() {
+fn deleted_lock_goes_to_waiter_before_new_request() {
     let (server, mut client, _) = held();
     for commands in [
         ["DEL key", "LOCK.ACQUIRE key newcomer"],
@@ -116,7 +116,7 @@ fn nobody_barges_after_a_del_either() {
 }
 
 #[test]
-fn newcomers_queue_behind_a_waiter_that_could_not_be_served_yet() {
+fn new_request_queues_behind_unserved_waiter() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key reader SHARED LEASE 60000");
@@ -136,7 +136,7 @@ fn newcomers_queue_behind_a_waiter_that_could_not_be_served_yet() {
 }
 
 #[test]
-fn the_lease_starts_at_the_grant() {
+fn lease_starts_at_grant() {
     let (server, mut client, _) = held();
     let mut waiter = Waiter::sending(&server, "LOCK.ACQUIRE key waiter LEASE 600000 WAIT 0");
     assert!(!eventually(Duration::from_millis(300), || !waiter.waits()));
@@ -146,7 +146,7 @@ fn the_lease_starts_at_the_grant() {
 }
 
 #[test]
-fn without_wait_nothing_waits() {
+fn request_without_wait_does_not_wait() {
     let (server, mut client, _) = held();
     assert_eq!(client.say("LOCK.ACQUIRE key newcomer"), Value::Nil);
     assert_eq!(client.say("LOCK.ACQUIRE key newcomer LIMIT 2"), Value::Nil);
@@ -155,7 +155,7 @@ fn without_wait_nothing_waits() {
 }
 
 #[test]
-fn what_can_be_granted_is_granted_at_once_with_wait_too() {
+fn free_lock_is_granted_immediately_with_wait() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key reader SHARED WAIT 0");
@@ -164,7 +164,7 @@ fn what_can_be_granted_is_granted_at_once_with_wait_too() {
 }
 
 #[test]
-fn nothing_waits_in_a_transaction() {
+fn request_does_not_wait_in_transaction() {
     let (server, mut client, _) = held();
     client.tell(&["MULTI", "LOCK.ACQUIRE key newcomer WAIT 0", "LOCK.MACQUIRE 2 free key newcomer WAIT 0", "EXEC"]);
     for _ in 0..3 {
@@ -176,7 +176,7 @@ fn nothing_waits_in_a_transaction() {
 }
 
 #[test]
-fn nothing_waits_in_a_script() {
+fn request_does_not_wait_in_script() {
     let (server, mut client, _) = held();
     let script = b"return {redis.call('LOCK.ACQUIRE', KEYS[1], 'newcomer', 'WAIT', '0'), 'went on'}";
     let reply = client.call(&[b"EVAL", script, b"1", b"key"]);
@@ -186,7 +186,7 @@ fn nothing_waits_in_a_script() {
 }
 
 #[test]
-fn a_script_takes_a_free_lock() {
+fn script_acquires_free_lock() {
     let server = Server::start();
     let mut client = server.raw();
     let script = b"return redis.call('LOCK.ACQUIRE', KEYS[1], 'script', 'WAIT', '0')";
@@ -194,9 +194,9 @@ fn a_script_takes_a_free_lock() {
     assert_held(&mut client, "key", "script");
 }
 
-/// What was sent behind a request that waits is done after it.
+/// Requests behind a waiting one run after it.
 #[test]
-fn a_pipeline_keeps_its_order() {
+fn pipeline_keeps_its_order() {
     let (server, mut client, _) = held();
     let mut waiter = server.raw();
     let id = waiter.client_id();
@@ -225,7 +225,7 @@ mod same_owner {
     use super::*;
 
     #[test]
-    fn re_enters_at_once_while_others_wait() {
+    fn owner_reenters_while_others_wait() {
         let (server, mut client, token) = held();
         let mut waiter = Waiter::start(&server, "key", "waiter");
         assert_eq!(client.say("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token));
@@ -234,9 +234,9 @@ mod same_owner {
         assert!(waiter.waits());
     }
 
-    /// Two connections of one owner ask, with somebody else between them: the last has the place of the first.
+    /// The last request of an owner takes over the position of its first.
     #[test]
-    fn is_served_on_the_last_of_its_connections() {
+    fn owner_is_granted_over_its_last_connection() {
         let (server, mut client, _) = held();
         let mut one = Waiter::start(&server, "key", "twice");
         let mut between = Waiter::start(&server, "key", "between");
@@ -254,7 +254,7 @@ mod same_owner {
     }
 
     #[test]
-    fn names_a_count_and_not_one_more() {
+    fn owner_names_hold_count() {
         let (server, mut client, _) = held();
         let line = "LOCK.ACQUIRE key twice WAIT 0 HOLDS 1";
         let mut one = Waiter::sending(&server, line);
@@ -266,9 +266,9 @@ mod same_owner {
         assert_held(&mut client, "key", "twice");
     }
 
-    /// A hundred connections of one owner: each takes the place over from the one before.
+    /// A hundred connections of one owner: each takes over the position of the one before.
     #[test]
-    fn is_served_once_however_often_it_asks() {
+    fn owner_is_granted_once_for_repeated_requests() {
         let (server, mut client, _) = held();
         let mut waiters: Vec<Waiter> = (0..100).map(|_| Waiter::start(&server, "key", "many")).collect();
         let mut last = Waiter::start(&server, "key", "last");
@@ -283,7 +283,7 @@ mod same_owner {
 
     /// It waits, and takes the lock elsewhere: then the one that waits re-enters.
     #[test]
-    fn comes_to_hold_it_by_another_way() {
+    fn waiting_owner_reenters_when_it_acquires_elsewhere() {
         let (server, mut client, _) = held();
         let mut first = Waiter::start(&server, "key", "first");
         let mut waiter = Waiter::start(&server, "key", "waiter");
@@ -300,7 +300,7 @@ mod max_waiters {
     use super::*;
 
     #[test]
-    fn beyond_it_nobody_waits() {
+    fn max_waiters_refuses_further_waits() {
         let (server, mut client, token) = held();
         client.order("CONFIG SET holdfast.max-waiters 2");
         client.take("LOCK.ACQUIRE other holder LEASE 60000");
@@ -324,7 +324,7 @@ mod max_waiters {
     }
 
     #[test]
-    fn lowered_it_sends_nobody_away() {
+    fn lowered_max_waiters_ends_no_wait() {
         let (server, mut client, _) = held();
         let mut first = Waiter::start(&server, "key", "first");
         let mut second = Waiter::start(&server, "key", "second");
@@ -356,7 +356,7 @@ mod sight {
     }
 
     #[test]
-    fn lock_waiters() {
+    fn lock_waiters_lists_queue() {
         let (server, _client, _) = held();
         let odd: &[u8] = b"own\0er\r\n\xff";
         let first = {
@@ -391,7 +391,7 @@ mod sight {
     }
 
     #[test]
-    fn lock_info_of_a_key_that_is_waited_for_only() {
+    fn lock_info_shows_waiters_of_free_key() {
         let server = Server::start();
         let mut client = server.raw();
         // The first waits for the second key, and so stands in the queue of the first, which nobody holds.
@@ -407,7 +407,7 @@ mod sight {
     }
 
     #[test]
-    fn lock_top() {
+    fn lock_top_lists_contended_keys() {
         let (server, mut client, _) = held();
         client.take("LOCK.ACQUIRE busy one LEASE 60000 SHARED");
         client.take("LOCK.ACQUIRE busy two LEASE 60000 SHARED");
@@ -436,7 +436,7 @@ mod sight {
     }
 
     #[test]
-    fn lock_top_names_ten_unless_it_is_told_otherwise() {
+    fn lock_top_lists_ten_keys_by_default() {
         let server = Server::start();
         let mut client = server.raw();
         let mut kept = Vec::new();
@@ -449,7 +449,7 @@ mod sight {
     }
 
     #[test]
-    fn info_holdfast() {
+    fn info_counts_waiters() {
         let server = Server::start();
         let mut client = server.raw();
         let of = |field: &str| info_number(&server, "holdfast", &format!("holdfast_{field}"));

@@ -21,7 +21,7 @@ fn held() -> (Server, Raw) {
 }
 
 #[test]
-fn the_order_is_that_of_arrival_and_then_of_coming() {
+fn waited_requests_are_ordered_by_claimed_arrival() {
     let (server, mut viewer) = held();
     let asked = [("a", 0), ("b", 20_000), ("c", 40_000), ("d", 20_000), ("e", 0), ("f", 50_000)];
     let mut clients: Vec<Raw> = asked
@@ -38,9 +38,9 @@ fn the_order_is_that_of_arrival_and_then_of_coming() {
     }
 }
 
-/// In each queue of a request for several keys, too.
+/// Also for a request for several keys.
 #[test]
-fn it_counts_in_all_queues() {
+fn waited_counts_in_all_queues() {
     let server = Server::start();
     let mut viewer = server.raw();
     viewer.say("LOCK.MACQUIRE 3 a b c holder LEASE 600000").token();
@@ -56,9 +56,9 @@ fn it_counts_in_all_queues() {
     arrives(&mut first).token();
 }
 
-/// What others see of it: how long it has waited altogether, and how long it will.
+/// And the remaining time.
 #[test]
-fn what_is_shown_is_what_was_waited() {
+fn lock_waiters_shows_total_waited_time() {
     let (server, mut viewer) = held();
     let _ordinary = waits(&server, "LOCK.ACQUIRE key ordinary WAIT 0");
     let _claims = waits(&server, "LOCK.ACQUIRE key claims WAIT 30000 WAITED 25000");
@@ -75,7 +75,7 @@ fn what_is_shown_is_what_was_waited() {
 }
 
 #[test]
-fn no_more_counts_than_the_setting_allows() {
+fn setting_bounds_waited() {
     let (server, mut viewer) = held();
     let ask = |owner: &str, waited: u64| waits(&server, &format!("LOCK.ACQUIRE key {owner} WAIT 0 WAITED {waited}"));
     let _a = ask("a", 86_400_000);
@@ -90,7 +90,7 @@ fn no_more_counts_than_the_setting_allows() {
 }
 
 #[test]
-fn wrong_requests() {
+fn invalid_waited_is_refused() {
     let server = Server::start();
     let mut connection = server.raw();
     for line in ["LOCK.ACQUIRE key owner WAITED 5", "LOCK.MACQUIRE 2 a b owner WAITED 5"] {
@@ -106,9 +106,9 @@ fn wrong_requests() {
     assert_eq!(connection.say("DBSIZE"), Value::Int(0));
 }
 
-/// The first in the queue waits for another key as well. Who arrived earlier need not: the lock is free.
+/// The first in the queue also waits for another key; the earlier request need not, because the lock is free.
 #[test]
-fn who_comes_to_stand_first_is_served() {
+fn waited_request_ahead_of_head_is_granted() {
     let server = Server::start();
     let mut viewer = server.raw();
     viewer.say("LOCK.ACQUIRE taken holder LEASE 600000").token();
@@ -131,9 +131,9 @@ fn who_comes_to_stand_first_is_served() {
     assert_eq!(waiters(&mut viewer, "free"), ["behind"]);
 }
 
-/// N holds nothing, and goes in front of H: then H waits for N, which waits for what H holds.
+/// N overtakes H: then H waits for N, which waits for a lock of H.
 #[test]
-fn the_search_for_cycles_looks_at_it_in_its_place() {
+fn cycle_search_sees_waited_request_in_its_position() {
     let server = Server::start();
     let (mut h, mut y) = (server.raw(), server.raw());
     h.say("LOCK.ACQUIRE a H LEASE 600000").token();
@@ -150,9 +150,9 @@ fn the_search_for_cycles_looks_at_it_in_its_place() {
     until(SOON, "H has it", || holders(&mut h, "b").contains_key("H"));
 }
 
-/// A client that ends a session and asks again keeps its place.
+/// A client that closes a session and requests again.
 #[test]
-fn who_asks_again_keeps_the_place() {
+fn repeated_request_keeps_its_position() {
     let (server, mut viewer) = held();
     let lost = waits(&server, "LOCK.ACQUIRE key mine LEASE 600000 WAIT 0");
     let _later = waits(&server, "LOCK.ACQUIRE key later LEASE 600000 WAIT 0");
@@ -168,7 +168,7 @@ fn who_asks_again_keeps_the_place() {
 
 /// Where nothing blocks, both words are ignored: it stands last.
 #[test]
-fn where_nothing_may_block_it_is_ignored() {
+fn waited_is_ignored_where_nothing_blocks() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE taken holder LEASE 600000").token();

@@ -56,7 +56,7 @@ fn release_all_of_one_key_withdraws_request_for_several() {
 }
 
 #[test]
-fn mrelease_all_tells_of_each_key_whether_anything_was_given_up() {
+fn mrelease_all_reports_for_each_key_whether_it_ended_anything() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE a holder LEASE 600000");
@@ -68,7 +68,7 @@ fn mrelease_all_tells_of_each_key_whether_anything_was_given_up() {
 }
 
 #[test]
-fn release_all_tells_session_that_its_request_is_cancelled() {
+fn release_all_notifies_session_of_cancelled_request() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -129,7 +129,7 @@ fn release_all_ends_hold_of_stale_request() {
 }
 
 #[test]
-fn release_all_while_confirming_answers_unconfirmed() {
+fn release_all_during_confirmation_returns_unconfirmed() {
     let group = Group::of(1);
     let mut client = group.master.raw();
     group.stop_replicas();
@@ -148,7 +148,7 @@ fn release_all_while_confirming_answers_unconfirmed() {
 /// While replicas have yet to confirm a request of an owner, others of it queue behind it, and are judged as what they are
 /// then.
 #[test]
-fn request_queues_behind_one_of_its_owner_that_awaits_replicas() {
+fn request_queues_behind_unconfirmed_one_of_its_owner() {
     for is_confirmed in [true, false] {
         let mut group = Group::of(1);
         if !is_confirmed {
@@ -176,7 +176,7 @@ fn request_queues_behind_one_of_its_owner_that_awaits_replicas() {
 
 /// A release that leaves no hold is never refused.
 #[test]
-fn last_release_is_not_refused_while_replicas_are_awaited() {
+fn last_release_is_not_refused_during_confirmation() {
     let group = Group::of(1);
     let mut client = group.master.raw();
     let token = client.take("LOCK.ACQUIRE key owner LEASE 600000");
@@ -191,7 +191,7 @@ fn last_release_is_not_refused_while_replicas_are_awaited() {
 
 /// The grant of a queued request stands in nobody's way.
 #[test]
-fn undelivered_grant_refuses_nobody() {
+fn undelivered_grant_refuses_no_request() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_are_set_apart() {
+    fn thousands_are_separated() {
         assert_eq!((whole(1_234_567.0).as_str(), whole(999.0).as_str()), ("1,234,567", "999"));
     }
 }

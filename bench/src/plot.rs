@@ -166,14 +166,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_logarithmic_axis_spans_whole_powers() {
+    fn logarithmic_axis_spans_whole_powers() {
         let axis = Axis::over([3.0, 400.0].into_iter(), 0.0, 100.0);
         assert_eq!(axis.powers().collect::<Vec<_>>(), [1.0, 10.0, 100.0, 1000.0]);
         assert!((axis.place(10.0) - 100.0 / 3.0).abs() < 1e-9);
     }
 
     #[test]
-    fn a_plot_without_points_is_still_a_plot() {
+    fn plot_without_points_is_valid() {
         assert!(Plot::lines("f", "t", "x", "y", vec![]).svg().ends_with("</svg>\n"));
     }
 }

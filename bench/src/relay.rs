@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_returns_when_both_replies_are_there_in_either_order() {
+    fn client_rejoins_when_both_replies_arrived_in_any_order() {
         let mut relay = Relay::default();
         assert_eq!(relay.happened(granted(0)), Some(Next::Leave(0)));
         relay.leave(0);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_stays_until_the_one_before_waits_again() {
+    fn holder_stays_until_previous_one_waits_again() {
         let mut relay = Relay::default();
         relay.happened(granted(0));
         relay.leave(0);

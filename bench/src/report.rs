@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_aligned_markdown() {
+    fn table_is_aligned_markdown() {
         let mut table = Table::new("T", "", &["who", "µs"]);
         table.row(vec!["a".into(), "1.5".into()]);
         assert_eq!(table.markdown(), "### T\n\n| who |  µs |\n| --- | --: |\n| a   | 1.5 |\n");

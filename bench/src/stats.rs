@@ -104,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn jain_is_one_for_equals_and_low_for_one_who_takes_all() {
+    fn jain_index_is_one_for_equal_shares_and_low_for_one_share() {
         assert_eq!(jain(&[3, 3, 3]), 1.0);
         assert_eq!(jain(&[4, 0, 0, 0]), 0.25);
     }
 
     #[test]
-    fn a_percentile_is_one_of_the_samples() {
+    fn percentile_is_one_of_the_samples() {
         let mut times: Vec<f64> = (1..=1000).rev().map(f64::from).collect();
         let percentiles = Percentiles::of(&mut times);
         assert_eq!(
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_taken_round_by_round() {
+    fn ratio_is_computed_round_by_round() {
         let spread = Spread::of_ratios(&[1.0, 4.0, 9.0], &[1.0, 2.0, 3.0]);
         assert_eq!((spread.median, spread.min, spread.max), (2.0, 1.0, 3.0));
     }

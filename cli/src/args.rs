@@ -202,12 +202,12 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_arguments_are_in_order() {
+    fn arguments_keep_their_order() {
         Args::command().debug_assert();
     }
 
     #[test]
-    fn keys_and_command_are_parted_by_two_dashes() {
+    fn two_dashes_separate_keys_and_command() {
         let args =
             Args::try_parse_from(["holdfast", "run", "-w", "10s", "a", "b", "--", "echo", "-n", "--", "x"]).unwrap();
         let Task::Run(run) = args.task else { panic!() };

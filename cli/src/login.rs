@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn password_comes_from_the_environment_when_the_address_has_none() {
+    fn password_comes_from_environment_when_address_has_none() {
         let with = |url| with_passwords(url, Some("p:@/%ä"), None);
         assert_eq!(with("redis://host:1/2"), "redis://:p%3A%40%2F%25%C3%A4@host:1/2");
         assert_eq!(with("rediss://locker@host"), "rediss://locker:p%3A%40%2F%25%C3%A4@host");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_have_a_password_of_their_own() {
+    fn sentinels_have_their_own_password() {
         let with = |url| with_passwords(url, None, Some("s"));
         assert_eq!(with("redis+sentinel://a/m"), "redis+sentinel://a/m?sentinel_password=s");
         assert_eq!(

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_read_as_they_were_written() {
+    fn messages_are_parsed_as_written() {
         for message in [Message::Started, Message::NotStarted(2), Message::Stopped(19), Message::Ended(-1)] {
             assert_eq!(Message::read(message.bytes()).unwrap(), message);
         }

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_written() {
+    fn times_are_parsed() {
         let ms = |text| parse(text).unwrap().as_millis();
         assert_eq!(
             (ms("500ms"), ms("1.5s"), ms("5m"), ms("2h"), ms("10"), ms("0")),

@@ -8,7 +8,7 @@ use support::{Builder, Cluster, Server, Trio, skip, until};
 use crate::common::{SOON, done, get, holdfast, holdfast_at, metrics_at, say, waiters};
 
 #[test]
-fn a_cluster_a_sentinel_and_a_socket_are_addresses() {
+fn cluster_sentinel_and_socket_are_accepted_as_addresses() {
     let cluster = Cluster::start(3);
     let url = format!("redis+cluster://{},{}", cluster.node(0).addr(), cluster.node(1).addr());
     for key in ["a", "b", "c", "d"] {
@@ -43,7 +43,7 @@ fn a_cluster_a_sentinel_and_a_socket_are_addresses() {
 }
 
 #[test]
-fn the_option_goes_before_the_environment() {
+fn option_takes_precedence_over_environment() {
     let server = Server::start();
     let url = format!("redis://{}", server.addr());
     let done = done(holdfast_at("redis://127.0.0.1:1").args(["--url", &url, "run", "a", "--", "echo", "ran"]));
@@ -51,7 +51,7 @@ fn the_option_goes_before_the_environment() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_server_key_and_what_to_do() {
+fn error_names_server_key_and_remedy() {
     let mut server = Server::start();
     let () = say(&server, "SET text value");
     let says = |command: &mut Command, code: i32, words: &[&str]| {
@@ -89,7 +89,7 @@ fn what_is_wrong_is_said_with_server_key_and_what_to_do() {
 
 /// As in a container that has it.
 #[test]
-fn the_password_may_stand_in_the_environment() {
+fn password_is_read_from_environment() {
     let server = Server::start();
     let () = say(&server, "CONFIG SET requirepass s$cret#%/@:y");
     let with = |url: &str, password: &str| {
@@ -106,7 +106,7 @@ fn the_password_may_stand_in_the_environment() {
 }
 
 #[test]
-fn sentinels_may_have_a_password() {
+fn sentinel_password_is_used() {
     let trio = Trio::start();
     let () = say(trio.sentinel(), "ACL SETUSER default resetpass >sentinels");
     let url = format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name());
@@ -120,7 +120,7 @@ fn sentinels_may_have_a_password() {
 }
 
 #[test]
-fn tls_is_an_address_too() {
+fn tls_address_is_accepted() {
     let keys = Server::start();
     let dir = keys.dir();
     if !certificates(dir) {

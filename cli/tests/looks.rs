@@ -7,7 +7,7 @@ use crate::common::{SOON, contended, done, holdfast, is_free, say, waiters};
 use crate::schema;
 
 #[test]
-fn show_tells_who_holds_and_who_waits() {
+fn show_lists_holders_and_waiters() {
     let server = Server::start();
     let _waiting = contended(&server);
     let text = done(holdfast(&server).args(["show", "a"]));
@@ -45,7 +45,7 @@ fn ls_finds_locks_among_other_keys() {
 }
 
 #[test]
-fn force_asks_or_is_told_not_to() {
+fn force_asks_for_confirmation_unless_told_not_to() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a alice");
     let refused = done(holdfast(&server).args(["force", "a"]));
@@ -58,7 +58,7 @@ fn force_asks_or_is_told_not_to() {
 }
 
 #[test]
-fn top_once_is_a_table_or_json() {
+fn top_once_prints_table_or_json() {
     let server = Server::start();
     let _waiting = contended(&server);
     let text = done(holdfast(&server).args(["top", "--once"]));
@@ -70,7 +70,7 @@ fn top_once_is_a_table_or_json() {
 
 /// So nobody hunts for a holder that does nothing.
 #[test]
-fn a_lock_that_may_be_kept_unused_is_shown_as_one() {
+fn show_marks_cached_lock() {
     let server = Server::start();
     let mut session = server.raw();
     let id = support::resp::session_id(&session.call(&[b"LOCK.SESSION"])).unwrap();
@@ -89,7 +89,7 @@ fn a_lock_that_may_be_kept_unused_is_shown_as_one() {
 
 /// One shape for all three, which is written down.
 #[test]
-fn json_is_what_the_schema_says() {
+fn json_output_matches_schema() {
     let schema = std::fs::read_to_string(workspace().join("cli/lock.schema.json")).unwrap();
     let schema: Value = serde_json::from_str(&schema).unwrap();
     let server = Server::start();
@@ -118,7 +118,7 @@ fn json_is_what_the_schema_says() {
 }
 
 #[test]
-fn who_reads_no_further_sees_no_error() {
+fn closed_output_pipe_is_no_error() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut all = redis::pipe();
@@ -142,7 +142,7 @@ fn who_reads_no_further_sees_no_error() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_no_panic() {
+fn full_disk_is_reported_as_error() {
     let server = Server::start();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let said = done(holdfast(&server).args(["show", "a"]).stdout(full));
@@ -151,7 +151,7 @@ fn a_full_disk_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn colours_are_for_terminals() {
+fn colours_are_used_on_terminals_only() {
     let server = Server::start();
     for arguments in [&["--help"][..], &["run", "--help"], &["no-such-command"], &["show", "a"], &["top", "--once"]] {
         let done = done(holdfast(&server).args(arguments));
@@ -160,7 +160,7 @@ fn colours_are_for_terminals() {
 }
 
 #[test]
-fn completions_complete() {
+fn shell_completions_complete() {
     let program = env!("CARGO_BIN_EXE_holdfast");
     let script = format!(
         "source <({program} completions bash); COMP_WORDS=(holdfast run --gr); COMP_CWORD=2; _holdfast holdfast --gr run; \
@@ -171,7 +171,7 @@ fn completions_complete() {
 }
 
 #[test]
-fn completions_and_the_man_page_have_every_command() {
+fn completions_and_man_page_have_every_command() {
     let server = Server::start();
     let man = done(holdfast(&server).arg("man"));
     for shell in ["bash", "zsh", "fish"] {

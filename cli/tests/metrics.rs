@@ -58,7 +58,7 @@ fn metrics_have_every_field_with_type_and_help() {
 }
 
 #[test]
-fn metrics_name_every_server_also_when_one_is_gone() {
+fn metrics_name_every_server_when_one_is_down() {
     let mut cluster = Cluster::start(3);
     let addresses: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
     let url = format!("redis+cluster://{}", addresses[0]);
@@ -78,7 +78,7 @@ fn metrics_name_every_server_also_when_one_is_gone() {
 }
 
 #[test]
-fn a_server_that_locks_nothing_is_down_and_it_says_why() {
+fn server_that_grants_no_locks_is_down_with_reason() {
     let plain = Server::builder().without_module().start();
     let (_metrics, at) = metrics_at(&mut holdfast(&plain));
     let page = get(&at, "/metrics");
@@ -104,7 +104,7 @@ fn a_server_that_locks_nothing_is_down_and_it_says_why() {
 }
 
 #[test]
-fn one_that_hangs_delays_nobody() {
+fn hanging_server_delays_no_other_server() {
     let cluster = Cluster::start(3);
     // The one that hangs is also the one that is asked first who there is.
     let url = format!("redis+cluster://{},{}", cluster.node(0).addr(), cluster.node(1).addr());
@@ -129,7 +129,7 @@ fn one_that_hangs_delays_nobody() {
 }
 
 #[test]
-fn one_that_asks_nothing_delays_nobody() {
+fn idle_scraper_delays_no_other_scraper() {
     let server = Server::start();
     let (_metrics, at) = metrics_at(&mut holdfast(&server));
     let mut idle: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(&at).unwrap()).collect();
@@ -140,7 +140,7 @@ fn one_that_asks_nothing_delays_nobody() {
 }
 
 #[test]
-fn replicas_are_seen_too_and_a_master_that_refuses_writes() {
+fn metrics_show_replicas_and_primary_that_refuses_writes() {
     let master = Server::start();
     let mut replica = Server::start();
     replica.replica_of(&master);
@@ -189,7 +189,7 @@ fn replicas_are_seen_too_and_a_master_that_refuses_writes() {
 }
 
 #[test]
-fn after_a_failover_the_old_master_is_still_seen() {
+fn metrics_show_old_primary_after_failover() {
     let trio = Trio::start();
     let url = format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name());
     let (_metrics, at) = metrics_at(&mut holdfast_at(&url));

@@ -23,7 +23,7 @@ fn sections() -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn each_alert_says_where_it_stands_what_to_do() {
+fn each_alert_links_to_its_runbook() {
     let alerts = fs::read_to_string(workspace().join("deploy/prometheus/alerts.yaml")).unwrap();
     let sections = sections();
     let mut named = 0;
@@ -44,7 +44,7 @@ fn each_alert_says_where_it_stands_what_to_do() {
 }
 
 #[test]
-fn what_is_typed_for_each_alert_works() {
+fn runbook_commands_of_each_alert_work() {
     let trio = Trio::start();
     let [master, replica] = trio.servers();
     let _waiting = contended(master);

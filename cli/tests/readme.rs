@@ -7,7 +7,7 @@ use std::process::Command;
 use support::{Server, workspace};
 
 #[test]
-fn the_readme_session_runs_as_it_stands() {
+fn readme_session_runs_as_printed() {
     let server = Server::start();
     let readme = std::fs::read_to_string(workspace().join("cli/README.md")).unwrap();
     let blocks = readme.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());

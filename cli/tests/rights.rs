@@ -63,14 +63,14 @@ fn everybody_can_do_what_they_are_for(address: impl Fn(&str) -> String, master: 
 }
 
 #[test]
-fn the_users_of_the_document_work_with_the_program() {
+fn documented_users_work_with_cli() {
     let server = Server::start();
     make_users(&[&server]);
     everybody_can_do_what_they_are_for(|user| format!("redis://{user}:secret@{}", server.addr()), &server);
 }
 
 #[test]
-fn they_work_in_a_cluster() {
+fn documented_users_work_in_cluster() {
     let cluster = Cluster::start(3);
     make_users(&cluster.nodes().iter().collect::<Vec<_>>());
     let master = cluster.node(cluster.owner_of(cluster.slot_of(KEY.as_bytes())));
@@ -80,7 +80,7 @@ fn they_work_in_a_cluster() {
 }
 
 #[test]
-fn they_work_with_sentinel() {
+fn documented_users_work_with_sentinel() {
     let trio = Trio::start();
     make_users(&trio.servers().iter().collect::<Vec<_>>());
     let url = |user: &str| format!("redis+sentinel://{user}:secret@{}/{}", trio.sentinel().addr(), trio.name());
@@ -88,7 +88,7 @@ fn they_work_with_sentinel() {
 }
 
 #[test]
-fn who_only_looks_is_no_session() {
+fn read_only_user_opens_no_session() {
     let server = Server::start();
     let (metrics, at) = metrics_at(&mut holdfast_at(&format!("redis://{}", server.addr())));
     until(SOON, "it answers", || get(&at, "/metrics").contains("holdfast_sessions{"));
@@ -121,7 +121,7 @@ fn typed(command: &str, key: &str) -> String {
 }
 
 #[test]
-fn each_command_has_the_categories_and_checks_the_keys_that_security_md_names() {
+fn commands_have_categories_and_key_checks_of_security_md() {
     let server = Server::start();
     let table = commands_of_the_table();
     let listed: BTreeSet<String> =
@@ -164,7 +164,7 @@ fn each_command_has_the_categories_and_checks_the_keys_that_security_md_names() 
 
 /// What a user with `@lock` alone cannot do to others.
 #[test]
-fn a_user_with_the_right_to_lock_changes_nothing_but_locks_of_its_keys() {
+fn user_with_lock_rights_changes_only_locks_of_its_keys() {
     let server = Server::start();
     let all: Vec<String> = say(&server, "COMMAND LIST FILTERBY MODULE holdfast");
     let all = all.iter().map(|name| format!("+{name}")).collect::<Vec<_>>().join(" ");

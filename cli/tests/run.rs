@@ -15,7 +15,7 @@ use crate::common::{
 };
 
 #[test]
-fn the_exit_code_is_the_commands() {
+fn run_exits_with_code_of_command() {
     let server = Server::start();
     for (command, code) in [
         (&["true"][..], 0),
@@ -34,7 +34,7 @@ fn the_exit_code_is_the_commands() {
 }
 
 #[test]
-fn the_command_has_the_lock_and_knows_it() {
+fn command_runs_with_lock_and_its_token() {
     let server = Server::start();
     let done = done(holdfast(&server).args(["run", "a", "--", "sh", "-c"]).arg(format!(
         "echo $HOLDFAST_KEY; echo $HOLDFAST_TOKEN; echo $HOLDFAST_OWNER; redis-cli -p {} HKEYS a",
@@ -49,7 +49,7 @@ fn the_command_has_the_lock_and_knows_it() {
 }
 
 #[test]
-fn the_owner_says_who_it_is() {
+fn owner_names_host_and_process() {
     let server = Server::start();
     for (variables, name) in
         [(&[("USER", "alice"), ("LOGNAME", "bob")][..], "alice@"), (&[("LOGNAME", "bob")], "bob@"), (&[], "uid")]
@@ -62,7 +62,7 @@ fn the_owner_says_who_it_is() {
 }
 
 #[test]
-fn arguments_and_input_go_through_as_they_are() {
+fn arguments_and_input_are_passed_unchanged() {
     let server = Server::start();
     let done = done(holdfast(&server).args(["run", "a", "--", "printf", "%s|", "$HOME", "a b", "--wait", ""]));
     assert_eq!(done.out, "$HOME|a b|--wait||");
@@ -72,7 +72,7 @@ fn arguments_and_input_go_through_as_they_are() {
 }
 
 #[test]
-fn who_is_not_granted_it_does_not_run() {
+fn command_does_not_run_when_lock_is_not_granted() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     for (arguments, code) in
@@ -86,7 +86,7 @@ fn who_is_not_granted_it_does_not_run() {
 }
 
 #[test]
-fn it_waits_its_turn_for_as_long_as_it_takes() {
+fn run_waits_without_limit_by_default() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     let waiting: Vec<_> = (0..3)
@@ -105,7 +105,7 @@ fn it_waits_its_turn_for_as_long_as_it_takes() {
 }
 
 #[test]
-fn a_signal_ends_a_wait_and_leaves_nothing_behind() {
+fn signal_ends_wait_and_leaves_no_request() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -119,7 +119,7 @@ fn a_signal_ends_a_wait_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn signals_reach_the_whole_group() {
+fn signals_reach_whole_process_group() {
     let server = Server::start();
     for (name, signal) in [
         ("INT", libc::SIGINT),
@@ -144,7 +144,7 @@ fn signals_reach_the_whole_group() {
 
 /// As under `nohup`, or in the background of a shell without job control.
 #[test]
-fn signal_ignored_at_the_start_stays_ignored_by_the_command() {
+fn signal_ignored_at_start_stays_ignored_by_command() {
     let server = Server::start();
     for (name, signal) in
         [("HUP", libc::SIGHUP), ("INT", libc::SIGINT), ("QUIT", libc::SIGQUIT), ("TERM", libc::SIGTERM)]
@@ -169,7 +169,7 @@ fn signal_ignored_at_the_start_stays_ignored_by_the_command() {
 }
 
 #[test]
-fn a_lost_lock_stops_the_command() {
+fn lost_lock_stops_command() {
     let server = Server::start();
     let script = "trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
     let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
@@ -182,7 +182,7 @@ fn a_lost_lock_stops_the_command() {
 
 /// A supervisor must not fail over its own output.
 #[test]
-fn a_lost_lock_stops_the_command_though_nobody_hears_of_it() {
+fn lost_lock_stops_command_when_output_is_closed() {
     let server = Server::start();
     // A shell that says "Terminated" to nobody would be ended by that.
     let script = "exec 2> /dev/null; trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
@@ -219,7 +219,7 @@ fn command_paused_for_less_than_its_lease_keeps_its_lock() {
 }
 
 #[test]
-fn a_command_that_does_not_listen_is_killed_after_a_grace() {
+fn command_that_ignores_signal_is_killed_after_grace_period() {
     let server = Server::start();
     let script = "trap '' TERM; (trap '' TERM; sleep 1000) & echo $$ $!; wait; wait; sleep 1000";
     let mut run = Running::start(holdfast(&server).args(["run", "--grace", "200ms", "a", "--", "sh", "-c", script]));
@@ -265,7 +265,7 @@ fn on_the_reply_to(proxy: &Proxy, command: &'static str, fate: Fate) -> Arc<Atom
 }
 
 #[test]
-fn a_grant_that_is_late_begins_the_command_late() {
+fn late_grant_starts_command_late() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Hold);
@@ -297,7 +297,7 @@ fn lost_grant_reply_runs_nothing_and_holds_nothing() {
 
 /// A wait goes on over the next connection.
 #[test]
-fn a_grant_that_is_lost_on_the_way_of_who_waits_is_found_again() {
+fn lost_grant_of_waiter_is_recovered() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Drop);
@@ -323,7 +323,7 @@ fn lost_release_reply_does_not_change_the_exit_code() {
 }
 
 #[test]
-fn a_lock_lost_before_the_end_is_told_at_the_end() {
+fn loss_before_end_is_reported_at_end() {
     let server = Server::start();
     let script = format!("redis-cli -p {} LOCK.FORCE a >/dev/null", server.port());
     let done = done(holdfast(&server).args(["run", "--grace", "10s", "a", "--", "sh", "-c", &script]));
@@ -351,7 +351,7 @@ fn killed_run_ends_its_command_and_frees_an_ephemeral_lock() {
 }
 
 #[test]
-fn killed_it_takes_along_what_the_command_has_started() {
+fn killed_run_ends_processes_of_its_command() {
     let server = Server::start();
     for script in [
         "sleep 1000 & echo $$ $!; wait",
@@ -510,7 +510,7 @@ fn supervisor_of(command: i32) -> i32 {
 }
 
 #[test]
-fn kill_group_leaves_nothing_of_the_command() {
+fn kill_group_ends_all_processes_of_command() {
     for unprivileged in [false, true] {
         let waits = format!("{LEAVES}; exec sleep 1000");
         // It ends by itself.
@@ -533,7 +533,7 @@ fn kill_group_leaves_nothing_of_the_command() {
 }
 
 #[test]
-fn kill_group_spares_what_was_there_before() {
+fn kill_group_spares_earlier_processes() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
     let script = format!("sleep 1000 >/dev/null 2>&1 & echo $!; exec {program} run --kill-group a -- true");
@@ -560,7 +560,7 @@ fn run_ends_its_command_when_its_supervisor_is_killed() {
 }
 
 #[test]
-fn what_a_command_leaves_behind_when_it_ends_lives_on() {
+fn background_processes_survive_end_of_command() {
     let server = Server::start();
     let script = "sleep 1000 > /dev/null 2>&1 & echo $!";
     let done = done(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
@@ -571,7 +571,7 @@ fn what_a_command_leaves_behind_when_it_ends_lives_on() {
 }
 
 #[test]
-fn the_report_says_whose_the_exit_code_is() {
+fn report_names_origin_of_exit_code() {
     let server = Server::start();
     let file = server.dir().join("report");
     let free = format!("redis-cli -p {} LOCK.FORCE a", server.port());
@@ -621,7 +621,7 @@ fn the_report_says_whose_the_exit_code_is() {
 }
 
 #[test]
-fn several_keys_are_taken_all_or_none() {
+fn several_keys_are_acquired_all_or_none() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE b other");
     let refused = done(holdfast(&server).args(["run", "-n", "a", "b", "--", "true"]));
@@ -633,7 +633,7 @@ fn several_keys_are_taken_all_or_none() {
 }
 
 #[test]
-fn locks_are_shared_counted_and_confirmed() {
+fn run_accepts_shared_limit_and_replicas() {
     let server = Server::start();
     let inner = |option: &[&str]| {
         let mut command = holdfast(&server);
@@ -656,7 +656,7 @@ fn inside(server: &Server, outer: &str, inner: &str) -> Done {
 }
 
 #[test]
-fn a_run_that_would_wait_for_itself_says_so_at_once() {
+fn nested_run_on_same_key_is_refused() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
     let other_name = format!("--url redis://localhost:{} run a -- echo ran", server.port());
@@ -680,7 +680,7 @@ fn a_run_that_would_wait_for_itself_says_so_at_once() {
 }
 
 #[test]
-fn a_run_inside_of_another_that_it_need_not_wait_for_is_run() {
+fn nested_run_on_other_key_runs() {
     let (server, other) = (Server::start(), Server::start());
     let elsewhere = format!("--url redis://{} run a -- echo ran", other.addr());
     for (outer, inner) in [
@@ -700,7 +700,7 @@ fn a_run_inside_of_another_that_it_need_not_wait_for_is_run() {
 }
 
 #[test]
-fn the_lease_is_what_outlives_the_server_being_cut_off() {
+fn lease_bounds_time_without_server() {
     let server = Server::start();
     let script = format!("redis-cli -p {} PTTL a", server.port());
     let done = done(holdfast(&server).args(["run", "--lease", "100s", "a", "--", "sh", "-c", &script]));

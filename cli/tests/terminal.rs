@@ -135,7 +135,7 @@ fn told(terminal: &Terminal) -> libc::pid_t {
 }
 
 #[test]
-fn nothing_of_a_terminal_outlives_it() {
+fn closed_terminal_ends_all_processes() {
     let script = "set -m; sh -c 'trap \"\" HUP; echo process $$ begun; while :; do kill -STOP $$; done'; echo stopped; read line";
     let terminal = Terminal::start(Command::new("bash").args(["-c", script]));
     terminal.shows("stopped");
@@ -146,7 +146,7 @@ fn nothing_of_a_terminal_outlives_it() {
 }
 
 #[test]
-fn the_command_has_the_terminal() {
+fn command_has_the_terminal() {
     let server = Server::start();
     let script =
         "echo ready; read line; echo got $line; trap 'echo interrupted; exit 3' INT; while :; do sleep 0.01; done";
@@ -161,7 +161,7 @@ fn the_command_has_the_terminal() {
 }
 
 #[test]
-fn it_stops_and_goes_on_as_a_shell_wants() {
+fn run_stops_and_continues_with_shell_job_control() {
     let server = Server::start();
     // A shell with job control, that runs it, is told that it stopped, and lets it go on.
     let program = env!("CARGO_BIN_EXE_holdfast");
@@ -205,7 +205,7 @@ fn command_with_redirected_input_may_read_the_terminal() {
 }
 
 #[test]
-fn a_command_that_needs_no_terminal_leaves_it_to_the_others() {
+fn command_without_terminal_use_leaves_it_to_others() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
     let script = format!("true | {program} run a -- sleep 1000 | (echo ready; read line < /dev/tty; echo got $line)");
@@ -260,7 +260,7 @@ fn command_suspended_beyond_its_lease_is_ended_when_resumed() {
 }
 
 #[test]
-fn whoever_sits_there_is_told_that_it_waits() {
+fn terminal_shows_that_run_waits() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     let mut terminal = Terminal::start(holdfast(&server).args(["run", "a", "--", "echo", "ran"]));
@@ -270,7 +270,7 @@ fn whoever_sits_there_is_told_that_it_waits() {
 }
 
 #[test]
-fn whoever_sits_there_sees_colours_and_how_far_it_is() {
+fn terminal_shows_colours_and_progress() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a alice");
     let terminal = Terminal::start(holdfast(&server).arg("--help"));
@@ -288,7 +288,7 @@ fn whoever_sits_there_sees_colours_and_how_far_it_is() {
 }
 
 #[test]
-fn whoever_sits_there_is_asked_before_a_lock_is_broken() {
+fn terminal_asks_before_force() {
     let server = Server::start();
     let _waiting = contended(&server);
     for (answer, code) in [("n\n", 1), ("y\n", 0)] {

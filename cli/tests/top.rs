@@ -9,7 +9,7 @@ use crate::common::{SOON, contended, done, holdfast, say, waiters};
 use crate::terminal::Terminal;
 
 #[test]
-fn it_shows_contended_locks_and_looks_into_them() {
+fn top_shows_contended_locks_and_their_details() {
     let server = Server::start();
     let mut waiting = Vec::new();
     for (key, count) in [("busy", 3), ("calm", 1), ("also", 2)] {
@@ -103,7 +103,7 @@ fn top_prints_the_table_once_when_its_output_is_no_terminal() {
 }
 
 #[test]
-fn it_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
+fn top_reports_lost_server_and_continues_when_it_returns() {
     let mut server = Server::start();
     let mut terminal = Terminal::start(holdfast(&server).args(["top", "--interval", "100ms"]));
     terminal.shows("0 contended locks");

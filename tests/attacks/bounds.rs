@@ -16,7 +16,7 @@ fn keys(count: usize) -> String {
 }
 
 #[test]
-fn too_many_keys_are_refused_by_an_error_that_names_the_limit() {
+fn too_many_keys_are_refused_with_error_that_names_limit() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key:0 me LEASE 600000").token();
@@ -52,7 +52,7 @@ fn parked() -> (Server, Raw, Raw) {
 }
 
 #[test]
-fn whoever_comes_queues_behind_a_request_for_many_keys() {
+fn new_request_queues_behind_request_for_many_keys() {
     let (server, mut connection, mut parked) = parked();
     assert!(connection.say("LOCK.ACQUIRE key:7 other").is_null(), "it would overtake");
     let mut second = server.raw();
@@ -78,7 +78,7 @@ fn whoever_comes_queues_behind_a_request_for_many_keys() {
 }
 
 #[test]
-fn a_key_of_many_that_somebody_else_has_holds_up_the_request() {
+fn request_for_many_keys_waits_for_one_held_key() {
     let (_server, mut connection, mut parked) = parked();
     connection.say("HSET key:7 foreign 1");
     assert_eq!(connection.say("LOCK.FORCE hot"), Value::Int(1));

@@ -14,7 +14,7 @@ const READERS: usize = 2400;
 const KEYS: usize = 2000;
 
 #[test]
-fn readers_are_granted_together_and_the_writer_after_them() {
+fn readers_are_granted_together_and_writer_after_them() {
     if !may_open_files(READERS) {
         return;
     }
@@ -121,7 +121,7 @@ fn thousands_of_ephemeral_holds_end_with_their_connection() {
 }
 
 #[test]
-fn owner_withdraws_grants_that_never_reached_it() {
+fn owner_withdraws_undelivered_grants() {
     const WAITS: usize = 100;
     let server = Server::start();
     let [mut viewer, mut sender, mut session] = std::array::from_fn(|_| server.raw());
@@ -154,7 +154,7 @@ fn owner_withdraws_grants_that_never_reached_it() {
 
 /// One after the other in one packet, so that each but the first begins to wait when the one before is granted.
 #[test]
-fn pipelined_waits_of_an_ended_connection_hold_nothing() {
+fn pipelined_waits_of_closed_connection_hold_nothing() {
     const WAITS: usize = 10;
     let server = Server::start();
     for _ in 0..10 {
@@ -179,7 +179,7 @@ fn pipelined_waits_of_an_ended_connection_hold_nothing() {
 
 /// T8. How late the last one ends is for the bench.
 #[test]
-fn waits_of_a_session_that_end_at_one_moment_all_end() {
+fn waits_with_same_timeout_all_end() {
     const WAITS: usize = 20_000;
     let server = Server::start();
     let [mut sender, mut session] = std::array::from_fn(|_| server.raw());

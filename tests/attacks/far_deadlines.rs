@@ -18,7 +18,7 @@ fn far() -> [i64; 3] {
 }
 
 #[test]
-fn a_deadline_that_no_timer_can_count_to_holds_up_nobody_else() {
+fn very_late_deadline_delays_no_other_timer() {
     // Each of them waits most of the time.
     thread::scope(|scope| {
         for far in far() {

@@ -20,7 +20,7 @@ fn locks(server: &Server, connection: &mut Raw, name: &str) -> [Raw; 2] {
 }
 
 #[test]
-fn only_a_field_that_ends_a_hold_is_told_as_the_end_of_one() {
+fn field_expiry_is_reported_only_for_owner_fields() {
     let server = Server::builder().arg("notify-keyspace-events", "KEA").start();
     if !server.can(Feature::HashFieldExpiry) {
         return skip("this server has no fields that expire");

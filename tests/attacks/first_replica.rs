@@ -26,7 +26,7 @@ fn waits_for_a_snapshot(server: &Server) -> bool {
 }
 
 #[test]
-fn first_replica_misses_no_write_made_while_it_synced() {
+fn first_replica_misses_no_write_made_during_sync() {
     let (master, connection) = slow_to_save();
     let mut connection = Watched::over(connection, &master);
     let replica = Server::builder().arg("propagation-error-behavior", "panic").start();

@@ -13,7 +13,7 @@ const OWNER: usize = 512;
 const HUGE: usize = 10 << 20;
 
 #[test]
-fn a_key_has_a_longest_length() {
+fn key_is_refused_when_too_long() {
     let server = Server::start();
     let mut connection = server.raw();
     let lines = [
@@ -40,7 +40,7 @@ fn a_key_has_a_longest_length() {
 }
 
 #[test]
-fn an_error_shows_the_beginning_of_a_long_argument() {
+fn error_shows_beginning_of_long_argument() {
     let server = Server::start();
     let mut connection = server.raw();
     for line in ["LOCK.ACQUIRE key #", "LOCK.ACQUIRE key me LEASE #", "LOCK.ACQUIRE key me #", "LOCK.MACQUIRE # key me"]
@@ -52,7 +52,7 @@ fn an_error_shows_the_beginning_of_a_long_argument() {
 
 /// So many fields that nobody holds a lock by, on a lock of one and on a lock of several.
 #[test]
-fn what_has_too_many_other_fields_for_a_lock_is_none() {
+fn hash_with_too_many_other_fields_is_no_lock() {
     let server = Server::start();
     let mut connection = server.raw();
     for lock in ["me 1", "#limit 3 me 1"] {
@@ -72,7 +72,7 @@ fn what_has_too_many_other_fields_for_a_lock_is_none() {
 
 /// A client that may write the key may write anything into it; each command would have to read all of that.
 #[test]
-fn what_is_too_long_for_a_lock_is_none() {
+fn hash_with_too_long_fields_is_no_lock() {
     let server = Server::start();
     let mut connection = server.raw();
     let forms = ["# 1", "#limit 3 me 1 # 1", "#limit 3 me 1 #@# 9223372036854775807:1"];

@@ -29,7 +29,7 @@ fn is_purged(connection: &mut Raw, key: &str) -> bool {
 }
 
 #[test]
-fn three_thousand_are_taken_out_though_the_cron_comes_by_seldom() {
+fn many_expired_holders_are_removed_at_low_cron_rate() {
     let server = slow_cron();
     let mut connection = server.raw();
     // Together, when all of them hold.
@@ -46,7 +46,7 @@ fn three_thousand_are_taken_out_though_the_cron_comes_by_seldom() {
 }
 
 #[test]
-fn those_that_live_on_without_an_expiry_hold_up_nobody() {
+fn holders_without_expiry_delay_no_removal() {
     let server = slow_cron();
     let mut connection = server.raw();
     let lines = |form: &str| -> Vec<String> { (0..256).map(|it| form.replace('#', &it.to_string())).collect() };

@@ -58,7 +58,7 @@ fn request_for_several_locks_reads_less_of_each() {
 
 /// It waits for one key; meanwhile somebody makes the others so large that they can't be read in one step.
 #[test]
-fn a_request_that_waits_ends_where_its_locks_can_not_be_read() {
+fn waiting_request_ends_when_its_locks_become_unreadable() {
     let server = Server::start();
     let (mut connection, mut waiter, mut behind) = (server.raw(), server.raw(), server.raw());
     connection.say("LOCK.ACQUIRE hot holder LEASE 600000").token();

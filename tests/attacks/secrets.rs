@@ -56,7 +56,7 @@ fn lock_top_shows_the_keys_that_the_user_may_read() {
 
 /// Some servers tell rights to read from rights to write.
 #[test]
-fn lock_top_wants_the_right_to_read() {
+fn lock_top_needs_right_to_read() {
     let server = Server::start();
     let _waiting = waiting_for(&server, &["read:a", "write:b"]);
     let mut app = server.raw();
@@ -67,7 +67,7 @@ fn lock_top_wants_the_right_to_read() {
 
 /// A script's rights are its caller's, but which keys it asks for is not known beforehand.
 #[test]
-fn lock_top_is_not_for_scripts() {
+fn lock_top_is_refused_in_scripts() {
     let server = Server::start();
     let _waiting = waiting_for(&server, &["secret:a"]);
     for mut connection in [server.raw(), of_app(&server)] {
@@ -110,7 +110,7 @@ fn cycle_through_an_unreadable_key_is_not_reported() {
 }
 
 #[test]
-fn a_cycle_that_the_asker_may_read_is_told_and_nothing_else() {
+fn readable_cycle_is_reported_without_other_keys() {
     let (server, _waits) = about_to_close("app:x", "app:y");
     // Others whose waits lead to it.
     let mut connection = server.raw();

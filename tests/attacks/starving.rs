@@ -29,7 +29,7 @@ fn always_renewing() -> (Server, Watched) {
 }
 
 #[test]
-fn renewals_without_end_hold_up_no_confirmation() {
+fn endless_renewals_delay_no_confirmation() {
     let (server, _holder) = always_renewing();
     let mut client = server.raw();
     client.say("CONFIG SET holdfast.replicas-timeout 50");
@@ -39,7 +39,7 @@ fn renewals_without_end_hold_up_no_confirmation() {
 }
 
 #[test]
-fn renewals_without_end_hold_up_nobody_who_waits() {
+fn endless_renewals_delay_no_waiter() {
     let (server, _holder) = always_renewing();
     let (mut gone, mut client, mut third) = (server.raw(), server.raw(), server.raw());
     gone.say("LOCK.ACQUIRE key gone LEASE 600000 EPHEMERAL").token();
@@ -55,7 +55,7 @@ fn renewals_without_end_hold_up_nobody_who_waits() {
 /// Somebody writes locks with thousands of holders, among them one that is bound, all the time, so that in each turn one of
 /// them at least has to be read anew.
 #[test]
-fn crowds_to_be_read_without_end_hold_up_nobody() {
+fn endless_reading_of_large_locks_delays_no_waiter() {
     const CROWD: &str = "for holder = 1, 2400 do redis.call('hset', KEYS[1], 'holder:' .. holder, 1) end";
     const CROWDS: usize = 3;
     let server = Server::start();
@@ -92,7 +92,7 @@ fn crowds_to_be_read_without_end_hold_up_nobody() {
 
 /// Neighbours who send so much at once that the server is late in every turn.
 #[test]
-fn turns_of_fifty_milliseconds_without_end_hold_up_nobody() {
+fn long_iterations_delay_no_waiter() {
     let server = Server::start();
     let (client, mut third) = (server.raw(), server.raw());
     let mut client = Watched::over(client, &server);

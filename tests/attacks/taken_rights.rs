@@ -38,7 +38,7 @@ fn is_refused(reply: &Value) {
 }
 
 #[test]
-fn waiter_without_rights_is_refused_and_the_next_granted() {
+fn waiter_without_rights_is_refused_and_next_is_granted() {
     let server = Server::start();
     let mut connection = server.raw();
     for taken in TAKEN {
@@ -59,7 +59,7 @@ fn waiter_without_rights_is_refused_and_the_next_granted() {
 }
 
 #[test]
-fn a_reader_without_rights_is_passed_over_by_those_behind_it() {
+fn reader_without_rights_does_not_block_readers_behind_it() {
     let server = Server::start();
     let mut connection = server.raw();
     hold(&mut connection);
@@ -98,7 +98,7 @@ fn waiter_for_several_locks_needs_rights_to_all() {
 }
 
 #[test]
-fn rights_that_are_back_in_time_are_enough() {
+fn restored_rights_allow_grant() {
     let server = Server::start();
     let mut connection = server.raw();
     hold(&mut connection);
@@ -111,7 +111,7 @@ fn rights_that_are_back_in_time_are_enough() {
 }
 
 #[test]
-fn the_waits_of_a_user_who_is_deleted_end() {
+fn waits_of_deleted_user_end() {
     let server = Server::start();
     let mut connection = server.raw();
     hold(&mut connection);
@@ -176,7 +176,7 @@ fn session_request_without_rights_is_refused() {
 }
 
 #[test]
-fn the_session_of_a_user_who_is_deleted_is_granted_nothing() {
+fn session_of_deleted_user_is_granted_nothing() {
     let server = Server::start();
     let mut connection = server.raw();
     hold(&mut connection);

@@ -50,7 +50,7 @@ fn short_leases_are_renewed_in_time_at_any_cron_rate() {
 
 /// So many can't be renewed every millisecond: those that come too late end, and are reported.
 #[test]
-fn a_lease_too_short_to_be_renewed_ends_and_its_session_is_told() {
+fn lease_too_short_for_renewal_ends_and_session_is_notified() {
     let server = Server::start();
     let (mut session, mut sender) = (server.raw(), server.raw());
     let id = session.say("LOCK.SESSION").field("id").text();

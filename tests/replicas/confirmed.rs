@@ -8,9 +8,9 @@ use crate::common::int;
 use crate::speak::{Reply, SOON, Speak, deadline, holders};
 use crate::waiter::{Tell, Waiter, assert_held};
 
-/// At the moment of the reply, every replica that was asked for has what was granted: it is read there at once.
+/// At the moment of the reply, every requested replica has the grant: it is read there immediately.
 #[test]
-fn whoever_is_answered_has_it_on_the_replicas() {
+fn granted_lock_is_on_replicas_at_reply() {
     let mut group = Group::of(2);
     let mut client = group.master.raw();
     let mut readers: Vec<Raw> = group.replicas.iter().map(Server::raw).collect();
@@ -50,7 +50,7 @@ fn whoever_is_answered_has_it_on_the_replicas() {
 }
 
 #[test]
-fn unconfirmed_grant_is_held_and_not_answered() {
+fn unconfirmed_grant_holds_lock_without_reply() {
     let mut group = Group::of(1);
     let mut client = group.master.raw();
     client.take("LOCK.ACQUIRE queued holder LEASE 600000");
@@ -85,7 +85,7 @@ fn unconfirmed_grant_is_held_and_not_answered() {
 }
 
 #[test]
-fn as_many_replicas_as_were_asked_for_are_enough() {
+fn requested_number_of_replicas_is_enough() {
     let group = Group::of(2);
     for stopped in 0..2 {
         group.replicas[stopped].stop();
@@ -99,9 +99,9 @@ fn as_many_replicas_as_were_asked_for_are_enough() {
     }
 }
 
-/// `WAIT` is for the queue: what follows has a time of its own.
+/// `WAIT` is for the queue: the confirmation has a time limit of its own.
 #[test]
-fn a_short_wait_does_not_cut_the_confirmation_short() {
+fn short_wait_does_not_shorten_confirmation() {
     let group = Group::of(1);
     let mut client = group.master.raw();
     group.stop_replicas();
@@ -117,9 +117,9 @@ fn a_short_wait_does_not_cut_the_confirmation_short() {
     queued.token();
 }
 
-/// What was not granted or renewed needs nobody's confirmation.
+/// A request that is not granted or renewed needs no confirmation.
 #[test]
-fn a_null_comes_at_once() {
+fn refusal_needs_no_confirmation() {
     let mut group = Group::of(1);
     group.stop_replicas();
     let mut client = group.master.raw();
@@ -135,7 +135,7 @@ fn a_null_comes_at_once() {
 }
 
 #[test]
-fn info_tells_how_long_it_took() {
+fn info_reports_confirmation_time() {
     let group = Group::of(1);
     let times = || ["p50", "p99", "p999", "max"].map(|which| group.count(&format!("confirmation_usec_{which}")));
     assert_eq!(times(), [0; 4]);
@@ -158,9 +158,9 @@ fn info_tells_how_long_it_took() {
     assert!(after.is_sorted() && after[3] > quick[3], "{quick:?}, then {after:?}");
 }
 
-/// The point of it all: who was answered has the lock on the server that takes over.
+/// A client with a reply has the lock on the promoted server.
 #[test]
-fn a_failover_does_not_lose_it() {
+fn failover_keeps_confirmed_lock() {
     let mut master = super::group::quiet().start();
     let replica = super::group::quiet().start();
     replica.replica_of(&master);
@@ -178,9 +178,9 @@ fn a_failover_does_not_lose_it() {
     assert!(client.take("LOCK.ACQUIRE key other") > token);
 }
 
-/// Questions to replicas are none of the data.
+/// Requests for confirmation are not part of the data.
 #[test]
-fn the_append_only_file_knows_no_questions() {
+fn append_only_file_has_no_confirmation_requests() {
     let mut master = super::group::quiet().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let replica = super::group::quiet().without_module().start();
     replica.replica_of(&master);

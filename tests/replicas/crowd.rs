@@ -23,7 +23,7 @@ fn gather(group: &mut Group, words: &str) -> Vec<Raw> {
 }
 
 #[test]
-fn one_question_serves_all_who_are_granted_together() {
+fn one_confirmation_serves_all_grants_of_an_iteration() {
     let mut group = Group::of(1);
     let mut members = gather(&mut group, "SHARED");
     let requests = group.count("confirmation_requests");
@@ -42,7 +42,7 @@ fn one_question_serves_all_who_are_granted_together() {
 
 /// None is confirmed: all are revoked, and the requests behind them are granted.
 #[test]
-fn all_who_are_granted_together_are_taken_back() {
+fn all_unconfirmed_grants_are_revoked() {
     let mut group = Group::of(1);
     let mut members = gather(&mut group, "SHARED");
     let mut last = group.waits("LOCK.ACQUIRE key last WAIT 0");
@@ -58,7 +58,7 @@ fn all_who_are_granted_together_are_taken_back() {
 }
 
 #[test]
-fn one_after_the_other_all_are_served() {
+fn confirmed_requests_are_served_one_after_another() {
     let mut group = Group::of(1);
     let mut members = gather(&mut group, "");
     let order: Vec<usize> = group
@@ -81,9 +81,9 @@ fn one_after_the_other_all_are_served() {
     assert!(group.control.say("LOCK.INFO key").is_null());
 }
 
-/// Nobody waits for replicas, though somebody did, somebody waits for a lock, and a hold is bound.
+/// A request waited for replicas before, another waits for a lock, and a hold is bound.
 #[test]
-fn nothing_runs_while_nobody_waits_for_replicas() {
+fn no_timer_runs_when_no_request_waits_for_replicas() {
     let mut group = Group::of(1);
     group.control.take("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL REPLICAS 1");
     let mut waiter = group.waits("LOCK.ACQUIRE key other WAIT 0 REPLICAS 1");

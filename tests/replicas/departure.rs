@@ -48,7 +48,7 @@ fn assert_over(group: &mut Group) {
 }
 
 #[test]
-fn granted_at_once() {
+fn immediate_grant_is_revoked_when_client_leaves() {
     let mut group = group();
     for (way, leave) in WAYS {
         for flags in FLAGS {
@@ -66,7 +66,7 @@ fn granted_at_once() {
 }
 
 #[test]
-fn granted_out_of_the_queue() {
+fn queued_grant_is_revoked_when_client_leaves() {
     let mut group = group();
     for (way, leave) in WAYS {
         for flags in FLAGS {
@@ -85,9 +85,9 @@ fn granted_out_of_the_queue() {
     assert_over(&mut group);
 }
 
-/// Nobody waits: the key goes.
+/// Without waiters, the key is deleted.
 #[test]
-fn from_locks_that_nobody_else_wants() {
+fn revoked_lock_without_waiters_is_deleted() {
     let mut group = group();
     for (way, leave) in WAYS {
         let one = group.waits(&format!("LOCK.ACQUIRE {way} leaver LEASE 600000 REPLICAS 1"));
@@ -100,10 +100,10 @@ fn from_locks_that_nobody_else_wants() {
     assert_over(&mut group);
 }
 
-/// Of a re-entry, the one hold goes that it added; a count that was named, and the deadline, stay. Of a renewal, nothing
-/// goes.
+/// A re-entry loses the one hold that it added; a count that was named, and the deadline, stay. A renewal loses
+/// nothing.
 #[test]
-fn re_entry_and_renewal() {
+fn revoked_reentry_loses_one_hold_and_renewal_none() {
     let mut group = group();
     let requests = [
         ("ACQUIRE {} owner", "2"),
@@ -132,9 +132,9 @@ fn re_entry_and_renewal() {
     assert_over(&mut group);
 }
 
-/// Of those who are confirmed together only the one goes.
+/// Of readers that are confirmed together, only the one that leaves is revoked.
 #[test]
-fn one_of_several_readers() {
+fn only_the_leaving_reader_is_revoked() {
     let mut group = group();
     let mut readers: Vec<Waiter> = (0..WAYS.len() + 2)
         .map(|number| group.waits(&format!("LOCK.ACQUIRE key reader-{number} LEASE 600000 SHARED REPLICAS 1")))

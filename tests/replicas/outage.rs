@@ -34,15 +34,15 @@ fn confirmed_when_back(mut group: Group, back: impl FnOnce(&mut Group)) {
 }
 
 #[test]
-fn stopped_and_going_on_in_time() {
+fn paused_replica_confirms_in_time() {
     let group = Group::of(2);
     group.stop_replicas();
     confirmed_when_back(group, |group| group.cont_replicas());
 }
 
-/// The connection is lost while it is paused; it reconnects by itself.
+/// The connection is lost while the replica is paused; it reconnects by itself.
 #[test]
-fn disconnected_and_back_in_time() {
+fn reconnected_replica_confirms_in_time() {
     let group = Group::of(1);
     group.stop_replicas();
     confirmed_when_back(group, |group| {
@@ -52,9 +52,9 @@ fn disconnected_and_back_in_time() {
     });
 }
 
-/// It was a master of its own for a while, and comes back with a copy of everything.
+/// It was a primary of its own for a while, and comes back with a full copy.
 #[test]
-fn a_master_of_its_own_and_back_in_time() {
+fn replica_that_was_a_primary_confirms_in_time() {
     let group = Group::of(1);
     group.replicas[0].replica_of_no_one();
     until(SOON, "it is away", || group.master.info("replication", "connected_slaves").as_deref() == Some("0"));
@@ -65,7 +65,7 @@ fn a_master_of_its_own_and_back_in_time() {
 }
 
 #[test]
-fn killed_and_started_again_in_time() {
+fn restarted_replica_confirms_in_time() {
     let mut group = Group::of(1);
     group.replicas[0].kill9();
     confirmed_when_back(group, |group| {
@@ -74,9 +74,9 @@ fn killed_and_started_again_in_time() {
     });
 }
 
-/// There are fewer than were asked for; one more comes in time.
+/// There are fewer replicas than requested; one more connects in time.
 #[test]
-fn one_that_never_was_there_comes_in_time() {
+fn new_replica_confirms_in_time() {
     let mut group = Group::of(1);
     let mut waiter = group.waits("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 2");
     until(SOON, "replicas are asked again and again", || group.count("confirmation_requests") > 2);
@@ -88,9 +88,9 @@ fn one_that_never_was_there_comes_in_time() {
     assert_eq!(state(&mut group.replicas[1].raw(), &["key"]), there);
 }
 
-/// While replicas are away, in all ways, nothing is granted; when they are back it goes on as before.
+/// While replicas are absent, in all ways, nothing is granted; when they are back, requests are granted again.
 #[test]
-fn away_for_too_long() {
+fn absent_replicas_allow_no_grant() {
     let mut group = Group::of(1);
     group.wait_for_replicas(BRIEF);
     let refused = |group: &mut Group| {
@@ -125,9 +125,9 @@ fn away_for_too_long() {
     granted(&mut group);
 }
 
-/// It is killed while it is asked: one is not enough then.
+/// It is killed while it is asked: one is then not enough.
 #[test]
-fn killed_meanwhile() {
+fn replica_killed_during_confirmation_is_missed() {
     let mut group = Group::of(2);
     group.wait_for_replicas(BRIEF * 4);
     group.stop_replicas();
@@ -159,7 +159,7 @@ fn slow<R>(replica: &Server, during: impl FnOnce() -> R) -> R {
 }
 
 #[test]
-fn slow_but_in_time() {
+fn slow_replica_confirms_in_time() {
     let group = Group::of(1);
     let replica = &group.replicas[0];
     let (mut client, mut reader) = (group.master.raw(), replica.raw());
@@ -175,9 +175,9 @@ fn slow_but_in_time() {
     assert_eq!((group.count("confirmed"), group.count("revoked")), (40, 0));
 }
 
-/// Some come in time and some don't: each is one or the other, and the keyspace says the same as the reply.
+/// Some confirmations come in time and some do not: the keyspace agrees with the reply.
 #[test]
-fn slow_and_sometimes_too_late() {
+fn late_confirmations_agree_with_keyspace() {
     let mut group = Group::of(1);
     group.wait_for_replicas(12);
     let replica = &group.replicas[0];

@@ -113,7 +113,7 @@ fn refuse_all(master: &Server, needed: u32) {
 }
 
 #[test]
-fn while_replicas_stand_still() {
+fn request_is_refused_when_replicas_are_paused() {
     let mut group = Group::of(2);
     group.wait_for_replicas(BRIEF);
     group.stop_replicas();
@@ -133,16 +133,16 @@ fn while_replicas_stand_still() {
 }
 
 #[test]
-fn without_any_replica() {
+fn request_is_refused_without_replicas() {
     let mut group = Group::of(0);
     group.wait_for_replicas(BRIEF);
     refuse_all(&group.master, i32::MAX as u32);
     assert_eq!(group.count("revoked"), REFUSED.len() as i64);
 }
 
-/// What is refused was done: each request makes a difference until then.
+/// A refused request had taken effect: each of them makes a difference until then.
 #[test]
-fn until_then_all_of_it_is_done() {
+fn unconfirmed_request_takes_effect_until_refused() {
     let group = Group::of(0);
     let mut control = group.master.raw();
     let mut waiters = Vec::new();
@@ -159,7 +159,7 @@ fn until_then_all_of_it_is_done() {
 }
 
 #[test]
-fn the_message_names_those_who_had_it() {
+fn error_names_number_of_confirmations() {
     let group = Group::of(2);
     group.replicas[1].stop();
     let mut client = group.master.raw();
@@ -171,7 +171,7 @@ fn the_message_names_those_who_had_it() {
 }
 
 #[test]
-fn the_timeout_is_what_it_was_when_the_request_was_granted() {
+fn timeout_is_the_setting_at_the_grant() {
     let mut group = Group::of(0);
     let default = group.master.raw().say("CONFIG GET holdfast.replicas-timeout");
     assert_eq!(default.items()[1].text(), PATIENT.to_string());
@@ -193,7 +193,7 @@ fn the_timeout_is_what_it_was_when_the_request_was_granted() {
 }
 
 #[test]
-fn a_fresh_server_waits_for_a_second() {
+fn default_timeout_is_one_second() {
     let server = Server::start();
     let ms = server.raw().say("CONFIG GET holdfast.replicas-timeout");
     assert_eq!(ms.items()[1].text(), "1000");
@@ -202,7 +202,7 @@ fn a_fresh_server_waits_for_a_second() {
 }
 
 #[test]
-fn the_next_in_the_queue_is_served() {
+fn next_waiter_is_granted_after_revocation() {
     let mut group = Group::of(1);
     group.wait_for_replicas(BRIEF);
     group.stop_replicas();
@@ -226,9 +226,9 @@ fn the_next_in_the_queue_is_served() {
     assert_eq!(group.count("waiters"), 0);
 }
 
-/// Readers behind a writer that is revoked are granted; beside a reader that is revoked, others stay.
+/// Readers behind a revoked writer are granted; beside a revoked reader, others stay.
 #[test]
-fn readers_behind_it_are_served_together() {
+fn readers_are_granted_together_after_revocation() {
     let mut group = Group::of(0);
     let mut writer = group.waits("LOCK.ACQUIRE key writer REPLICAS 1");
     let mut readers: Vec<Waiter> =
@@ -244,9 +244,9 @@ fn readers_behind_it_are_served_together() {
     assert_eq!(names, ["reader-0", "reader-1", "reader-2"]);
 }
 
-/// Waiters for several keys, when a grant of each key is revoked.
+/// A grant of each of its keys is revoked.
 #[test]
-fn a_waiter_for_several_is_served() {
+fn waiter_for_several_keys_is_granted_after_revocation() {
     let mut group = Group::of(0);
     group.wait_for_replicas(BRIEF);
     let mut clients = [group.master.raw(), group.master.raw()];
@@ -262,9 +262,9 @@ fn a_waiter_for_several_is_served() {
     }
 }
 
-/// While a request of an owner is under way, none of its others for this key comes about that does not wait.
+/// While a request of an owner is being confirmed, no other request of this owner for the key succeeds without `WAIT`.
 #[test]
-fn all_of_several_at_once() {
+fn other_requests_of_owner_are_refused_meanwhile() {
     let mut group = Group::of(0);
     for key in ["renewed", "re-entered", "shared"] {
         let how = if key == "shared" { " SHARED" } else { "" };
@@ -299,10 +299,9 @@ fn all_of_several_at_once() {
     assert_eq!(group.count("confirming"), keys.len() as i64);
 }
 
-/// A release of all ends the pending request, too; what comes after that is not revoked
-/// with it.
+/// A release of all ends the pending request, too; later holds are not revoked with it.
 #[test]
-fn only_what_it_added_goes() {
+fn release_all_ends_pending_request() {
     let mut group = Group::of(0);
     let ways = ["RELEASE $ owner ALL", "RELEASE $ owner HOLDS 0", "MRELEASE 1 $ owner ALL"];
     for (number, way) in ways.iter().enumerate() {
@@ -336,9 +335,9 @@ fn only_what_it_added_goes() {
     assert_eq!(group.count("confirming"), 0);
 }
 
-/// A lock that somebody broke, deleted or replaced meanwhile is not touched.
+/// A lock that another client forced, deleted or replaced meanwhile is not touched.
 #[test]
-fn what_is_another_hold_by_now_stays() {
+fn revocation_leaves_other_holds() {
     let mut group = Group::of(0);
     group.wait_for_replicas(BRIEF);
     let keys = ["forced", "deleted", "replaced", "foreign"];
@@ -362,9 +361,9 @@ fn what_is_another_hold_by_now_stays() {
     assert_eq!(group.control.say("GET replaced").text(), "text");
 }
 
-/// A hold is bound as it was.
+/// The hold stays bound as before.
 #[test]
-fn the_binding_of_a_hold_stays() {
+fn refused_request_keeps_binding() {
     let mut group = Group::of(0);
     group.wait_for_replicas(1);
     let (mut holder, mut other) = (group.master.raw(), group.master.raw());
@@ -385,9 +384,9 @@ fn the_binding_of_a_hold_stays() {
     }
 }
 
-/// Where a command may not block nobody can wait for replicas.
+/// A command that must not block can't wait for replicas.
 #[test]
-fn in_transactions_and_scripts() {
+fn replicas_option_is_refused_in_transactions_and_scripts() {
     let mut group = Group::of(1);
     group.control.take("LOCK.MACQUIRE 2 held also owner LEASE 50000");
     let before = group.state(&["held", "also", "free", "other"]);
@@ -416,7 +415,7 @@ fn in_transactions_and_scripts() {
 }
 
 #[test]
-fn wrong_numbers() {
+fn invalid_number_of_replicas_is_refused() {
     let mut group = Group::of(1);
     group.control.take("LOCK.ACQUIRE held owner LEASE 50000");
     let before = group.state(&["held", "free"]);

@@ -31,9 +31,9 @@ fn confirming(group: &mut Group) -> Vec<Waiter> {
     waiters
 }
 
-/// Its new master is not to be had: so the data are what the old master left, and nothing but that.
+/// Its new primary can't be reached: the data stay as the old primary left them.
 #[test]
-fn nothing_is_written_after_demotion() {
+fn demoted_primary_writes_nothing() {
     let mut group = Group::of(1);
     group.wait_for_replicas(BRIEF * 8);
     let waiters = confirming(&mut group);
@@ -62,7 +62,7 @@ fn nothing_is_written_after_demotion() {
 }
 
 #[test]
-fn then_the_data_are_the_new_masters() {
+fn demoted_primary_takes_data_of_new_primary() {
     let mut group = Group::of(0);
     group.join(quiet().start());
     let waiters = confirming(&mut group);

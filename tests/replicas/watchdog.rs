@@ -116,24 +116,24 @@ fn runs_out(ms: i64, request: &str) {
 }
 
 #[test]
-fn a_cut_off_master_lets_it_run_out() {
+fn isolated_primary_lets_watched_hold_expire() {
     runs_out(100, "ACQUIRE key owner");
 }
 
-/// Replicas are waited for longer than the lease lasts.
+/// The timeout for replicas is longer than the lease.
 #[test]
-fn a_patient_master_lets_it_run_out_as_well() {
+fn isolated_primary_with_long_timeout_lets_hold_expire() {
     runs_out(PATIENT, "ACQUIRE key owner");
 }
 
 #[test]
-fn a_hold_that_was_bound_by_a_renewal_runs_out_as_well() {
+fn hold_bound_by_renewal_expires_on_isolated_primary() {
     runs_out(100, "RENEW key owner");
 }
 
-/// Nobody waits for it: the key goes.
+/// Without waiters, the key is deleted at the deadline.
 #[test]
-fn at_the_deadline_the_key_is_gone() {
+fn expired_lock_without_waiters_is_deleted() {
     let mut group = Group::of(1);
     let mut holder = Watched::over(group.master.raw(), &group.master);
     holder.take(&format!("LOCK.MACQUIRE 2 a b owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
@@ -152,7 +152,7 @@ fn at_the_deadline_the_key_is_gone() {
 }
 
 #[test]
-fn when_replicas_are_back_it_goes_on() {
+fn renewals_continue_when_replicas_return() {
     let mut group = Group::of(1);
     let mut holder = Watched::over(group.master.raw(), &group.master);
     let token = holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
@@ -175,7 +175,7 @@ fn when_replicas_are_back_it_goes_on() {
 
 /// An unconfirmed renewal does not touch the next holder.
 #[test]
-fn released_while_a_renewal_is_confirmed() {
+fn release_during_renewal_leaves_next_holder() {
     let mut group = Group::of(1);
     let mut holder = Watched::over(group.master.raw(), &group.master);
     holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));

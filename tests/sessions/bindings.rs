@@ -9,7 +9,7 @@ use crate::speak::{Reply, holders};
 use crate::waiter::{SOON, Speak, Tell, assert_held};
 
 #[test]
-fn the_watchdog_renews_while_the_session_lives() {
+fn watchdog_renews_while_session_is_open() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -29,7 +29,7 @@ fn the_watchdog_renews_while_the_session_lives() {
 
 /// Whatever the owner does with its hold itself, nothing of it is told.
 #[test]
-fn what_the_owner_does_itself_is_not_told() {
+fn owners_own_requests_cause_no_events() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -53,9 +53,9 @@ fn what_the_owner_does_itself_is_not_told() {
     }
 }
 
-/// Whatever is granted or renewed on behalf of a session is told, also without flags.
+/// A grant or renewal on behalf of a session is bound to it, also without flags.
 #[test]
-fn holds_without_flags_are_told() {
+fn losses_of_holds_without_flags_are_notified() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -72,7 +72,7 @@ fn holds_without_flags_are_told() {
 }
 
 #[test]
-fn another_session_takes_the_binding_over() {
+fn other_session_takes_over_binding() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut one, mut other) = (Session::open(&server), Session::open(&server));
@@ -87,9 +87,9 @@ fn another_session_takes_the_binding_over() {
     one.hears_nothing(&mut client);
 }
 
-/// Another hold of the same name is another hold: its end is not told, nor is that of the first one twice.
+/// Another hold of the same owner is another hold: its end is not reported, nor is that of the first one twice.
 #[test]
-fn the_token_says_which_hold_was_lost() {
+fn lost_event_names_token_of_the_hold() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -103,7 +103,7 @@ fn the_token_says_which_hold_was_lost() {
 }
 
 #[test]
-fn in_the_step_that_takes_it_again() {
+fn loss_is_notified_when_lock_is_acquired_again_at_once() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -126,7 +126,7 @@ fn in_the_step_that_takes_it_again() {
 
 /// A greater token by `FENCE` is the hold's token from then on.
 #[test]
-fn a_fence_changes_the_token_that_is_told() {
+fn fence_changes_token_in_events() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -137,9 +137,9 @@ fn a_fence_changes_the_token_that_is_told() {
     assert_eq!(session.event(), Event::lost("key", "owner", raised, "forced"));
 }
 
-/// So that a majority's fence grows from one to the next, whichever of its servers grants.
+/// So the fence of a majority increases from grant to grant, whichever of its servers grants.
 #[test]
-fn tokens_go_on_after_a_fence() {
+fn tokens_increase_after_fence() {
     let server = Server::start();
     let mut client = server.raw();
     let raised = client.take("LOCK.ACQUIRE key owner") + 60_000_000;
@@ -147,9 +147,9 @@ fn tokens_go_on_after_a_fence() {
     assert!(client.take("LOCK.ACQUIRE other owner") > raised);
 }
 
-/// A hold of several keys, the token of one of which is raised: none was lost by that.
+/// The token of one of several keys is raised: no hold is lost.
 #[test]
-fn a_new_token_for_what_is_held_loses_nothing() {
+fn raised_token_of_one_key_loses_no_hold() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -163,7 +163,7 @@ fn a_new_token_for_what_is_held_loses_nothing() {
 }
 
 #[test]
-fn losses_are_told_in_order_with_grants() {
+fn losses_and_grants_are_notified_in_order() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -176,9 +176,9 @@ fn losses_are_told_in_order_with_grants() {
     assert_held(&mut client, "key", "second");
 }
 
-/// The connection that forces its own hold hears of it: it did not release it.
+/// The connection that forces its own hold is notified: it did not release it.
 #[test]
-fn one_who_forces_its_own_lock_lost_it() {
+fn session_that_forces_its_own_lock_is_notified() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let line = session.naming("LOCK.ACQUIRE key owner WATCHDOG");
@@ -187,9 +187,9 @@ fn one_who_forces_its_own_lock_lost_it() {
     assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
 }
 
-/// A hundred thousand would be too slow for a test; ten thousand fall free in one step, and each is told once.
+/// Each loss is notified once.
 #[test]
-fn many_are_lost_at_once() {
+fn ten_thousand_losses_in_one_command_are_notified() {
     const MANY: usize = 10_000;
     let server = Server::start();
     let mut client = server.raw();
@@ -206,9 +206,9 @@ fn many_are_lost_at_once() {
     session.hears_nothing(&mut client);
 }
 
-/// A command of a transaction that serves those who wait in other databases, too: what they are granted is bound there.
+/// A command of a transaction also serves waiters in other databases: their grants are bound there.
 #[test]
-fn a_grant_of_a_transaction_in_another_database_is_bound_there() {
+fn transaction_grant_is_bound_in_its_database() {
     let server = Server::start();
     let (mut client, mut other) = (server.raw(), server.raw());
     other.order("SELECT 1");
@@ -247,9 +247,9 @@ fn a_grant_of_a_transaction_in_another_database_is_bound_there() {
     session.hears_nothing(&mut client);
 }
 
-/// A deadline that somebody else sets is seen, and its passing told, even if the server itself never looks at the key.
+/// Even if the server itself never reads the key.
 #[test]
-fn deadline_set_by_another_client_is_reported_when_over() {
+fn deadline_set_by_other_client_is_reported_when_over() {
     let server = Server::start();
     let mut client = server.raw();
     client.order("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -266,7 +266,7 @@ fn deadline_set_by_another_client_is_reported_when_over() {
 /// One of several holders whose lease has run out was lost by that, also where the last of the others gives back the
 /// lock before anybody has looked.
 #[test]
-fn expired_holder_is_notified_after_the_last_release() {
+fn expired_holder_is_notified_after_last_release() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);

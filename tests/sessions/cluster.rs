@@ -16,7 +16,7 @@ fn start() -> (MovingSlot, Session) {
 }
 
 #[test]
-fn its_waits_are_told_where_the_slot_is_now() {
+fn waits_of_session_end_with_moved() {
     let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
     session.wait(&mut scene.client, "LOCK.ACQUIRE key first WAIT 0");
@@ -43,7 +43,7 @@ fn its_waits_are_told_where_the_slot_is_now() {
 }
 
 #[test]
-fn in_a_queue_with_clients_that_are_blocked() {
+fn waits_of_session_and_blocked_clients_share_the_queue() {
     let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::start(scene.source(), "key", "first");
@@ -59,7 +59,7 @@ fn in_a_queue_with_clients_that_are_blocked() {
 }
 
 #[test]
-fn its_holds_are_unbound() {
+fn holds_of_session_are_unbound_when_slot_moves() {
     let (mut scene, mut session) = start();
     let token = session.take(&mut scene.client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 60000");
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
@@ -73,9 +73,9 @@ fn its_holds_are_unbound() {
     assert_eq!(there.event(), Event::lost("key", "owner", token, "forced"));
 }
 
-/// While the slot is on its way the key may be at either node: nobody is served here, and nobody is sent away.
+/// While the slot migrates, the key may be at either node: no request is granted here, and none is redirected.
 #[test]
-fn while_it_is_on_its_way_they_wait() {
+fn waits_stay_while_slot_migrates() {
     let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
@@ -90,7 +90,7 @@ fn while_it_is_on_its_way_they_wait() {
 }
 
 #[test]
-fn a_move_that_is_called_off() {
+fn waits_are_served_when_migration_is_cancelled() {
     let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
@@ -129,9 +129,9 @@ fn waits_and_holds_of_other_slots_stay() {
     told[1].token_of(&[&other], "waits");
 }
 
-/// A slot that nobody serves: nobody can be sent anywhere, so they wait for it to come back.
+/// There is no node to redirect to, so the waits stay until the slot returns.
 #[test]
-fn a_slot_that_nobody_serves_for_a_while() {
+fn waits_stay_while_no_node_serves_slot() {
     let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 1500");
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
@@ -143,9 +143,9 @@ fn a_slot_that_nobody_serves_for_a_while() {
     session.event().token_of(&["key"], "owner");
 }
 
-/// A grant that was not read goes with its key: it can be read still, and renewed where the key is now.
+/// An unread grant moves with its key: it can still be read, and renewed at the new node.
 #[test]
-fn a_grant_that_was_not_read_and_moved() {
+fn unread_grant_moves_with_its_key() {
     let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder");
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 60000 WATCHDOG");

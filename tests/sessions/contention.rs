@@ -19,7 +19,7 @@ const OTHERS: [&str; 5] = [
 ];
 
 #[test]
-fn whoever_is_refused_or_waits_is_told_of_once() {
+fn refused_or_waiting_request_is_notified_once() {
     let server = Server::start();
     let mut client = server.raw();
     for terms in ["", "WATCHDOG", "EPHEMERAL", "LIMIT 1 LEASE 90000"] {
@@ -39,9 +39,9 @@ fn whoever_is_refused_or_waits_is_told_of_once() {
     }
 }
 
-/// Nobody else is: who did not ask, who may have it, who holds it already, who waits for something else.
+/// Not without the option, nor for a request that is granted, a re-entry, or a request for another key.
 #[test]
-fn who_is_not_told() {
+fn contention_is_not_notified_without_cause() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -60,9 +60,9 @@ fn who_is_not_told() {
     session.hears_nothing(&mut client);
 }
 
-/// A request may wait already at the grant: `contended` follows at once, and not before the grant.
+/// A request may already wait at the grant: `contended` follows immediately, and not before the grant.
 #[test]
-fn somebody_waits_already_at_the_grant() {
+fn contended_follows_grant_when_a_request_waits() {
     let server = Server::start();
     let mut client = server.raw();
     for line in ["LOCK.ACQUIRE key owner WAIT 0 CONTENTION", "LOCK.MACQUIRE 2 other key owner WAIT 0 CONTENTION"] {
@@ -80,9 +80,9 @@ fn somebody_waits_already_at_the_grant() {
     }
 }
 
-/// A renewal asks once more, also for another session; a re-entry as well.
+/// A renewal asks again, also for another session; so does a re-entry.
 #[test]
-fn asked_once_more() {
+fn renewal_and_reentry_rearm_contention() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut first, mut second) = (Session::open(&server), Session::open(&server));
@@ -104,9 +104,9 @@ fn asked_once_more() {
     waiting.event().token_of(&["key"], "other");
 }
 
-/// While a grant is being confirmed, nobody knows of it; then it is told who waits.
+/// While a grant is being confirmed, its session is not notified; then it is notified of the waiter.
 #[test]
-fn behind_a_grant_that_replicas_confirm() {
+fn contended_follows_confirmed_grant() {
     let mut group = Group::of(1);
     let mut session = Session::open(&group.master);
     let mut other = Session::open(&group.master);
@@ -124,9 +124,9 @@ fn behind_a_grant_that_replicas_confirm() {
     assert!(other.raw.say("LOCK.EVENTS") == Value::Nil);
 }
 
-/// Who looks sees that a lock may be held by somebody who does nothing under it.
+/// `LOCK.INFO` shows that a holder may only cache the lock.
 #[test]
-fn it_shows() {
+fn info_shows_cached_lock() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -145,9 +145,9 @@ fn it_shows() {
     assert_held(&mut client, "key", "other");
 }
 
-/// Where thousands may hold, thousands would have to be told in one step.
+/// A lock with thousands of holders would need thousands of events in one command.
 #[test]
-fn it_is_for_locks_that_have_one_holder() {
+fn contention_is_refused_for_shared_locks() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -167,7 +167,7 @@ fn it_is_for_locks_that_have_one_holder() {
 }
 
 #[test]
-fn it_is_told_to_sessions() {
+fn contention_needs_session() {
     let server = Server::start();
     let mut client = server.raw();
     for line in

@@ -59,7 +59,7 @@ impl Ending {
 }
 
 #[test]
-fn its_waits_leave_the_queue() {
+fn waits_of_closed_session_leave_queue() {
     let server = Server::start();
     let mut client = server.raw();
     for ending in Ending::ALL {
@@ -79,7 +79,7 @@ fn its_waits_leave_the_queue() {
 }
 
 #[test]
-fn its_ephemeral_holds_are_released_and_its_watchdogs_stop() {
+fn closed_session_releases_ephemeral_holds_and_watchdogs() {
     let server = Server::start();
     let mut client = server.raw();
     for ending in Ending::ALL {
@@ -104,7 +104,7 @@ fn its_ephemeral_holds_are_released_and_its_watchdogs_stop() {
 }
 
 #[test]
-fn a_grant_that_was_not_read_goes_to_the_next() {
+fn unread_grant_goes_to_next_waiter() {
     let server = Server::start();
     let mut client = server.raw();
     for ending in Ending::ALL.into_iter().filter(|ending| !ending.listens()) {
@@ -124,7 +124,7 @@ fn a_grant_that_was_not_read_goes_to_the_next() {
 }
 
 #[test]
-fn a_grant_of_several_keys_that_was_not_read_goes_to_the_next() {
+fn unread_grant_of_several_keys_goes_to_next_waiter() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -137,9 +137,9 @@ fn a_grant_of_several_keys_that_was_not_read_goes_to_the_next() {
     other.token();
 }
 
-/// A re-entry that was not told: the count goes back to what it was.
+/// The hold count goes back.
 #[test]
-fn a_re_entry_that_was_not_told_is_taken_back() {
+fn undelivered_reentry_is_revoked() {
     let server = Server::builder().module_args(&["replicas-timeout", "3600000"]).start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -153,7 +153,7 @@ fn a_re_entry_that_was_not_told_is_taken_back() {
 }
 
 #[test]
-fn a_grant_that_was_read_stays() {
+fn read_grant_stays() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -169,7 +169,7 @@ fn a_grant_that_was_read_stays() {
 }
 
 #[test]
-fn the_connection_that_asked_may_go() {
+fn requesting_connection_may_close() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -185,9 +185,9 @@ fn the_connection_that_asked_may_go() {
     assert_held(&mut client, "other", "owner");
 }
 
-/// `RESET` ends nothing: the connection stands.
+/// `RESET` closes nothing.
 #[test]
-fn reset_of_its_connection_is_not_its_end() {
+fn reset_does_not_close_session() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -201,9 +201,9 @@ fn reset_of_its_connection_is_not_its_end() {
     session.event().token_of(&["key"], "owner");
 }
 
-/// Ten thousand waits and as many holds end with one connection, while the server answers.
+/// Ten thousand waits and as many holds end with one connection, while the server replies to others.
 #[test]
-fn many_waits_and_holds_end_together() {
+fn many_waits_and_holds_end_with_session() {
     const MANY: usize = 10_000;
     let server = Server::start();
     let mut client = server.raw();
@@ -225,9 +225,9 @@ fn many_waits_and_holds_end_together() {
     }
 }
 
-/// A lock that falls free in the step in which a session ends goes to the next who is there.
+/// A lock that becomes free in the command in which a session closes goes to the next connected waiter.
 #[test]
-fn nothing_is_granted_to_it_in_the_step_in_which_it_ends() {
+fn closing_session_is_granted_nothing() {
     let server = Server::start();
     let mut client = server.raw();
     let (dying, mut next) = (Session::open(&server), Session::open(&server));

@@ -53,7 +53,7 @@ fn token_of(client: &mut Raw, key: &str) -> i64 {
 }
 
 #[test]
-fn granted() {
+fn granted_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
         client.take("LOCK.ACQUIRE key holder");
         session.wait(client, "LOCK.ACQUIRE key owner WAIT 0");
@@ -64,7 +64,7 @@ fn granted() {
 }
 
 #[test]
-fn granted_several_keys_in_another_database() {
+fn granted_event_of_several_keys_names_database() {
     let cause = |client: &mut Raw, session: &Session| {
         client.order("SELECT 7");
         client.take("LOCK.ACQUIRE key holder");
@@ -76,7 +76,7 @@ fn granted_several_keys_in_another_database() {
 }
 
 #[test]
-fn contended() {
+fn contended_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
         let token = session.take(client, "LOCK.ACQUIRE key owner CONTENTION");
         client.order("LOCK.ACQUIRE key other");
@@ -86,7 +86,7 @@ fn contended() {
 }
 
 #[test]
-fn timeout() {
+fn timeout_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
         client.take("LOCK.ACQUIRE key holder");
         session.wait(client, "LOCK.ACQUIRE key owner WAIT 10");
@@ -96,7 +96,7 @@ fn timeout() {
 }
 
 #[test]
-fn refused() {
+fn refused_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
         client.take("LOCK.ACQUIRE key holder");
         session.wait(client, "LOCK.MACQUIRE 2 key other owner WAIT 0");
@@ -118,22 +118,22 @@ fn lost(how: &str, lease: i64, why: &str) {
 }
 
 #[test]
-fn lost_expired() {
+fn lost_expired_event_has_documented_fields() {
     lost("PING", 2000, "expired");
 }
 
 #[test]
-fn lost_forced() {
+fn lost_forced_event_has_documented_fields() {
     lost("LOCK.FORCE key", 100_000, "forced");
 }
 
 #[test]
-fn lost_changed() {
+fn lost_changed_event_has_documented_fields() {
     lost("DEL key", 100_000, "changed");
 }
 
 #[test]
-fn unbound_replica() {
+fn unbound_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
         let token = session.take(client, "LOCK.ACQUIRE key owner WATCHDOG");
         client.order("REPLICAOF 127.0.0.1 1");

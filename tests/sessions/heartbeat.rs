@@ -83,7 +83,7 @@ fn heard(session: &mut Session) -> Value {
 }
 
 #[test]
-fn at_once_without_wait() {
+fn heartbeat_comes_immediately_without_wait() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
@@ -96,7 +96,7 @@ fn at_once_without_wait() {
 }
 
 #[test]
-fn it_tells_the_default_lease_and_an_eighth_of_it() {
+fn heartbeat_names_default_lease_and_an_eighth_of_it() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for (name, value, expected) in [
@@ -113,7 +113,7 @@ fn it_tells_the_default_lease_and_an_eighth_of_it() {
 }
 
 #[test]
-fn the_shortest_lease_that_is_kept_alive_sets_the_pace() {
+fn shortest_renewed_lease_sets_heartbeat_interval() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for (line, expected) in [
@@ -155,7 +155,7 @@ fn the_shortest_lease_that_is_kept_alive_sets_the_pace() {
 }
 
 #[test]
-fn it_comes_at_this_pace_by_itself() {
+fn heartbeat_comes_at_its_interval() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
@@ -171,7 +171,7 @@ fn it_comes_at_this_pace_by_itself() {
 }
 
 #[test]
-fn it_comes_sooner_if_the_wait_is_over_sooner() {
+fn heartbeat_comes_when_wait_is_over() {
     let server = server();
     let mut session = Session::open(&server);
     let due = NotBefore::millis(119);
@@ -181,7 +181,7 @@ fn it_comes_sooner_if_the_wait_is_over_sooner() {
 }
 
 #[test]
-fn it_stands_behind_events() {
+fn heartbeat_follows_events() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for line in ["LOCK.EVENTS HEARTBEAT", "LOCK.EVENTS WAIT 0 HEARTBEAT"] {
@@ -207,9 +207,9 @@ fn it_stands_behind_events() {
     assert_eq!((beside.next, beside.default, beside.writes), (1000, 80_000, 1));
 }
 
-/// How much is left of the leases of what is renewed for the session, in thousandths, of the one that has least.
+/// The remaining share of the renewed leases, in thousandths: that of the hold with the least.
 #[test]
-fn what_is_sure() {
+fn sure_is_the_least_remaining_share_of_leases() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     let sure = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).sure;
@@ -243,9 +243,9 @@ fn what_is_sure() {
     assert!(begin / 1000 + 2000 * least / 1000 <= deadline, "{least}");
 }
 
-/// A hold that somebody else releases between two questions leaves nothing to be sure of: its session is not told of that.
+/// Another client releases the hold between two requests; the session receives no event of that.
 #[test]
-fn nothing_is_sure_once_the_only_watched_hold_was_released() {
+fn sure_is_zero_after_release_of_only_watched_hold() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     let sure = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).sure;
@@ -255,9 +255,9 @@ fn nothing_is_sure_once_the_only_watched_hold_was_released() {
     assert_eq!(sure(&mut session), 0);
 }
 
-/// Where the server refuses writes, nothing is renewed: what is sure gets less.
+/// While the server refuses writes, nothing is renewed.
 #[test]
-fn whether_the_server_takes_writes() {
+fn sure_decreases_while_writes_are_refused() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     let writes = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).writes;
@@ -275,9 +275,9 @@ fn whether_the_server_takes_writes() {
     assert_eq!(writes(&mut session), 1);
 }
 
-/// A grant says for how long it lasts, counted from the question that reads it: so one that was waited for has a time, too.
+/// The lease counts from the request that reads the event, so it is also known for a queued grant.
 #[test]
-fn how_long_a_grant_lasts() {
+fn granted_event_names_remaining_lease() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     let lasts = |reply: &Value| text(&array(&array(reply)[0])[5]).parse::<i64>().expect("a number");
@@ -302,9 +302,9 @@ fn how_long_a_grant_lasts() {
     assert_eq!(array(&reply).len(), 2);
 }
 
-/// A request that gives a session a shorter lease to renew causes a heartbeat at once.
+/// A request that gives a session a shorter lease to renew causes a heartbeat immediately.
 #[test]
-fn a_shorter_lease_ends_it_at_once() {
+fn shorter_lease_causes_immediate_heartbeat() {
     let server = server();
     let mut client = server.raw();
     let ways: [(&[&str], &str); 6] = [
@@ -327,9 +327,9 @@ fn a_shorter_lease_ends_it_at_once() {
     }
 }
 
-/// So does a grant to one who waited, by its event.
+/// So does a queued grant, by its event.
 #[test]
-fn a_shorter_lease_that_was_waited_for() {
+fn shorter_lease_of_queued_grant_causes_reply() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.take("LOCK.ACQUIRE key holder");
@@ -347,7 +347,7 @@ fn listen_once(session: &mut Session) {
 }
 
 #[test]
-fn nothing_else_ends_it() {
+fn other_requests_cause_no_heartbeat() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     let other = Session::open(&server);
@@ -369,9 +369,9 @@ fn nothing_else_ends_it() {
     assert_eq!(alive(&heard(&mut session)), (500, 8000));
 }
 
-/// A short pace that somebody was told counts for the next question, although what needed it is gone.
+/// A promised short interval counts for the next request, although its hold has ended.
 #[test]
-fn what_was_told_is_kept() {
+fn promised_interval_counts_for_next_request() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
@@ -385,7 +385,7 @@ fn what_was_told_is_kept() {
 }
 
 #[test]
-fn without_the_word_nothing_changes() {
+fn reply_has_no_heartbeat_without_option() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     pace(&mut session);
@@ -399,7 +399,7 @@ fn without_the_word_nothing_changes() {
 }
 
 #[test]
-fn it_is_no_event_that_stays_unread() {
+fn heartbeat_is_not_queued() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     listen(&mut session, &server);
@@ -410,7 +410,7 @@ fn it_is_no_event_that_stays_unread() {
 }
 
 #[test]
-fn client_unblock_ends_it() {
+fn client_unblock_ends_heartbeat_wait() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for how in ["", " TIMEOUT"] {
@@ -425,7 +425,7 @@ fn client_unblock_ends_it() {
 }
 
 #[test]
-fn in_a_transaction_it_does_not_wait() {
+fn heartbeat_does_not_block_in_transaction() {
     let server = server();
     let mut session = Session::open(&server);
     session.raw.tell(&["MULTI", "LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS HEARTBEAT", "EXEC"]);
@@ -437,14 +437,14 @@ fn in_a_transaction_it_does_not_wait() {
 }
 
 #[test]
-fn a_script_has_no_life_of_its_own() {
+fn script_cannot_ask_for_heartbeat() {
     let server = server();
     let reply = server.raw().call(&[b"EVAL", b"return redis.call('LOCK.EVENTS', 'HEARTBEAT')", b"0"]);
     assert!(error(&reply).1.contains("a script has none of its own"), "{reply:?}");
 }
 
 #[test]
-fn a_listener_that_is_killed_leaves_nothing() {
+fn killed_reader_leaves_nothing() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
@@ -456,9 +456,9 @@ fn a_listener_that_is_killed_leaves_nothing() {
     assert!(!eventually(Duration::from_millis(400), || client.say("PING") != Value::SimpleString("PONG".into())));
 }
 
-/// A replica keeps nothing alive.
+/// A replica renews nothing.
 #[test]
-fn on_a_replica_the_default_lease_sets_the_pace() {
+fn replica_uses_default_lease_as_interval() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
@@ -472,9 +472,9 @@ fn on_a_replica_the_default_lease_sets_the_pace() {
     due.is_over("the end of the wait");
 }
 
-/// A listener is told once, however many shorter leases come in one step.
+/// However many shorter leases come in one command.
 #[test]
-fn many_at_once_end_it_once() {
+fn many_shorter_leases_cause_one_heartbeat() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     listen(&mut session, &server);

@@ -47,7 +47,7 @@ fn request_is_refused_when_its_events_might_not_fit() {
     session.wait(&mut client, "LOCK.ACQUIRE key again WAIT 0");
 }
 
-/// What names many keys takes more.
+/// More keys need more bytes.
 #[test]
 fn request_for_many_keys_takes_more_bytes() {
     let server = with_limit(40_000);
@@ -61,9 +61,9 @@ fn request_for_many_keys_takes_more_bytes() {
     assert!(several * 2 < single, "{several} {single}");
 }
 
-/// All that wait may end at one moment: nobody who reads is ended for that, and all of it is told.
+/// All waits may end at the same time: no reader is closed for that, and all events are delivered.
 #[test]
-fn everything_that_was_admitted_is_told() {
+fn all_admitted_events_are_delivered() {
     let server = with_limit(200_000);
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -75,7 +75,7 @@ fn everything_that_was_admitted_is_told() {
     session.take(&mut client, "LOCK.ACQUIRE free owner");
 }
 
-/// A session that never reads would else be told of one loss after the other, for ever.
+/// A session that never reads would otherwise collect loss events forever.
 #[test]
 fn session_with_many_unread_events_gets_no_new_hold() {
     let server = with_limit(8_192);
@@ -100,7 +100,7 @@ fn session_with_many_unread_events_gets_no_new_hold() {
 }
 
 #[test]
-fn it_can_be_set_while_the_server_runs() {
+fn max_session_bytes_is_set_at_run_time() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -124,7 +124,7 @@ fn figures(server: &Server) -> [i64; 3] {
 }
 
 #[test]
-fn info_counts() {
+fn info_counts_session_bytes() {
     let server = Server::start();
     let mut client: Raw = server.raw();
     let (mut one, other) = (Session::open(&server), Session::open(&server));
@@ -152,7 +152,7 @@ fn info_counts() {
 }
 
 #[test]
-fn a_timeout_is_counted_once() {
+fn timeout_is_counted_once() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);

@@ -129,16 +129,16 @@ losses! {
     store_over_it: [], ["SUNIONSTORE key nothing"], "changed", Served;
 }
 
-/// Its lease runs out: without a watchdog it is over at its deadline, and told within a millisecond or so.
+/// Without a watchdog, the hold is over at its deadline, and the session is notified within about a millisecond.
 #[test]
-fn expiry() {
+fn expired_hold_is_notified() {
     let mut scene = Scene::set("EPHEMERAL LEASE 200");
     scene.is_lost("expired", Then::Served);
 }
 
-/// Nobody waits for it, and nobody touches it: it is told all the same.
+/// No other request waits for it or accesses it.
 #[test]
-fn expiry_of_what_nobody_waits_for() {
+fn expired_hold_without_waiters_is_notified() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -150,7 +150,7 @@ fn expiry_of_what_nobody_waits_for() {
 }
 
 #[test]
-fn expiry_of_one_of_many_holders() {
+fn expired_holder_among_many_is_notified() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -163,7 +163,7 @@ fn expiry_of_one_of_many_holders() {
 }
 
 #[test]
-fn force_of_many_holders() {
+fn force_notifies_many_holders() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -179,9 +179,9 @@ fn force_of_many_holders() {
     assert_eq!(told, expected);
 }
 
-/// Another owner's fields go, and those of the session's stay.
+/// Another owner's fields are deleted, and those of the session's owner stay.
 #[test]
-fn only_the_holder_that_is_gone_is_told() {
+fn only_the_ended_holder_is_notified() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut one, mut other) = (Session::open(&server), Session::open(&server));
@@ -192,9 +192,9 @@ fn only_the_holder_that_is_gone_is_told() {
     other.hears_nothing(&mut client);
 }
 
-/// The deadline is taken away and comes back: the hold lives until then, and is lost then.
+/// The deadline is removed and set again: the hold lasts until then.
 #[test]
-fn persist_then_pexpire() {
+fn persist_then_pexpire_ends_hold_at_new_deadline() {
     let mut scene = Scene::set("EPHEMERAL LEASE 400");
     scene.client.order("PERSIST key");
     assert!(!eventually(Duration::from_millis(800), || !scene.holding.raw.pending()));
@@ -204,22 +204,22 @@ fn persist_then_pexpire() {
 }
 
 #[test]
-fn a_shorter_expiry() {
+fn shorter_expiry_is_notified() {
     let mut scene = Scene::set("EPHEMERAL LEASE 600000");
     scene.client.order("PEXPIRE key 150");
     scene.is_lost("expired", Then::Served);
 }
 
-/// Somebody else made it end before its watchdog comes by: that brings no renewal forward.
+/// Another client shortens the expiry below the next renewal: the renewal does not come earlier.
 #[test]
-fn a_shorter_expiry_of_a_watched_hold() {
+fn shorter_expiry_of_watched_hold_is_notified() {
     let mut scene = Scene::set("WATCHDOG LEASE 60000");
     scene.client.order("PEXPIRE key 200");
     scene.is_lost("expired", Then::Served);
 }
 
 #[test]
-fn field_expiry() {
+fn expired_owner_field_is_notified() {
     let mut scene = Scene::set("EPHEMERAL LEASE 600000");
     if !scene.server.can(Feature::HashFieldExpiry) {
         return skip("no expiry of hash fields");
@@ -229,7 +229,7 @@ fn field_expiry() {
 }
 
 #[test]
-fn restore_of_another_lock_over_it() {
+fn restore_of_other_lock_is_notified() {
     let mut scene = Scene::set("WATCHDOG");
     scene.client.order("HSET other somebody 1");
     let dump = scene.client.say("DUMP other");
@@ -239,7 +239,7 @@ fn restore_of_another_lock_over_it() {
 }
 
 #[test]
-fn restore_of_something_else_over_it() {
+fn restore_of_other_type_is_notified() {
     let mut scene = Scene::set("WATCHDOG");
     scene.client.order("SET other text");
     let dump = scene.client.say("DUMP other");
@@ -248,9 +248,9 @@ fn restore_of_something_else_over_it() {
     scene.is_lost("changed", Then::Refused);
 }
 
-/// The very same hold comes back in its place: it was not lost.
+/// The same hold is restored in its place.
 #[test]
-fn restore_of_itself_over_it() {
+fn restore_of_same_hold_is_no_loss() {
     let mut scene = Scene::set("WATCHDOG");
     let dump = scene.client.say("DUMP key");
     let bytes = crate::common::bytes(&dump);
@@ -258,9 +258,9 @@ fn restore_of_itself_over_it() {
     scene.is_not_lost();
 }
 
-/// The lock and its binding go to the other database, those who wait stay where they are.
+/// The lock and its binding move to the other database; waiters stay in theirs.
 #[test]
-fn swapdb() {
+fn swapdb_moves_lock_and_binding() {
     let mut scene = Scene::set("WATCHDOG");
     scene.client.order("SWAPDB 0 1");
     scene.waiting.event().token_of(&["key"], "next");
@@ -274,7 +274,7 @@ fn swapdb() {
 
 /// An undelivered grant moves to the other database too, and is revoked there.
 #[test]
-fn swapdb_with_a_grant_that_was_not_read() {
+fn swapdb_moves_unread_grant() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -289,7 +289,7 @@ fn swapdb_with_a_grant_that_was_not_read() {
 }
 
 #[test]
-fn flushdb_of_another_database() {
+fn flushdb_of_other_database_is_no_loss() {
     let mut scene = Scene::set("WATCHDOG");
     scene.client.order("SELECT 1");
     scene.client.order("FLUSHDB");
@@ -299,7 +299,7 @@ fn flushdb_of_another_database() {
 }
 
 #[test]
-fn eviction() {
+fn evicted_lock_is_notified() {
     let server = Server::builder().arg("maxmemory-policy", "volatile-ttl").arg("maxmemory-samples", "64").start();
     let mut client = server.raw();
     client.call(&[b"SET", b"ballast", &vec![b'x'; 4 << 20], b"EX", b"1000"]);
@@ -310,9 +310,9 @@ fn eviction() {
     assert_eq!(session.event(), Event::lost("key", "owner", token, "changed"));
 }
 
-/// A lock of Redisson's making is no hold of the session's; one of the session's that Redisson's way releases is lost.
+/// A lock of Redisson is not bound to the session; a hold of the session that a Redisson script releases is lost.
 #[test]
-fn another_clients_script_that_releases_it() {
+fn release_by_redisson_script_is_notified() {
     let mut scene = Scene::set("WATCHDOG");
     let script =
         "redis.call('hdel', KEYS[1], ARGV[1]) if redis.call('hlen', KEYS[1]) <= 1 then redis.call('del', KEYS[1]) end";
@@ -321,25 +321,25 @@ fn another_clients_script_that_releases_it() {
     scene.is_lost("changed", Then::Served);
 }
 
-/// The one who holds it ends, and it is released: nobody is left to be told, and the next has it.
+/// The session ends, so there is no session to notify.
 #[test]
-fn client_kill_of_the_holder() {
+fn killed_holder_frees_lock_for_next_waiter() {
     let mut scene = Scene::set("EPHEMERAL");
     scene.client.order(&format!("CLIENT KILL ID {}", scene.holding.client));
     scene.waiting.event().token_of(&["key"], "next");
 }
 
 #[test]
-fn release_by_the_holder() {
+fn release_by_owner_is_no_loss() {
     let mut scene = Scene::set("WATCHDOG");
     scene.client.order("LOCK.RELEASE key holder");
     scene.waiting.event().token_of(&["key"], "next");
     scene.holding.hears_nothing(&mut scene.client);
 }
 
-/// One who was told hears of it while it listens, within the step: nothing else has to happen.
+/// Within the same command.
 #[test]
-fn a_listener_hears_at_once() {
+fn blocked_reader_is_notified_immediately() {
     for (way, why) in [("LOCK.FORCE key", "forced"), ("DEL key", "changed"), ("FLUSHALL", "changed")] {
         let mut scene = Scene::set("WATCHDOG");
         scene.holding.listen(&scene.server);
@@ -350,9 +350,9 @@ fn a_listener_hears_at_once() {
     }
 }
 
-/// In the turn of the event loop in which it happens: the next command finds the event there.
+/// Within the same event-loop iteration.
 #[test]
-fn it_is_told_before_the_next_command() {
+fn loss_is_readable_by_next_command() {
     let server = Server::start();
     let mut client = server.raw();
     for (way, why) in [("LOCK.FORCE key", "forced"), ("DEL key", "changed"), ("HDEL key owner", "changed")] {
@@ -366,17 +366,17 @@ fn it_is_told_before_the_next_command() {
     }
 }
 
-/// While nothing may be written, nothing is renewed; when it may again, and the lease is over, the hold is lost.
+/// Nothing is renewed during the pause.
 #[test]
-fn client_pause_longer_than_the_lease() {
+fn pause_longer_than_lease_loses_hold() {
     let mut scene = Scene::set("WATCHDOG LEASE 300");
     scene.client.order("CLIENT PAUSE 700 WRITE");
     scene.is_lost("expired", Then::Served);
 }
 
-/// The server was paused for longer than the lease, which is what a step of the clock looks like to it.
+/// A pause of the server's process looks like a clock step to the server.
 #[test]
-fn a_server_that_stood_still() {
+fn server_paused_longer_than_lease_loses_hold() {
     let mut scene = Scene::set("EPHEMERAL LEASE 300");
     let end = crate::common::deadline(&mut scene.client, b"key");
     scene.server.stop();
@@ -386,7 +386,7 @@ fn a_server_that_stood_still() {
 }
 
 #[test]
-fn nothing_is_told_while_nothing_happens() {
+fn idle_session_gets_no_events() {
     // Short enough to be renewed often; so long that a server that pauses for a moment doesn't lose it.
     let mut scene = Scene::set("WATCHDOG LEASE 3000");
     until(SOON, "it is renewed again and again", || {

@@ -17,7 +17,7 @@ const COMMANDS: [&str; 4] = [
 ];
 
 #[test]
-fn its_id_is_what_owner_says_on_it() {
+fn session_id_is_its_owner_star() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -28,7 +28,7 @@ fn its_id_is_what_owner_says_on_it() {
 }
 
 #[test]
-fn a_connection_names_itself() {
+fn connection_names_itself() {
     let server = Server::start();
     let mut session = Session::open(&server);
     server.raw().take("LOCK.ACQUIRE key holder");
@@ -39,7 +39,7 @@ fn a_connection_names_itself() {
 }
 
 #[test]
-fn one_connection_asks_for_many_sessions() {
+fn one_connection_makes_requests_for_many_sessions() {
     let server = Server::start();
     let mut client = server.raw();
     let mut sessions: Vec<Session> = (0..10).map(|_| Session::open(&server)).collect();
@@ -56,7 +56,7 @@ fn one_connection_asks_for_many_sessions() {
 }
 
 #[test]
-fn a_connection_that_is_gone() {
+fn closed_connection_is_no_session() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -73,7 +73,7 @@ fn a_connection_that_is_gone() {
 }
 
 #[test]
-fn a_connection_of_another_run_of_the_server() {
+fn id_of_other_server_run_is_no_session() {
     let mut server = Server::start();
     let id = Session::open(&server).id;
     server.shutdown();
@@ -87,7 +87,7 @@ fn a_connection_of_another_run_of_the_server() {
 }
 
 #[test]
-fn what_is_no_id() {
+fn invalid_id_is_refused() {
     let server = Server::start();
     let mut client = server.raw();
     let own = client.say("LOCK.SESSION").field("id").text();
@@ -126,7 +126,7 @@ fn what_is_no_id() {
 }
 
 #[test]
-fn the_word_needs_an_id_and_stands_once() {
+fn session_option_needs_one_id() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -159,7 +159,7 @@ fn connection_of(server: &Server, user: &str) -> Raw {
 }
 
 #[test]
-fn a_connection_of_another_user() {
+fn session_of_other_user_is_refused() {
     let server = Server::start();
     let mut session = Session::on(connection_of(&server, "one"));
     let mut other = connection_of(&server, "two");
@@ -172,7 +172,7 @@ fn a_connection_of_another_user() {
 }
 
 #[test]
-fn a_connection_of_the_same_user() {
+fn session_of_same_user_is_accepted() {
     let server = Server::start();
     let session = Session::on(connection_of(&server, "one"));
     let mut same = connection_of(&server, "one");
@@ -180,7 +180,7 @@ fn a_connection_of_the_same_user() {
 }
 
 #[test]
-fn a_connection_that_became_another_users() {
+fn session_that_changed_its_user_is_refused() {
     let server = Server::start();
     let mut session = Session::on(connection_of(&server, "one"));
     let (mut one, mut two) = (connection_of(&server, "one"), connection_of(&server, "two"));
@@ -189,9 +189,9 @@ fn a_connection_that_became_another_users() {
     session.take(&mut two, "LOCK.ACQUIRE key owner");
 }
 
-/// The grant comes on behalf of the session, so its user needs the right to the lock when it comes.
+/// At the time of the grant.
 #[test]
-fn a_right_that_was_taken_away_meanwhile() {
+fn grant_needs_rights_of_sessions_user() {
     let server = Server::start();
     let mut admin = server.raw();
     admin.take("LOCK.ACQUIRE key holder");
@@ -206,7 +206,7 @@ fn a_right_that_was_taken_away_meanwhile() {
 }
 
 #[test]
-fn in_a_transaction() {
+fn session_is_named_in_transaction() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -225,7 +225,7 @@ fn in_a_transaction() {
 }
 
 #[test]
-fn in_a_script() {
+fn session_is_named_in_script() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -240,7 +240,7 @@ fn in_a_script() {
 }
 
 #[test]
-fn in_a_script_of_another_user() {
+fn session_of_other_user_is_refused_in_script() {
     let server = Server::start();
     let session = Session::on(connection_of(&server, "one"));
     let (mut one, mut two) = (connection_of(&server, "one"), connection_of(&server, "two"));
@@ -253,7 +253,7 @@ fn in_a_script_of_another_user() {
 }
 
 #[test]
-fn in_a_function() {
+fn session_is_named_in_function() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -266,7 +266,7 @@ fn in_a_function() {
 }
 
 #[test]
-fn sessions_are_counted_from_their_opening_to_their_end() {
+fn info_counts_open_sessions() {
     let server = Server::start();
     let mut client = server.raw();
     let sessions = || info_number(&server, "holdfast", "holdfast_sessions");

@@ -5,9 +5,9 @@ use support::Server;
 use super::session::{Event, Session};
 use crate::speak::{Reply, Speak, waiters};
 
-/// The owner comes to hold the lock in another way: by a request without `NEW`, or by another client's hand.
+/// The owner acquires the lock meanwhile: by a request without `NEW`, or by another client's write.
 #[test]
-fn a_session_hears_of_a_timeout() {
+fn new_request_times_out_when_owner_holds() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -27,7 +27,7 @@ fn a_session_hears_of_a_timeout() {
 }
 
 #[test]
-fn repetition_without_it_takes_the_place_over() {
+fn repetition_without_new_takes_over_position() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);

@@ -26,7 +26,7 @@ fn assert_granted(event: &Event, number: usize) {
 }
 
 #[test]
-fn null_at_once_without_wait() {
+fn events_returns_nil_immediately_without_wait() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
@@ -37,7 +37,7 @@ fn null_at_once_without_wait() {
 }
 
 #[test]
-fn null_after_its_wait() {
+fn events_returns_nil_after_its_timeout() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
@@ -50,7 +50,7 @@ fn null_after_its_wait() {
 }
 
 #[test]
-fn wait_0_waits_until_something_comes() {
+fn wait_0_blocks_until_an_event_comes() {
     let server = Server::start();
     let mut session = Session::open(&server);
     session.listen(&server);
@@ -60,7 +60,7 @@ fn wait_0_waits_until_something_comes() {
 }
 
 #[test]
-fn what_is_there_comes_at_once_whatever_the_wait() {
+fn queued_events_are_returned_immediately() {
     let server = Server::start();
     let mut session = Session::open(&server);
     for line in ["LOCK.EVENTS", "LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 100000"] {
@@ -73,7 +73,7 @@ fn what_is_there_comes_at_once_whatever_the_wait() {
 }
 
 #[test]
-fn oldest_first_each_once_and_at_most_as_many_as_asked_for() {
+fn events_are_returned_once_oldest_first_up_to_count() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let_come(&server, &session, 10);
@@ -90,7 +90,7 @@ fn oldest_first_each_once_and_at_most_as_many_as_asked_for() {
 }
 
 #[test]
-fn a_thousand_unless_it_says_otherwise() {
+fn default_count_is_a_thousand() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let_come(&server, &session, 2500);
@@ -102,7 +102,7 @@ fn a_thousand_unless_it_says_otherwise() {
 }
 
 #[test]
-fn a_listener_gets_at_most_as_many_as_it_asked_for() {
+fn blocked_reader_gets_at_most_count_events() {
     let server = Server::start();
     let mut session = Session::open(&server);
     session.raw.tell(&["LOCK.EVENTS WAIT 0 COUNT 2", "LOCK.EVENTS WAIT 0 COUNT 2"]);
@@ -123,7 +123,7 @@ fn let_come_in_one_step(client: &mut support::Raw, session: &Session, count: usi
 
 /// What happens in one step is told in one reply.
 #[test]
-fn a_listener_gets_all_that_came_together() {
+fn blocked_reader_gets_all_events_of_a_command() {
     let server = Server::start();
     let mut session = Session::open(&server);
     session.listen(&server);
@@ -134,7 +134,7 @@ fn a_listener_gets_all_that_came_together() {
 }
 
 #[test]
-fn arguments() {
+fn invalid_arguments_are_refused() {
     let server = Server::start();
     let mut raw = server.raw();
     let wrong = [
@@ -158,7 +158,7 @@ fn arguments() {
 }
 
 #[test]
-fn in_a_transaction_it_does_not_wait() {
+fn events_does_not_block_in_transaction() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let_come(&server, &session, 1);
@@ -173,7 +173,7 @@ fn in_a_transaction_it_does_not_wait() {
 }
 
 #[test]
-fn a_script_has_no_events() {
+fn events_is_refused_in_script() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let_come(&server, &session, 1);
@@ -183,7 +183,7 @@ fn a_script_has_no_events() {
 }
 
 #[test]
-fn client_unblock_ends_it_with_null() {
+fn client_unblock_returns_nil() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut session = Session::on(protocol.connect(&server));
@@ -201,7 +201,7 @@ fn client_unblock_ends_it_with_null() {
 }
 
 #[test]
-fn client_unblock_error_ends_it_as_blpop() {
+fn client_unblock_error_returns_error_as_blpop() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -215,9 +215,9 @@ fn client_unblock_error_ends_it_as_blpop() {
     assert_granted(&session.event(), 0);
 }
 
-/// One who waits and is unblocked in the step that lets an event come: it is told now or by the next call, once.
+/// The event is delivered now or by the next call, once.
 #[test]
-fn client_unblock_in_the_step_of_an_event() {
+fn client_unblock_in_command_of_event_loses_no_event() {
     let server = Server::start();
     let mut client = server.raw();
     for how in ["", " ERROR"] {
@@ -242,7 +242,7 @@ fn client_unblock_in_the_step_of_an_event() {
 }
 
 #[test]
-fn one_after_the_other_in_one_packet() {
+fn pipelined_calls_return_in_order() {
     let server = Server::start();
     let mut session = Session::open(&server);
     session.raw.tell(&["LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 0", "PING"]);
@@ -258,7 +258,7 @@ fn one_after_the_other_in_one_packet() {
 
 /// Other connections of the same user have events of their own.
 #[test]
-fn it_reads_its_own_connections_events() {
+fn events_are_those_of_the_connection() {
     let server = Server::start();
     let (mut one, mut other) = (Session::open(&server), Session::open(&server));
     let_come(&server, &one, 1);
@@ -267,7 +267,7 @@ fn it_reads_its_own_connections_events() {
 }
 
 #[test]
-fn it_needs_the_right_to_the_command_only() {
+fn events_needs_no_key_rights() {
     let server = Server::start();
     let mut admin = server.raw();
     admin.order("ACL SETUSER reader on nopass +lock.session +lock.events resetkeys");
@@ -278,7 +278,7 @@ fn it_needs_the_right_to_the_command_only() {
 }
 
 #[test]
-fn shutdown_ends_it() {
+fn shutdown_ends_blocked_reader() {
     let mut server = Server::start();
     let mut session = Session::open(&server);
     session.listen(&server);
@@ -292,7 +292,7 @@ fn shutdown_ends_it() {
 }
 
 #[test]
-fn a_listener_that_is_killed_leaves_nothing() {
+fn killed_reader_leaves_nothing() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -306,7 +306,7 @@ fn a_listener_that_is_killed_leaves_nothing() {
 
 /// Nothing is lost between two calls.
 #[test]
-fn what_comes_between_two_calls_is_kept() {
+fn events_between_two_calls_are_queued() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -326,9 +326,9 @@ fn what_comes_between_two_calls_is_kept() {
     }
 }
 
-/// Each reply is written in one step.
+/// Each reply is written in one command.
 #[test]
-fn a_reply_names_two_thousand_keys_at_most() {
+fn reply_names_at_most_two_thousand_keys() {
     const EACH: usize = 100;
     const REQUESTS: usize = 21;
     let server = Server::start();

@@ -18,9 +18,9 @@ const OF_SESSIONS: [&str; 6] = [
     "LOCK.MACQUIRE 2 key other owner WATCHDOG EPHEMERAL",
 ];
 
-/// A library that reconnects silently is found out by its next command.
+/// The next command of a library that reconnects silently fails.
 #[test]
-fn connection_that_replaced_a_session_is_none() {
+fn reconnected_connection_is_no_session() {
     let server = Server::start();
     let mut session = Session::open(&server);
     session.raw.take("LOCK.ACQUIRE mine owner WATCHDOG");
@@ -36,7 +36,7 @@ fn connection_that_replaced_a_session_is_none() {
 }
 
 #[test]
-fn reply_says_id_and_versions() {
+fn session_reply_names_id_and_versions() {
     let server = Server::start();
     let mut connection = server.raw();
     let reply = connection.say("LOCK.SESSION");
@@ -47,9 +47,9 @@ fn reply_says_id_and_versions() {
     assert_eq!(connection.say("LOCK.SESSION"), reply, "it is one already");
 }
 
-/// Whether the request named it or not.
+/// Whether or not the request names the session.
 #[test]
-fn whatever_is_granted_over_a_session_is_bound_to_it() {
+fn grant_over_session_is_bound_to_it() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -61,9 +61,9 @@ fn whatever_is_granted_over_a_session_is_bound_to_it() {
     }
 }
 
-/// Without `SESSION` the client blocks, and what it is granted then is bound all the same.
+/// Its grant is bound all the same.
 #[test]
-fn request_that_names_no_session_blocks_its_connection() {
+fn request_without_session_blocks_its_connection() {
     let server = Server::start();
     let (mut client, mut observer) = (server.raw(), server.raw());
     let mut session = Session::open(&server);
@@ -95,7 +95,7 @@ fn connection_with_an_ephemeral_hold_cannot_become_a_session() {
 
 /// A script that runs on a session's connection binds only by an explicit id.
 #[test]
-fn script_binds_by_an_explicit_id_only() {
+fn script_binds_with_explicit_id_only() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);

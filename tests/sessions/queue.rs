@@ -8,7 +8,7 @@ use crate::speak::{Reply, waiters};
 use crate::waiter::{Speak, Tell, Waiter, assert_held, until_nobody_waits};
 
 #[test]
-fn in_the_order_in_which_they_came() {
+fn queue_serves_sessions_and_clients_in_order_of_arrival() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut one, mut other) = (Session::open(&server), Session::open(&server));
@@ -36,7 +36,7 @@ fn in_the_order_in_which_they_came() {
 }
 
 #[test]
-fn nobody_barges() {
+fn released_lock_goes_to_waiter_before_new_request() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -53,7 +53,7 @@ fn nobody_barges() {
 }
 
 #[test]
-fn several_keys_between_others() {
+fn request_for_several_keys_keeps_its_position() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -68,7 +68,7 @@ fn several_keys_between_others() {
 }
 
 #[test]
-fn waiters_shows_the_session() {
+fn lock_waiters_shows_session() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -85,7 +85,7 @@ fn waiters_shows_the_session() {
 }
 
 #[test]
-fn a_cycle_over_both_kinds_of_waiters_is_refused() {
+fn cycle_of_session_and_blocked_client_is_refused() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -100,9 +100,9 @@ fn a_cycle_over_both_kinds_of_waiters_is_refused() {
     assert!(refused.error().starts_with("DEADLOCK owner 'three'"), "{refused:?}");
 }
 
-/// A thousand requests of ten sessions on one lock, each released when it is heard of.
+/// Each is released when its grant is read.
 #[test]
-fn a_thousand_are_served_in_order_and_once() {
+fn thousand_requests_of_ten_sessions_are_granted_in_order() {
     const OWNERS: usize = 1000;
     let server = Server::start();
     let mut client = server.raw();
@@ -127,9 +127,9 @@ fn a_thousand_are_served_in_order_and_once() {
     }
 }
 
-/// Everybody's wait ends, each in its own way.
+/// Each in its own way.
 #[test]
-fn all_who_stand_behind_a_key_that_is_no_lock_any_more() {
+fn all_waits_end_when_key_is_no_lock_any_more() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -148,10 +148,9 @@ fn pipelined(client: &mut Raw, lines: &[String]) -> Vec<Value> {
     client.say_all(lines)
 }
 
-/// Held, waited for and released in one packet: in one turn of the event loop. An owner may give up what it was not
-/// told of.
+/// In one event-loop iteration. An owner may withdraw an undelivered grant.
 #[test]
-fn all_in_one_packet() {
+fn hold_wait_and_release_in_one_packet() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);

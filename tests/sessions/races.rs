@@ -36,7 +36,7 @@ fn nothing_is_left(server: &Server, client: &mut Raw) {
 /// The session's connection is killed in the instant of the grant: whether it listens or not, the next one has the lock.
 /// Leases of an hour, so that what sticks is seen.
 #[test]
-fn session_killed_in_the_instant_of_the_grant() {
+fn session_killed_at_grant_passes_lock_on() {
     let server = Server::start();
     let mut client = server.raw();
     let mut next = Session::open(&server);
@@ -70,9 +70,9 @@ fn session_killed_in_the_instant_of_the_grant() {
     nothing_is_left(&server, &mut client);
 }
 
-/// The same where the connection breaks by itself, in the turn of the event loop in which its event is written.
+/// The connection breaks in the event-loop iteration in which its event is written.
 #[test]
-fn session_broken_in_the_instant_of_the_grant() {
+fn session_broken_at_grant_passes_lock_on() {
     let server = Server::start();
     let mut client = server.raw();
     let mut next = Session::open(&server);
@@ -111,9 +111,9 @@ fn session_broken_in_the_instant_of_the_grant() {
     nothing_is_left(&server, &mut client);
 }
 
-/// `CLIENT UNBLOCK` while events are on their way: each is told once, in order.
+/// `CLIENT UNBLOCK` while events are on their way: each is delivered once, in order.
 #[test]
-fn next_interrupted_with_events_on_their_way() {
+fn client_unblock_loses_no_event() {
     let server = Server::start();
     let (mut client, mut other) = (server.raw(), server.raw());
     let mut session = Session::open(&server);

@@ -25,7 +25,7 @@ fn until_left(client: &mut Raw, key: &str, left: i64) {
 }
 
 #[test]
-fn what_it_holds_runs_out() {
+fn holds_of_silent_session_expire() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for terms in ["", " LIMIT 3", " SHARED"] {
@@ -41,7 +41,7 @@ fn what_it_holds_runs_out() {
 }
 
 #[test]
-fn what_it_holds_is_renewed_while_it_reads() {
+fn holds_are_renewed_while_session_reads() {
     let server = Server::start();
     for how in ["LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 20"] {
         let (mut client, mut session) = (server.raw(), Session::open(&server));
@@ -52,9 +52,9 @@ fn what_it_holds_is_renewed_while_it_reads() {
     }
 }
 
-/// When it reads late, what is due is renewed at once.
+/// When it reads late, overdue holds are renewed immediately.
 #[test]
-fn one_that_only_stumbles_loses_nothing() {
+fn late_reader_loses_nothing() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for key in ["one", "two"] {
@@ -72,9 +72,9 @@ fn one_that_only_stumbles_loses_nothing() {
     assert_eq!(deadline(&mut client, b"long"), long, "it was not due");
 }
 
-/// Without `HEARTBEAT`, null comes when a heartbeat would be due: so that it asks again.
+/// Without `HEARTBEAT`, nil comes when a heartbeat would be due, so that the session reads again.
 #[test]
-fn a_question_without_end_is_answered() {
+fn reader_without_timeout_gets_nil_in_time() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     session.listen(&server);
@@ -91,7 +91,7 @@ fn a_question_without_end_is_answered() {
 }
 
 #[test]
-fn session_that_stops_asking_for_heartbeats_is_ended() {
+fn session_that_stops_reading_heartbeats_is_closed() {
     let server = Server::start();
     let mut client = server.raw();
     client.order("CONFIG SET holdfast.default-lease 1600");
@@ -121,9 +121,9 @@ fn session_that_stops_asking_for_heartbeats_is_ended() {
     assert!(!matches!(asks.raw.say("LOCK.EVENTS HEARTBEAT"), Value::ServerError(_)));
 }
 
-/// A default lease of a few ms is no reason to be so impatient.
+/// However short the default lease is.
 #[test]
-fn nobody_is_ended_within_a_second() {
+fn session_is_never_closed_within_a_second() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1");
@@ -134,9 +134,9 @@ fn nobody_is_ended_within_a_second() {
     due.is_over("the end of the session");
 }
 
-/// A session that has nothing bound and nothing waiting is left alone; once it has, its time begins.
+/// A session without bindings and waits is not closed; its time starts with the first of them.
 #[test]
-fn idle_session_is_not_ended() {
+fn idle_session_is_not_closed() {
     let server = Server::start();
     let (mut client, mut idle, mut busy) = (server.raw(), Session::open(&server), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1000");
@@ -152,9 +152,9 @@ fn idle_session_is_not_ended() {
     due.is_over("the end of the session");
 }
 
-/// One that is blocked in another command of its own can't ask, and is not ended for that.
+/// It can't read events meanwhile.
 #[test]
-fn session_that_is_blocked_in_another_command_is_not_ended() {
+fn session_blocked_in_other_command_is_not_closed() {
     let server = Server::start();
     let (mut client, mut session, mut busy) = (server.raw(), Session::open(&server), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1000");
@@ -170,9 +170,9 @@ fn session_that_is_blocked_in_another_command_is_not_ended() {
     assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }
 
-/// A server that was paused has not read what was sent meanwhile: it reads before it ends a session.
+/// A paused server first reads what was sent meanwhile.
 #[test]
-fn a_server_that_stood_still_hears_first() {
+fn server_reads_before_it_closes_sessions_after_a_pause() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1000");

@@ -8,7 +8,7 @@ use crate::speak::{Reply, holders, waiters};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
 
 #[test]
-fn its_holds_and_waits_go_along() {
+fn holds_and_waits_are_carried_over() {
     let server = Server::start();
     let mut client = server.raw();
     let old = Session::open(&server);
@@ -29,9 +29,9 @@ fn its_holds_and_waits_go_along() {
     assert_eq!(new.event(), Event::lost("held", "owner", token, "forced"));
 }
 
-/// The server has not heard yet that the old connection is gone. When it does, nothing of what the new one has goes.
+/// When the server notices that the old connection is closed, the new session loses nothing.
 #[test]
-fn before_the_server_has_noticed() {
+fn new_session_keeps_holds_when_old_one_closes_later() {
     let server = Server::start();
     let mut client = server.raw();
     let (old, mut new) = (Session::open(&server), Session::open(&server));
@@ -85,25 +85,25 @@ fn support_holder(client: &mut support::Raw, key: &str) -> Value {
 }
 
 #[test]
-fn a_grant_that_was_not_read_and_asked_for_again() {
+fn unread_grant_is_kept_by_repeated_request() {
     a_grant_that_was_not_read("LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0 WATCHDOG", 1);
 }
 
 #[test]
-fn a_grant_that_was_not_read_and_renewed() {
+fn unread_grant_is_kept_by_renewal() {
     a_grant_that_was_not_read("LOCK.MRENEW 2 a b owner WATCHDOG", 1);
 }
 
-/// Of two holds that were granted, the one that nobody heard of goes.
+/// Of two holds, the undelivered one is revoked.
 #[test]
-fn a_grant_that_was_not_read_and_re_entered() {
+fn unread_grant_is_reduced_after_reentry() {
     a_grant_that_was_not_read("LOCK.MACQUIRE 2 a b owner WAIT 0 WATCHDOG", 1);
 }
 
 /// The old connection ends and the new request comes in the same turn of the event loop, in either order: it is refused,
 /// or granted as if the first one had never been.
 #[test]
-fn in_the_turn_in_which_the_old_connection_ends() {
+fn repetition_in_iteration_of_old_disconnect() {
     let server = Server::start();
     let mut client = server.raw();
     for round in 0..40 {
@@ -136,9 +136,9 @@ fn in_the_turn_in_which_the_old_connection_ends() {
     }
 }
 
-/// The same for a client that was blocked, and asks again over another connection.
+/// The same for a blocked client that repeats its request over another connection.
 #[test]
-fn of_a_blocked_client_in_the_turn_in_which_it_ends() {
+fn repetition_in_iteration_of_blocked_clients_disconnect() {
     let server = Server::start();
     let mut client = server.raw();
     for round in 0..40 {

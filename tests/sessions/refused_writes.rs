@@ -76,21 +76,21 @@ fn nothing_is_written_until_the_server_takes_writes(refusal: &Refusal) {
 }
 
 #[test]
-fn with_too_few_replicas() {
+fn sessions_are_granted_nothing_with_too_few_replicas() {
     nothing_is_written_until_the_server_takes_writes(&TOO_FEW_REPLICAS);
 }
 
 #[test]
-fn with_a_snapshot_that_failed() {
+fn sessions_are_granted_nothing_after_failed_snapshot() {
     if Server::start().is_container() {
         return skip("the server's directory is out of reach");
     }
     nothing_is_written_until_the_server_takes_writes(&NO_SNAPSHOT);
 }
 
-/// A hold whose lease has run out is told as lost, although nothing is written; and what is due is renewed once it can be.
+/// Although nothing is written. Overdue renewals happen once they are possible.
 #[test]
-fn what_runs_out_is_told() {
+fn expiry_is_notified_while_writes_are_refused() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for (key, terms) in [("plain", ""), ("one-of-three", "LIMIT 3")] {
@@ -116,9 +116,9 @@ fn what_runs_out_is_told() {
     }
 }
 
-/// What somebody deletes is told as lost also where the server takes no writes from that step on.
+/// Also if writes are refused from the same transaction on.
 #[test]
-fn what_others_delete_is_told() {
+fn deletion_is_notified_while_writes_are_refused() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
@@ -131,7 +131,7 @@ fn what_others_delete_is_told() {
 
 /// Who waits for confirmations is told in time that there are too few, and the grant is revoked later.
 #[test]
-fn what_is_not_confirmed_is_told_and_taken_back_later() {
+fn unconfirmed_grant_is_refused_in_time_and_revoked_later() {
     let mut group = Group::of(1);
     let mut session = Session::open(&group.master);
     group.stop_replicas();

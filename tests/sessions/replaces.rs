@@ -15,9 +15,9 @@ fn at_once(client: &mut Raw, lines: &[String]) -> Vec<Value> {
     lines.iter().map(|_| client.read().expect("a reply")).collect()
 }
 
-/// Whatever is still on its way of the old session comes too late, even if its connection would have lived on for minutes.
+/// Even if its connection would have stayed open for minutes.
 #[test]
-fn nothing_comes_of_the_old_session_from_then_on() {
+fn late_requests_of_replaced_session_are_refused() {
     let server = Server::start();
     let mut client = server.raw();
     let (old, new) = (Session::open(&server), Session::open(&server));
@@ -50,9 +50,9 @@ fn nothing_comes_of_the_old_session_from_then_on() {
     assert_eq!(client.say("LOCK.INFO kept").field("holders").items()[0].field("client").int(), new.client);
 }
 
-/// Its connection is closed, so a client that is still there learns of it.
+/// So a client that still uses it notices.
 #[test]
-fn its_connection_ends() {
+fn replaced_session_is_closed() {
     let server = Server::start();
     let (mut old, mut new) = (Session::open(&server), Session::open(&server));
     let mut listening = Session::open(&server);
@@ -65,7 +65,7 @@ fn its_connection_ends() {
 }
 
 #[test]
-fn what_is_no_session_of_this_server_is_ignored() {
+fn unknown_ids_are_ignored() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let (run, number) = session.id.split_once(':').expect("two parts");
@@ -94,9 +94,9 @@ fn what_is_no_session_of_this_server_is_ignored() {
     assert_eq!(reply, "ERR a session can't replace itself");
 }
 
-/// All or none; and of another user's nothing is told but that it is there.
+/// All sessions are replaced or none, and only the existence of another user's session is shown.
 #[test]
-fn another_users_is_left_alone() {
+fn session_of_other_user_is_not_replaced() {
     let server = Server::start();
     let mut admin = server.raw();
     let mut stranger = server.raw();
@@ -120,7 +120,7 @@ fn another_users_is_left_alone() {
 }
 
 #[test]
-fn in_a_transaction_and_in_a_script() {
+fn replaces_works_in_transaction_and_not_in_script() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut old, mut new) = (Session::open(&server), Session::open(&server));
@@ -136,9 +136,9 @@ fn in_a_transaction_and_in_a_script() {
     assert!(token(&replies[1]) > 0, "{replies:?}");
 }
 
-/// A replica's link, a subscriber and any other connection that was never a session are left alone.
+/// A replica's link, a subscriber, and any other connection.
 #[test]
-fn connections_that_are_no_sessions_are_left_alone() {
+fn connections_that_are_no_sessions_are_not_closed() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let (mut plain, mut holder, mut subscriber) = (server.raw(), server.raw(), server.raw());

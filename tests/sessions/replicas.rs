@@ -16,7 +16,7 @@ mod confirming {
     const MISSED: &str = "UNCONFIRMED 0 of 1 replicas confirmed within 250 ms";
 
     #[test]
-    fn a_grant_at_once() {
+    fn immediate_grant_is_an_event_once_confirmed() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         let line = "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG";
@@ -26,7 +26,7 @@ mod confirming {
     }
 
     #[test]
-    fn a_grant_out_of_the_queue() {
+    fn queued_grant_is_an_event_once_confirmed() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         group.control.take("LOCK.ACQUIRE key holder");
@@ -39,9 +39,9 @@ mod confirming {
         session.event().token_of(&["key"], "owner");
     }
 
-    /// Of a re-entry that is not confirmed, the hold goes that it added. The deadline stays, and nothing is bound by it.
+    /// The deadline stays, and it makes no binding.
     #[test]
-    fn a_re_entry_that_is_not_confirmed_in_time() {
+    fn unconfirmed_reentry_loses_the_hold_it_added() {
         let mut group = Group::of(0);
         group.wait_for_replicas(BRIEF);
         let mut session = Session::open(&group.master);
@@ -64,7 +64,7 @@ mod confirming {
     }
 
     #[test]
-    fn in_a_transaction() {
+    fn transaction_waits_for_replicas_by_event() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         group.control.order("MULTI");
@@ -75,7 +75,7 @@ mod confirming {
     }
 
     #[test]
-    fn a_grant_that_is_not_confirmed_in_time() {
+    fn unconfirmed_grant_is_refused_and_revoked() {
         let mut group = Group::of(1);
         group.wait_for_replicas(BRIEF);
         let mut session = Session::open(&group.master);
@@ -88,9 +88,9 @@ mod confirming {
         assert_eq!(info_number(&group.master, "holdfast", "holdfast_session_waits"), 0);
     }
 
-    /// Nobody was told that it is held.
+    /// The session was not notified of the grant.
     #[test]
-    fn removed_key_of_a_refused_grant_is_not_reported_lost() {
+    fn deleted_key_of_unconfirmed_grant_is_no_loss() {
         for cause in ["FLUSHALL", "SET key text"] {
             let server = Server::builder().module_args(&["replicas-timeout", "250"]).start();
             let mut client = server.raw();
@@ -112,7 +112,7 @@ mod confirming {
     }
 
     #[test]
-    fn without_replicas() {
+    fn grant_without_replicas_is_refused() {
         let server = Server::builder().module_args(&["replicas-timeout", "250"]).start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -122,7 +122,7 @@ mod confirming {
     }
 
     #[test]
-    fn a_renewal() {
+    fn renewal_is_an_event_once_confirmed() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         let token = session.take(&mut group.control, "LOCK.ACQUIRE key owner LEASE 50000");
@@ -134,7 +134,7 @@ mod confirming {
 
     /// Nothing of it is revoked.
     #[test]
-    fn a_renewal_that_is_not_confirmed_in_time() {
+    fn unconfirmed_renewal_revokes_nothing() {
         let mut group = Group::of(1);
         group.wait_for_replicas(BRIEF);
         let mut session = Session::open(&group.master);
@@ -155,7 +155,7 @@ mod confirming {
     /// A request that names neither flags nor replicas takes nothing from what the binding promises: the watchdog's renewals
     /// count only if replicas have them, as before.
     #[test]
-    fn a_plain_re_entry_keeps_the_replicas_of_its_binding() {
+    fn plain_reentry_keeps_replicas_of_binding() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG LEASE 1500");
@@ -166,7 +166,7 @@ mod confirming {
     }
 
     #[test]
-    fn a_renewal_of_several_keys() {
+    fn renewal_of_several_keys_is_confirmed() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         let a = session.take(&mut group.control, "LOCK.ACQUIRE a owner");
@@ -178,9 +178,9 @@ mod confirming {
         assert_eq!(events[2], Event::granted(&["c"], "owner", c));
     }
 
-    /// While a renewal is being confirmed, the same again is the same, and everything else of this owner is refused.
+    /// The same renewal is a repetition; every other request of the owner is refused.
     #[test]
-    fn other_requests_while_a_renewal_is_being_confirmed() {
+    fn other_requests_during_renewal_are_refused() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         let token = session.take(&mut group.control, "LOCK.ACQUIRE key owner");
@@ -204,9 +204,9 @@ mod confirming {
         session.hears_nothing(&mut group.control);
     }
 
-    /// The same request again while replicas are waited for is answered the same, and granted once.
+    /// It gets the same reply while replicas are asked.
     #[test]
-    fn a_repeated_request() {
+    fn repeated_request_is_granted_once() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         group.stop_replicas();
@@ -220,7 +220,7 @@ mod confirming {
     }
 
     #[test]
-    fn its_session_ends() {
+    fn unconfirmed_grant_is_revoked_when_session_closes() {
         let mut group = Group::of(1);
         let session = Session::open(&group.master);
         group.stop_replicas();
@@ -247,7 +247,7 @@ mod confirming {
     }
 
     #[test]
-    fn asked_again_over_another_connection() {
+    fn unconfirmed_request_is_repeated_over_other_connection() {
         asked_again(|group, line| {
             let mut lost = group.master.raw();
             assert_eq!(lost.say(line), waiting());
@@ -258,7 +258,7 @@ mod confirming {
     /// As above, where the first request was not made on behalf of the session but blocked: the second one is refused
     /// until the server has noticed that its client is gone, and then judged as if the first had never been granted.
     #[test]
-    fn asked_again_after_a_blocked_one() {
+    fn unconfirmed_blocked_request_is_repeated_by_session() {
         let mut group = Group::of(1);
         group.stop_replicas();
         let line = "LOCK.ACQUIRE key owner HOLDS 1 REPLICAS 1 LEASE 3600000";
@@ -288,7 +288,7 @@ mod demotion {
     }
 
     #[test]
-    fn it_is_told_of_its_waits_and_holds() {
+    fn session_is_notified_of_waits_and_holds_at_demotion() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -320,7 +320,7 @@ mod demotion {
     /// A server that becomes a replica unblocks everybody with an error and ends their connections, whatever they are
     /// blocked for; BLPOP's too. So a session that listens has to connect anew.
     #[test]
-    fn a_listener_is_sent_away_as_blpops_are() {
+    fn blocked_reader_is_disconnected_at_demotion_as_blpop() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -343,7 +343,7 @@ mod demotion {
 
     /// Nothing is kept on a replica for sessions that end there.
     #[test]
-    fn sessions_that_end_on_a_replica_leave_nothing() {
+    fn sessions_that_close_on_replica_leave_nothing() {
         let server = Server::start();
         let mut client = server.raw();
         let session = Session::open(&server);
@@ -364,7 +364,7 @@ mod demotion {
     }
 
     #[test]
-    fn what_was_being_confirmed_is_refused() {
+    fn unconfirmed_requests_are_refused_at_demotion() {
         let server = Server::builder().module_args(&["replicas-timeout", "3600000"]).start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -376,7 +376,7 @@ mod demotion {
     }
 
     #[test]
-    fn there_and_back_again() {
+    fn demoted_and_promoted_server_grants_again() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -392,9 +392,9 @@ mod demotion {
         session.event().token_of(&["key"], "owner");
     }
 
-    /// Two changes in one turn of the event loop: what each of them left undecided is refused.
+    /// Each of them refuses the undecided requests.
     #[test]
-    fn there_and_back_again_at_once() {
+    fn demotion_and_promotion_in_one_iteration() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -412,9 +412,9 @@ mod demotion {
         assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
     }
 
-    /// Granted and not read, and then a replica: it may be read, the hold is there until its lease ends.
+    /// The hold lasts until its lease ends.
     #[test]
-    fn a_grant_that_was_not_read_can_be_read() {
+    fn unread_grant_can_be_read_after_demotion() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -428,9 +428,9 @@ mod demotion {
         assert_eq!(holders(&mut client, "key")["owner"].field("client"), Value::Nil);
     }
 
-    /// Twenty thousand waits are refused while the server answers.
+    /// While the server replies to other clients.
     #[test]
-    fn many_waits_are_refused_soon() {
+    fn twenty_thousand_waits_are_refused_at_demotion() {
         const MANY: usize = 20_000;
         let server = Server::start();
         let mut client = server.raw();
@@ -447,7 +447,7 @@ mod demotion {
 
     /// On a replica there is nothing to be told, and asking does no harm.
     #[test]
-    fn a_connection_of_a_replica() {
+    fn events_on_replica_returns_nothing() {
         let (master, replica) = (Server::start(), Server::start());
         replica.replica_of(&master);
         let mut session = Session::open(&replica);

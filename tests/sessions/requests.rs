@@ -23,7 +23,7 @@ fn waiting_is_a_simple_string() {
 }
 
 #[test]
-fn what_can_be_had_at_once_is_granted_at_once() {
+fn free_lock_is_granted_immediately() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -38,7 +38,7 @@ fn what_can_be_had_at_once_is_granted_at_once() {
 }
 
 #[test]
-fn without_wait_it_never_waits() {
+fn request_without_wait_never_waits() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -51,7 +51,7 @@ fn without_wait_it_never_waits() {
 }
 
 #[test]
-fn wait_ends_after_its_time() {
+fn wait_ends_after_its_timeout() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -66,7 +66,7 @@ fn wait_ends_after_its_time() {
 }
 
 #[test]
-fn wait_0_waits_as_long_as_it_takes() {
+fn wait_0_waits_without_limit() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -76,7 +76,7 @@ fn wait_0_waits_as_long_as_it_takes() {
 }
 
 #[test]
-fn the_lease_begins_with_the_grant() {
+fn lease_begins_with_grant() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -90,7 +90,7 @@ fn the_lease_begins_with_the_grant() {
 }
 
 #[test]
-fn limit_and_shared() {
+fn limit_and_shared_apply_to_sessions() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -113,7 +113,7 @@ fn limit_and_shared() {
 }
 
 #[test]
-fn holds() {
+fn holds_option_applies_to_sessions() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -154,7 +154,7 @@ fn watchdog_and_ephemeral_bind_to_the_session() {
 }
 
 #[test]
-fn a_request_without_flags_binds_as_well() {
+fn request_without_flags_binds_to_session() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -167,9 +167,9 @@ fn a_request_without_flags_binds_as_well() {
     session.hears_nothing(&mut client);
 }
 
-/// It keeps the flags that the binding has, and the lease that is renewed.
+/// And the lease of its renewals.
 #[test]
-fn a_request_without_flags_keeps_those_of_its_binding() {
+fn request_without_flags_keeps_flags_of_binding() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -183,7 +183,7 @@ fn a_request_without_flags_keeps_those_of_its_binding() {
 }
 
 #[test]
-fn the_owner_star_is_the_session() {
+fn owner_star_is_the_session() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -206,7 +206,7 @@ fn the_owner_star_is_the_session() {
 }
 
 #[test]
-fn several_keys_at_once() {
+fn several_keys_are_granted_together() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -221,7 +221,7 @@ fn several_keys_at_once() {
 }
 
 #[test]
-fn errors_come_at_once() {
+fn errors_are_returned_immediately() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -240,7 +240,7 @@ mod repeated {
     use super::*;
 
     #[test]
-    fn it_keeps_its_place() {
+    fn repeated_request_keeps_its_position() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -258,7 +258,7 @@ mod repeated {
     }
 
     #[test]
-    fn under_another_limit_it_is_an_error_and_changes_nothing() {
+    fn repeated_request_with_other_limit_is_refused() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -275,9 +275,9 @@ mod repeated {
         assert!(!holder.field("watchdog").truth(), "{holder:?}");
     }
 
-    /// A cycle that the request as it stands does not close can't come in by its repetition.
+    /// A repetition can't close a cycle that the queued request does not close.
     #[test]
-    fn a_stricter_limit_hides_no_deadlock() {
+    fn repeated_request_with_stricter_limit_hides_no_deadlock() {
         let server = Server::start();
         let mut client = server.raw();
         let session = Session::open(&server);
@@ -290,9 +290,9 @@ mod repeated {
         assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE L A WAIT 60000")).0, "ERR");
     }
 
-    /// `WAIT` is no term: the first one stays.
+    /// `WAIT` is not compared: the first one stays.
     #[test]
-    fn with_another_wait_it_is_the_same() {
+    fn repeated_request_with_other_wait_is_the_same() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -307,7 +307,7 @@ mod repeated {
     }
 
     #[test]
-    fn of_several_keys() {
+    fn repeated_request_for_several_keys_is_the_same() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -321,7 +321,7 @@ mod repeated {
     }
 
     #[test]
-    fn with_other_keys_it_is_another_request() {
+    fn request_for_other_keys_is_another_request() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -336,7 +336,7 @@ mod repeated {
     }
 
     #[test]
-    fn of_another_database_it_is_another_request() {
+    fn request_in_other_database_is_another_request() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -354,9 +354,9 @@ mod repeated {
         assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 1, "that one waits on");
     }
 
-    /// What the first one came to is told, also if it was asked for again before that was read.
+    /// The outcome of the first one is reported, even if it was repeated before that was read.
     #[test]
-    fn after_the_grant_it_is_a_re_entry() {
+    fn repeated_request_after_grant_is_a_reentry() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -374,7 +374,7 @@ mod repeated {
 
 /// A wait costs no blocked client.
 #[test]
-fn nobody_is_blocked() {
+fn waiting_session_blocks_no_client() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
@@ -387,7 +387,7 @@ fn nobody_is_blocked() {
 }
 
 #[test]
-fn any_bytes() {
+fn keys_and_owners_are_arbitrary_bytes() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -403,9 +403,9 @@ fn any_bytes() {
     }
 }
 
-/// One whose lock expires while it waits, and nothing else happens on this server.
+/// Even if nothing else happens on this server.
 #[test]
-fn a_lease_that_runs_out_is_noticed() {
+fn expiry_of_awaited_lock_is_noticed() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);

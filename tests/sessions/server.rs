@@ -26,9 +26,9 @@ fn debug_reload_loses_nothing() {
     assert_eq!(session.event(), Event::lost("held", "owner", token, "changed"));
 }
 
-/// A snapshot from before the lock was taken takes its place.
+/// A snapshot from before the grant is loaded.
 #[test]
-fn debug_reload_without_saving_loses_what_is_not_in_it() {
+fn debug_reload_without_saving_loses_later_holds() {
     let server = Server::builder().arg("save", "").start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -52,9 +52,9 @@ mod module_unload {
         assert_eq!(error(&reply).0, "ERR", "{reply:?}");
     }
 
-    /// Somebody waits on behalf of a session, for a lock that nothing will ever end: no timer, no blocked client.
+    /// For a lock that never ends: there is no timer and no blocked client.
     #[test]
-    fn is_refused_while_a_session_waits() {
+    fn unload_is_refused_while_session_waits() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -74,7 +74,7 @@ mod module_unload {
     }
 
     #[test]
-    fn is_refused_while_a_session_listens() {
+    fn unload_is_refused_while_session_reads() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -85,7 +85,7 @@ mod module_unload {
     }
 
     #[test]
-    fn is_refused_while_a_hold_is_bound() {
+    fn unload_is_refused_while_hold_is_bound() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -99,9 +99,9 @@ mod module_unload {
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
     }
 
-    /// Sessions that have nothing do not stand in the way, and are gone when it comes back.
+    /// They have ended when the module is loaded again.
     #[test]
-    fn and_back() {
+    fn idle_sessions_do_not_prevent_unload() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
@@ -128,7 +128,7 @@ mod module_unload {
 
 /// The grant needs no memory that the server would refuse; a new request does.
 #[test]
-fn a_lack_of_memory_does_not_stop_the_hand_off() {
+fn hand_off_works_without_memory() {
     let server = Server::builder().arg("maxmemory-policy", "noeviction").start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -145,7 +145,7 @@ fn a_lack_of_memory_does_not_stop_the_hand_off() {
 
 /// A wait that is over is told while nothing may be written; a grant comes when it may again.
 #[test]
-fn client_pause_write() {
+fn timeouts_are_notified_and_grants_delayed_during_pause() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -162,7 +162,7 @@ fn client_pause_write() {
 /// The server goes down and comes back: the session is gone, and with it its waits; holds are there until their lease
 /// ends.
 #[test]
-fn restart() {
+fn restart_ends_session_and_keeps_holds() {
     let mut server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let mut client = server.raw();
     let session = Session::open(&server);

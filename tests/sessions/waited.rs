@@ -8,7 +8,7 @@ use crate::speak::{Reply, Speak, waiters};
 use crate::waiter::Tell;
 
 #[test]
-fn a_session_takes_the_place_of_its_arrival() {
+fn waited_request_of_session_takes_its_position() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -28,9 +28,9 @@ fn a_session_takes_the_place_of_its_arrival() {
     session.event().token_of(&["key"], "third");
 }
 
-/// The first in the queue waits for another key as well: what is free is granted to who arrived before it, in this turn.
+/// The first in the queue also waits for another key, so the free lock goes to the request that arrived earlier.
 #[test]
-fn who_comes_to_stand_first_is_told_soon() {
+fn waited_request_ahead_of_head_is_granted_soon() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);

@@ -20,7 +20,7 @@ fn is_withdrawn(server: &Server, session: &Session, key: &str, owner: &str) {
 }
 
 #[test]
-fn nothing_is_withdrawn_of_what_was_never_asked_for() {
+fn release_all_without_request_returns_nil() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -29,7 +29,7 @@ fn nothing_is_withdrawn_of_what_was_never_asked_for() {
 }
 
 #[test]
-fn waiting_request_is_withdrawn_and_told_once() {
+fn withdrawn_request_is_notified_once() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -47,7 +47,7 @@ fn waiting_request_is_withdrawn_and_told_once() {
 }
 
 #[test]
-fn those_behind_a_withdrawn_request_have_their_turn() {
+fn waiters_behind_withdrawn_request_are_served() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -61,9 +61,9 @@ fn those_behind_a_withdrawn_request_have_their_turn() {
     assert!(events[1].token_of(&["key"], "second-reader") < third.token());
 }
 
-/// It leaves the queues of all its keys, whichever of them is named.
+/// Whichever of its keys is named.
 #[test]
-fn request_for_several_keys_is_withdrawn_from_all() {
+fn request_for_several_keys_leaves_all_queues() {
     let server = Server::start();
     let mut client = server.raw();
     for named in ["a", "b", "c"] {
@@ -80,9 +80,9 @@ fn request_for_several_keys_is_withdrawn_from_all() {
     }
 }
 
-/// `RELEASE ALL` overtakes the event: it takes the place of the grant that nobody has been told of.
+/// `RELEASE ALL` overtakes the event, and replaces the undelivered grant.
 #[test]
-fn undelivered_grant_is_withdrawn_in_its_place() {
+fn undelivered_grant_is_withdrawn() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -115,7 +115,7 @@ fn undelivered_grant_of_several_keys_is_withdrawn_whole() {
     }
 }
 
-/// Once it was delivered, only the named one is released.
+/// Only the named key is released.
 #[test]
 fn delivered_grant_is_released_key_by_key() {
     let server = Server::start();
@@ -132,7 +132,7 @@ fn delivered_grant_is_released_key_by_key() {
 }
 
 #[test]
-fn events_that_were_not_read_stay() {
+fn other_unread_events_stay() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -147,9 +147,9 @@ fn events_that_were_not_read_stay() {
     assert_eq!(session.event(), Event::lost("lost", "owner", token, "forced"));
 }
 
-/// A user that may release a lock may withdraw the request, from any connection, whatever its kind.
+/// A user that may release a lock may withdraw the request.
 #[test]
-fn request_is_withdrawn_by_any_connection() {
+fn request_is_withdrawn_over_any_connection() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.take("LOCK.ACQUIRE key holder");

@@ -87,25 +87,25 @@ fn begin_round(scene: &mut Scene, round: usize) -> (i64, Waiter) {
 }
 
 #[test]
-fn at_the_deadline() {
+fn waiter_is_granted_at_deadline() {
     let server = Server::start();
     let client = server.raw();
     is_served(&mut Scene { server, client });
 }
 
 #[test]
-fn at_the_deadline_with_hz_1() {
+fn waiter_is_granted_at_deadline_with_hz_1() {
     is_served(&mut Scene::slow());
 }
 
 #[test]
-fn at_the_deadline_without_any_expiry_cycle() {
+fn waiter_is_granted_at_deadline_without_expiry_cycle() {
     is_served(&mut Scene::lazy());
 }
 
-/// A hold granted by a release has a deadline, too, and the requests behind wait for it.
+/// A hold that was granted by a release has a deadline, too.
 #[test]
-fn at_the_deadline_of_one_who_was_served() {
+fn waiter_is_granted_at_deadline_of_queued_grant() {
     let mut scene = Scene::lazy();
     for round in 0..ROUNDS {
         let lease = 60 + round as i64;
@@ -121,9 +121,9 @@ fn at_the_deadline_of_one_who_was_served() {
     }
 }
 
-/// The holder of a lock for several has a deadline of its own, before that of the key.
+/// That holder's deadline is before the key's.
 #[test]
-fn at_the_deadline_of_one_holder_of_several() {
+fn waiter_is_granted_at_deadline_of_one_of_several_holders() {
     let mut scene = Scene::lazy();
     scene.client.take("LOCK.ACQUIRE key long LIMIT 2 LEASE 60000");
     let short = scene.client.take("LOCK.ACQUIRE key short LIMIT 2 LEASE 1500");
@@ -132,7 +132,7 @@ fn at_the_deadline_of_one_holder_of_several() {
 }
 
 #[test]
-fn one_after_the_other_when_nobody_releases() {
+fn waiters_are_granted_one_after_another_by_expiry() {
     let mut scene = Scene::lazy();
     scene.client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
     let lines = (0..5).map(|number| format!("LOCK.ACQUIRE key waiter-{number} LEASE 100 WAIT 0"));
@@ -218,7 +218,7 @@ in_every_way! {
 }
 
 #[test]
-fn the_deadline_of_a_re_entry_counts() {
+fn deadline_of_reentry_counts() {
     let mut scene = Scene::lazy();
     let mut waiter = scene.held_for(AHEAD);
     scene.client.order(&format!("LOCK.ACQUIRE key holder HOLDS 1 LEASE {}", 2 * AHEAD));
@@ -226,9 +226,9 @@ fn the_deadline_of_a_re_entry_counts() {
     scene.serves_at_the_deadline(waiter);
 }
 
-/// Its own deadline, not the lock's.
+/// And not at the lock's deadline.
 #[test]
-fn its_own_timeout() {
+fn waiter_times_out_at_its_own_timeout() {
     let server = Server::start();
     let mut client = server.raw();
     let held = client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -249,7 +249,7 @@ fn its_own_timeout() {
 }
 
 #[test]
-fn a_timeout_in_the_middle_of_the_queue() {
+fn timeout_in_middle_of_queue_leaves_others() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -266,7 +266,7 @@ fn a_timeout_in_the_middle_of_the_queue() {
 
 /// The wait of the longest possible kind does not overflow into a short one.
 #[test]
-fn a_very_long_wait() {
+fn very_long_wait_does_not_overflow() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");

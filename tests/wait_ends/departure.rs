@@ -119,17 +119,17 @@ macro_rules! in_every_place {
             use super::*;
 
             #[test]
-            fn as_the_only_one() {
+            fn only_waiter_disconnects() {
                 only_one_leaves(Leaving::$leaving);
             }
 
             #[test]
-            fn from_the_head() {
+            fn head_of_queue_disconnects() {
                 head_leaves(Leaving::$leaving);
             }
 
             #[test]
-            fn from_the_middle() {
+            fn waiter_in_middle_of_queue_disconnects() {
                 middle_leaves(Leaving::$leaving);
             }
         }
@@ -147,7 +147,7 @@ in_every_place! {
 }
 
 #[test]
-fn client_unblock_timeout_is_client_unblock() {
+fn client_unblock_timeout_equals_client_unblock() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder");
@@ -158,7 +158,7 @@ fn client_unblock_timeout_is_client_unblock() {
 }
 
 #[test]
-fn client_unblock_error_says_so() {
+fn client_unblock_error_returns_error() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder");
@@ -170,7 +170,7 @@ fn client_unblock_error_says_so() {
 }
 
 #[test]
-fn client_unblock_in_a_transaction() {
+fn client_unblock_works_in_transaction() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder");
@@ -186,7 +186,7 @@ fn client_unblock_in_a_transaction() {
 }
 
 #[test]
-fn client_kill_of_many_at_once() {
+fn client_kill_ends_many_waiters() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -259,39 +259,39 @@ fn unblocked_while_granted(together: Together, how: &str) {
 }
 
 #[test]
-fn killed_in_the_pipeline_that_grants() {
+fn waiter_is_killed_in_granting_pipeline() {
     killed_while_granted(Together::InAPipeline);
 }
 
 #[test]
-fn killed_in_the_transaction_that_grants() {
+fn waiter_is_killed_in_granting_transaction() {
     killed_while_granted(Together::InATransaction);
 }
 
 #[test]
-fn unblocked_in_the_pipeline_that_grants() {
+fn waiter_is_unblocked_in_granting_pipeline() {
     unblocked_while_granted(Together::InAPipeline, "");
 }
 
 #[test]
-fn unblocked_in_the_transaction_that_grants() {
+fn waiter_is_unblocked_in_granting_transaction() {
     unblocked_while_granted(Together::InATransaction, "");
 }
 
 #[test]
-fn unblocked_with_an_error_in_the_pipeline_that_grants() {
+fn waiter_is_unblocked_with_error_in_granting_pipeline() {
     unblocked_while_granted(Together::InAPipeline, " ERROR");
 }
 
 #[test]
-fn unblocked_with_an_error_in_the_transaction_that_grants() {
+fn waiter_is_unblocked_with_error_in_granting_transaction() {
     unblocked_while_granted(Together::InATransaction, " ERROR");
 }
 
 /// A request re-enters what its owner has come to hold in another way, and its connection is gone: the hold that it added
 /// goes, the holds that were there stay, and no deadline becomes shorter.
 #[test]
-fn a_re_entry_that_is_taken_back_shortens_no_other() {
+fn revoked_reentry_shortens_no_other_hold() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -313,7 +313,7 @@ fn a_re_entry_that_is_taken_back_shortens_no_other() {
 /// Three connections of one owner ask, the last of which has the place in the queue; it is granted the lock and gone: nothing
 /// of the hold is left.
 #[test]
-fn last_of_three_requests_of_an_owner_dies_with_its_grant() {
+fn last_of_three_requests_of_owner_is_killed_at_grant() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -330,7 +330,7 @@ fn last_of_three_requests_of_an_owner_dies_with_its_grant() {
 
 /// The whole queue dies with the grant to its head.
 #[test]
-fn everybody_killed_while_granted() {
+fn whole_queue_is_killed_at_grant() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -346,7 +346,7 @@ fn everybody_killed_while_granted() {
 
 /// The one who frees the lock is gone with the command that does.
 #[test]
-fn the_releasing_connection_ends_at_once() {
+fn releasing_connection_closes_immediately() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -377,18 +377,18 @@ fn leaves_after_the_grant(leave: impl Fn(Raw)) {
 }
 
 #[test]
-fn closed_after_the_grant() {
+fn connection_closes_after_grant() {
     leaves_after_the_grant(Raw::close);
 }
 
 #[test]
-fn reset_after_the_grant() {
+fn connection_is_reset_after_grant() {
     leaves_after_the_grant(Raw::reset);
 }
 
-/// The server finds out only when it writes the reply: the grant stands until its lease ends, or its owner withdraws it.
+/// The server notices only when it writes the reply: the hold lasts until its lease ends, or its owner withdraws it.
 #[test]
-fn gone_by_the_time_the_grant_is_written() {
+fn connection_is_closed_when_grant_is_written() {
     let server = Server::start();
     let (mut client, mut observer) = (server.raw(), server.raw());
     client.take("LOCK.ACQUIRE key holder LEASE 3600000");
@@ -416,7 +416,7 @@ fn gone_by_the_time_the_grant_is_written() {
 }
 
 #[test]
-fn ephemeral_hold_from_the_queue_ends_with_its_connection() {
+fn queued_ephemeral_hold_ends_with_connection() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -430,9 +430,9 @@ fn ephemeral_hold_from_the_queue_ends_with_its_connection() {
     assert_held(&mut client, "key", "second");
 }
 
-/// A waiter whose commands follow the one that waits: what comes after the end is answered in order.
+/// Its pipelined commands get replies in order.
 #[test]
-fn unblocked_with_more_to_do() {
+fn unblocked_waiter_continues_its_pipeline() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder");
@@ -450,7 +450,7 @@ fn unblocked_with_more_to_do() {
 
 /// What a client writes while it waits, and then goes without reading anything.
 #[test]
-fn killed_with_more_to_do() {
+fn killed_waiter_runs_no_pipelined_commands() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder");

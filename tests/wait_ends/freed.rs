@@ -155,16 +155,16 @@ in_every_way! {
     };
 }
 
-/// However often it is taken and freed in one step, it is free in the end.
+/// However often it is acquired and freed in one command, it is free in the end.
 #[test]
-fn freed_twice_in_one_step() {
+fn lock_freed_twice_in_one_command_is_granted() {
     for way in [Way::InATransaction, Way::InAScript] {
         frees(way, &[], &["DEL key", "SET key text", "DEL key", "HSET key holder 1", "DEL key"]);
     }
 }
 
 #[test]
-fn a_lock_of_redissons_is_waited_for() {
+fn waiter_gets_lock_that_redisson_releases() {
     let server = Server::start();
     let mut client = server.raw();
     let acquire = |owner: &'static [u8]| -> Vec<&'static [u8]> {
@@ -182,7 +182,7 @@ fn a_lock_of_redissons_is_waited_for() {
 }
 
 #[test]
-fn one_hold_given_back_of_several_frees_nothing() {
+fn partial_release_frees_nothing() {
     let mut scene = Scene::set();
     assert_eq!(scene.client.say("LOCK.ACQUIRE key holder"), Value::Int(scene.held));
     assert_eq!(scene.client.say("LOCK.RELEASE key holder"), Value::Int(0));
@@ -192,7 +192,7 @@ fn one_hold_given_back_of_several_frees_nothing() {
 }
 
 #[test]
-fn the_last_of_several_readers_lets_the_writer_in() {
+fn last_reader_frees_lock_for_writer() {
     let server = Server::start();
     let mut client = server.raw();
     for reader in ["one", "two", "three"] {
@@ -209,7 +209,7 @@ fn the_last_of_several_readers_lets_the_writer_in() {
 }
 
 #[test]
-fn what_is_no_release_frees_nothing() {
+fn other_commands_free_nothing() {
     let mut scene = Scene::set();
     for line in ["LOCK.RELEASE key stranger", "LOCK.RELEASE key first", "LOCK.RELEASE key holder TOKEN 1"] {
         assert_eq!(scene.client.say(line), Value::Nil, "{line}");

@@ -89,17 +89,17 @@ fn stays_taken(way: Way) {
 }
 
 #[test]
-fn taken_again_in_one_transaction() {
+fn lock_freed_and_taken_in_one_transaction_is_not_granted() {
     stays_taken(Way::InATransaction);
 }
 
 #[test]
-fn taken_again_in_one_script() {
+fn lock_freed_and_taken_in_one_script_is_not_granted() {
     stays_taken(Way::InAScript);
 }
 
 #[test]
-fn those_behind_one_who_re_enters_keep_their_place() {
+fn waiters_behind_reentry_keep_position() {
     let mut scene = Scene::set();
     let mut third = Waiter::start(&scene.server, "key", "first");
     assert_eq!(scene.first.error(), "SUPERSEDED");

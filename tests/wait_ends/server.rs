@@ -19,7 +19,7 @@ fn until_it_is_over() -> Duration {
 }
 
 #[test]
-fn eviction() {
+fn evicted_lock_is_granted_to_waiter() {
     let server = Server::builder().arg("maxmemory-policy", "volatile-ttl").arg("maxmemory-samples", "64").start();
     let mut client = server.raw();
     // What goes after the lock is big enough to be the last that has to go.
@@ -38,7 +38,7 @@ fn eviction() {
 }
 
 #[test]
-fn the_waiters_own_memory_does_not_stop_the_hand_off() {
+fn hand_off_works_when_waiters_fill_memory() {
     let server = Server::builder().arg("maxmemory-policy", "noeviction").start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -53,9 +53,9 @@ fn the_waiters_own_memory_does_not_stop_the_hand_off() {
 mod client_pause {
     use super::*;
 
-    /// While writes are paused a lock expires; the hand-off is a write, and comes when the pause is over.
+    /// The hand-off is a write, so it comes when the pause is over.
     #[test]
-    fn lock_that_expires() {
+    fn lock_that_expires_is_granted_after_pause() {
         let server = Server::start();
         let mut client = server.raw();
         client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
@@ -73,7 +73,7 @@ mod client_pause {
     }
 
     #[test]
-    fn lock_that_expires_while_everything_is_paused() {
+    fn lock_that_expires_during_full_pause_is_granted_after_it() {
         let server = Server::start();
         let mut client = server.raw();
         client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
@@ -85,7 +85,7 @@ mod client_pause {
     }
 
     #[test]
-    fn connection_of_an_ephemeral_holder_ends() {
+    fn ephemeral_hold_ends_during_pause() {
         let server = Server::start();
         let mut client = server.raw();
         let mut holder = server.raw();
@@ -101,7 +101,7 @@ mod client_pause {
     }
 
     #[test]
-    fn request_that_comes_while_it_lasts() {
+    fn request_during_pause_is_granted_after_it() {
         let server = Server::start();
         let mut client = server.raw();
         client.order("CLIENT PAUSE 60000 WRITE");
@@ -115,7 +115,7 @@ mod client_pause {
     }
 
     #[test]
-    fn waiter_that_leaves() {
+    fn waiter_leaves_during_pause() {
         let server = Server::start();
         let mut client = server.raw();
         client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
@@ -143,7 +143,7 @@ mod replicaof {
     }
 
     #[test]
-    fn waiters_are_told_as_blpops_are() {
+    fn waiters_get_unblocked_error_at_demotion_as_blpop() {
         let server = Server::start();
         let mut client = server.raw();
         client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -160,7 +160,7 @@ mod replicaof {
     }
 
     #[test]
-    fn the_former_master_grants_nothing() {
+    fn demoted_primary_grants_nothing() {
         let server = Server::start();
         let mut client = server.raw();
         client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
@@ -191,7 +191,7 @@ mod replicaof {
     /// replica takes nothing back, so the hold ends with its lease. (To answer at the grant instead would, with `CLIENT
     /// UNBLOCK … ERROR` in that turn, put a client out of step for good.)
     #[test]
-    fn in_the_pipeline_that_grants() {
+    fn grant_and_demotion_in_one_pipeline() {
         let server = Server::start();
         let mut client = server.raw();
         client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -211,7 +211,7 @@ mod replicaof {
     }
 
     #[test]
-    fn a_replica_that_becomes_a_master_serves_those_who_come_then() {
+    fn promoted_replica_serves_new_requests() {
         let (master, replica) = (Server::start(), Server::start());
         replica.replica_of(&master);
         master.raw().take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -225,7 +225,7 @@ mod replicaof {
     }
 
     #[test]
-    fn back_and_forth() {
+    fn demotion_and_promotion_repeat() {
         let server = Server::start();
         let mut client = server.raw();
         client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -259,9 +259,9 @@ mod cluster {
         assert_eq!(format!("{code} {place}"), scene.moved());
     }
 
-    /// Waiters are sent to the node that has the slot now, as BLPOP's are, and served there.
+    /// As those of BLPOP, and are granted at the new node.
     #[test]
-    fn slot_that_moves() {
+    fn waiters_are_redirected_when_slot_moves() {
         let mut scene = held();
         let mut first = Waiter::start(scene.source(), "key", "first");
         let mut second = Waiter::start(scene.source(), "key", "second");
@@ -283,7 +283,7 @@ mod cluster {
 
     /// The key has gone to the other node and lives there: nobody gets it here, although it is not here any more.
     #[test]
-    fn nobody_is_served_while_the_key_is_on_its_way() {
+    fn lock_is_not_granted_while_its_key_is_at_the_other_node() {
         let scene = held();
         let mut waiter = Waiter::start(scene.source(), "key", "waiter");
         scene.cluster.begin_move(scene.slot, scene.from, scene.to);
@@ -297,10 +297,9 @@ mod cluster {
         until_nobody_waits(scene.source());
     }
 
-    /// A lock that falls free in a slot that is on its way: its waiters are served here or sent there, none of them is
-    /// forgotten, and no grant is lost.
+    /// Its waiters are granted here or redirected, and no grant is lost.
     #[test]
-    fn freed_before_the_key_moves() {
+    fn lock_freed_before_its_key_moves() {
         let mut scene = held();
         let mut first = Waiter::start(scene.source(), "key", "first");
         let mut second = Waiter::start(scene.source(), "key", "second");
@@ -325,7 +324,7 @@ mod cluster {
     /// The wait is over, and the slot is not served here any more: the server's cron would send the client away just as the
     /// module answers it. It gets one reply. (The server is paused until both are due, so that one iteration does both.)
     #[test]
-    fn wait_that_is_over_while_the_slot_goes() {
+    fn wait_times_out_while_slot_moves() {
         let mut scene = held();
         for round in 0..10 {
             let mut waiter = Waiter::sending(scene.source(), "LOCK.ACQUIRE key waiter WAIT 150");
@@ -346,7 +345,7 @@ mod cluster {
 
     /// A move that is called off: who could not be served while it went on is served then.
     #[test]
-    fn move_that_is_called_off() {
+    fn waiter_is_granted_when_migration_is_cancelled() {
         let mut scene = held();
         let mut first = Waiter::start(scene.source(), "key", "first");
         let mut second = Waiter::start(scene.source(), "key", "second");
@@ -365,7 +364,7 @@ mod cluster {
 
     /// A lock that expires while its slot moves is not given away twice.
     #[test]
-    fn slot_that_moves_while_the_lock_expires() {
+    fn lock_that_expires_while_slot_moves_is_granted_once() {
         let mut scene = MovingSlot::start();
         scene.client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
         let mut waiter = Waiter::start(scene.source(), "key", "waiter");
@@ -408,7 +407,7 @@ mod cluster {
 
 /// The waiters' connections end; the lock is as it was.
 #[test]
-fn shutdown() {
+fn shutdown_disconnects_waiters_and_keeps_lock() {
     let mut server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let held = server.raw().take("LOCK.ACQUIRE key holder LEASE 60000");
     let waiters: Vec<Waiter> =
@@ -428,7 +427,7 @@ fn shutdown() {
 }
 
 #[test]
-fn shutdown_in_the_pipeline_that_grants() {
+fn shutdown_in_granting_pipeline() {
     let mut server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -443,7 +442,7 @@ fn shutdown_in_the_pipeline_that_grants() {
 }
 
 #[test]
-fn module_unload_is_refused_while_somebody_waits() {
+fn unload_is_refused_while_request_waits() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
@@ -459,7 +458,7 @@ fn module_unload_is_refused_while_somebody_waits() {
 }
 
 #[test]
-fn reloading_the_data_leaves_the_queue_alone() {
+fn debug_reload_keeps_queue() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");

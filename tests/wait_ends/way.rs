@@ -74,17 +74,17 @@ macro_rules! in_every_way {
             use super::*;
 
             #[test]
-            fn plainly() {
+            fn queue_is_served_after_plain_command() {
                 $test(Way::Plainly);
             }
 
             #[test]
-            fn in_a_transaction() {
+            fn queue_is_served_after_transaction() {
                 $test(Way::InATransaction);
             }
 
             #[test]
-            fn in_a_script() {
+            fn queue_is_served_after_script() {
                 $test(Way::InAScript);
             }
         }

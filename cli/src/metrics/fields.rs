@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_is_what_the_reference_says() {
+    fn metrics_help_matches_reference() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference.md");
         let reference = std::fs::read_to_string(path).expect("the reference");
         let rows = reference
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_are_read_and_counted() {
+    fn replicas_are_parsed_and_counted() {
         let master = info(&[
             ("role", "master"),
             ("slave0", "ip=10.0.0.2,port=6379,state=online,offset=90,lag=1"),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_refuses_writes_is_seen() {
+    fn refused_writes_are_reported() {
         let why = |fields: &[(&str, &str)]| {
             info(fields).refusals().into_iter().filter(|(_, it)| *it).map(|(why, _)| why).collect::<Vec<_>>().join(" ")
         };

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn type_and_help_stand_there_once_for_all_servers() {
+    fn type_and_help_appear_once_for_all_servers() {
         let down = Said { server: "c".to_owned(), chosen: None, info: None, queues: Err(Reason::NoModule) };
         let text = text(&[said("a"), said("b"), down]);
         assert_eq!(text.matches("# TYPE holdfast_waiters gauge\n").count(), 1);

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_stays_chosen_in_another_order() {
+    fn selection_stays_when_order_changes() {
         let mut state = State::default();
         state.seen(vec![queue("a", 1, 30), queue("b", 3, 20), queue("c", 2, 10)], Some(0), Instant::now());
         assert_eq!((keys(&state).as_str(), state.row()), ("bca", Some(0)));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_into_a_lock_stays_there_until_he_leaves() {
+    fn detail_view_stays_until_closed() {
         let mut state = State::default();
         state.enter();
         assert_eq!(state.inside(), None, "there is none");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_shows_keys_that_contain_it() {
+    fn filter_shows_keys_that_contain_its_text() {
         let mut state = State::default();
         state.seen(vec![queue("job:1", 3, 1), queue("job:2", 2, 1), queue("cart", 1, 1)], Some(0), Instant::now());
         state.begin_filter();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_counted_from_look_to_look() {
+    fn hand_offs_are_counted_between_refreshes() {
         let mut state = State::default();
         let now = Instant::now();
         state.seen(Vec::new(), Some(100), now);

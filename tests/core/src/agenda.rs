@@ -31,7 +31,7 @@ impl Locks for Remembering {
 }
 
 #[test]
-fn it_is_empty_when_nothing_is_left_to_be_looked_at() {
+fn agenda_is_empty_when_no_key_is_due() {
     let queue = Queue::<()>::default();
     let mut agenda = Agenda::default();
     assert!(agenda.is_empty());
@@ -45,7 +45,7 @@ fn it_is_empty_when_nothing_is_left_to_be_looked_at() {
 
 /// Else locks with small names would starve while others keep changing.
 #[test]
-fn whatever_changed_first_is_looked_at_first() {
+fn agenda_returns_first_changed_key_first() {
     let mut queue = Queue::default();
     for who in 0..4 {
         queue.join(owner(who), keys(&[who]), demand(1), NOW, None, ());
@@ -72,7 +72,7 @@ fn whatever_changed_first_is_looked_at_first() {
 /// The last key has become something else, and the first a lock under another limit: a waiter for both is told what
 /// the first one forbids, whichever change is looked at first.
 #[test]
-fn of_several_keys_that_forbid_it_the_first_says_why() {
+fn first_refusing_key_gives_the_reason() {
     let [first, last] = [key(0), key(1)];
     let mut locks = Remembering { table: Table { now: NOW, ..Table::default() }, ..Remembering::default() };
     let hold = |locks: &mut Remembering, who: u32, limit: u32| {

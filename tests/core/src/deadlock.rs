@@ -193,7 +193,7 @@ fn a_scene() -> impl Strategy<Value = (Scene, Request)> {
 }
 
 #[test]
-fn the_answer_is_that_of_a_plain_search() {
+fn search_agrees_with_plain_search() {
     let (closed, open) = (Cell::new(0), Cell::new(0));
     let result = TestRunner::new(cases(8_000)).run(&a_scene(), |(mut scene, asker)| {
         let right = scene.is_closed_plainly(&asker);
@@ -299,7 +299,7 @@ fn take(world: &mut World, step: Step) -> Option<PlainWaiter> {
 }
 
 #[test]
-fn with_mutexes_whoever_may_wait_is_never_stuck() {
+fn admitted_wait_for_mutexes_never_deadlocks() {
     let result = TestRunner::new(cases(3_000)).run(&steps(&[1]), |steps| {
         let mut world = World::default();
         for step in steps {
@@ -313,7 +313,7 @@ fn with_mutexes_whoever_may_wait_is_never_stuck() {
 }
 
 #[test]
-fn whoever_is_refused_would_be_stuck() {
+fn refused_wait_would_deadlock() {
     let refused = Cell::new(0);
     let result = TestRunner::new(cases(3_000)).run(&steps(&[1, 1, 2, 0, 3]), |steps| {
         let mut world = World::default();
@@ -347,7 +347,7 @@ fn told(found: Found) -> Vec<(String, u32, String)> {
 }
 
 #[test]
-fn cycles_of_2_3_and_20_are_told_in_order() {
+fn cycles_of_2_3_and_20_are_reported_in_order() {
     for length in [2, 3, 20] {
         let mut scene = Scene::default();
         let name = |number: u32| format!("owner {}", number % length);
@@ -377,7 +377,7 @@ fn owners_of_one_actor_can_wait_for_themselves() {
 
 /// Whatever a request asks for, it waits for the holder of a lock that is held with limit 1; and for no holder of another.
 #[test]
-fn holders_of_mutexes_are_followed_and_no_others() {
+fn search_follows_holders_of_mutexes_only() {
     let mut scene = Scene::default();
     scene.holds("a", 0, 1);
     scene.holds("b", 1, 1);
@@ -393,7 +393,7 @@ fn holders_of_mutexes_are_followed_and_no_others() {
 
 /// One tenant can't have another one's waits refused: keys that it may not read lead nowhere.
 #[test]
-fn keys_that_may_not_be_read_are_not_followed() {
+fn search_does_not_follow_unreadable_keys() {
     let mut scene = Scene::default();
     scene.holds("victim", 0, 1);
     scene.holds("asker", 1, 1);
@@ -404,7 +404,7 @@ fn keys_that_may_not_be_read_are_not_followed() {
 }
 
 #[test]
-fn a_request_for_several_keys_stands_in_the_way() {
+fn search_follows_queued_request_for_several_keys() {
     let mut scene = Scene::default();
     scene.holds("holder", 0, 1);
     scene.waits("queued", &[0, 1], 1);
@@ -426,7 +426,7 @@ fn a_request_for_several_keys_stands_in_the_way() {
 
 /// However much there is, a search does not look at more than it may.
 #[test]
-fn a_search_that_leads_too_far_is_given_up() {
+fn too_long_search_is_aborted() {
     let chain = |length: u32| {
         let mut scene = Scene::default();
         for number in 0..length {
@@ -456,7 +456,7 @@ fn a_search_that_leads_too_far_is_given_up() {
 }
 
 #[test]
-fn actor_is_owner_up_to_its_first_mark() {
+fn actor_is_owner_up_to_first_mark() {
     const ACTORS: [(&str, &str); 6] =
         [("a", "a"), ("a##1", "a##"), ("a##", "a##"), ("a#1", "a#1"), ("a#b##c##d", "a#b##"), ("a###", "a##")];
     for (owner, actor) in ACTORS {

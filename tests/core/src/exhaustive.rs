@@ -251,21 +251,21 @@ fn explore(clients: Clients) -> Vec<(&'static str, Vec<Action>)> {
 }
 
 #[test]
-fn three_clients_and_two_locks() {
+fn model_of_three_clients_and_two_locks_has_no_violation() {
     for limits in [&[1][..], &[2], &[0], &[1, 0], &[1, 2]] {
         assert_eq!(explore(Clients { limits, fault: None, detection: Detection::On }), vec![]);
     }
 }
 
 #[test]
-fn without_the_search_for_cycles_they_block_each_other() {
+fn clients_deadlock_without_search_for_cycles() {
     let failed = explore(Clients { limits: &[1], fault: None, detection: Detection::Off });
     println!("  {failed:?}");
     assert!(failed.iter().any(|(name, _)| *name == "nobody is stuck"), "{failed:?}");
 }
 
 #[test]
-fn each_fault_is_found() {
+fn injected_faults_are_found() {
     for fault in [
         Fault::ForgetsTheNext,
         Fault::ServesTheLastFirst,

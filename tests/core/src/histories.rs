@@ -174,7 +174,7 @@ fn tokens_grow(world: &World, newest: &mut u64) -> Result<(), TestCaseError> {
 }
 
 #[test]
-fn every_step_of_a_random_history_is_right() {
+fn random_histories_satisfy_the_rule() {
     let mut runner = proptest::test_runner::TestRunner::new(cases(1500));
     let seen = std::cell::RefCell::new(Seen::default());
     let result = runner.run(&history(), |steps| run(steps, None, &mut seen.borrow_mut()));
@@ -186,13 +186,13 @@ fn every_step_of_a_random_history_is_right() {
 }
 
 #[test]
-fn the_plain_way_of_serving_is_right_too() {
+fn plain_serving_satisfies_the_rule() {
     let result = repeatable(300).run(&history(), |steps| run(steps, Some(Fault::Nothing), &mut Seen::default()));
     result.unwrap_or_else(|wrong| panic!("{wrong}"));
 }
 
 #[test]
-fn each_fault_is_caught() {
+fn injected_faults_are_found() {
     for fault in Fault::ALL {
         let result = repeatable(1000).run(&history(), |steps| run(steps, Some(fault), &mut Seen::default()));
         let wrong = result.err().unwrap_or_else(|| panic!("{fault:?} is not caught"));

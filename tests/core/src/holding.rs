@@ -76,7 +76,7 @@ proptest! {
     #![proptest_config(cases(400))]
 
     #[test]
-    fn no_more_hold_than_any_of_them_named(steps in steps()) {
+    fn holders_never_exceed_smallest_limit(steps in steps()) {
         let mut lock = OneLock::default();
         let mut named: BTreeMap<Owner, Limit> = BTreeMap::new();
         for step in steps {
@@ -116,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn tokens_only_grow(steps in prop::collection::vec(
+    fn tokens_increase(steps in prop::collection::vec(
         // The clock may stand anywhere at any time: it goes back, leaps, and is beyond all bounds.
         (
             prop_oneof![50 => 0_u64..1000, 50 => 0..=1_u64 << 51, 1 => any::<u64>()],
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn tokens_are_the_time_unless_that_is_used_up(times in prop::collection::vec(1_u64..1 << 51, 1..50)) {
+    fn token_is_time_unless_already_used(times in prop::collection::vec(1_u64..1 << 51, 1..50)) {
         let mut fence = Fence::default();
         let mut last = 0;
         for micros in times {
@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn a_later_grant_has_a_greater_token_and_a_reentry_keeps_it(steps in steps(), back in prop::collection::vec(0_u64..5, 80)) {
+    fn later_grant_has_greater_token_and_reentry_keeps_it(steps in steps(), back in prop::collection::vec(0_u64..5, 80)) {
         let mut lock = OneLock::default();
         let mut newest = 0;
         for (step, back) in steps.into_iter().zip(back) {
@@ -184,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reentry_never_shortens_a_deadline(
+    fn reentry_never_shortens_deadline(
         own in (1_u64..100, prop_oneof![Just(Deadline::Never), (0_u64..2000).prop_map(Deadline::At)]),
         others in 0_usize..5, limit in limit(), demand in any_demand(), now in 0_u64..1000, ahead in prop::bool::ANY,
     ) {
@@ -210,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn a_release_by_one_who_does_not_hold_changes_nothing(steps in steps(), stranger in OWNERS..OWNERS + 3) {
+    fn release_by_non_holder_changes_nothing(steps in steps(), stranger in OWNERS..OWNERS + 3) {
         let mut lock = OneLock::default();
         for step in steps {
             match step {
@@ -232,7 +232,7 @@ proptest! {
     }
 
     #[test]
-    fn a_request_for_so_many_holds_may_be_repeated(to in 1_u64..100, limit in limit(), times in 1_usize..5, before in 0_u64..100) {
+    fn request_with_holds_is_repeatable(to in 1_u64..100, limit in limit(), times in 1_usize..5, before in 0_u64..100) {
         let mut lock = OneLock::default();
         for _ in 0..before {
             lock.acquire(0, &Demand { limit, ..demand(1) });
@@ -288,7 +288,7 @@ proptest! {
     }
 
     #[test]
-    fn limits_are_ordered_by_strictness_and_survive_being_written(one in any::<u32>(), other in any::<u32>(), holders in any::<u32>()) {
+    fn limits_are_ordered_by_strictness_and_round_trip(one in any::<u32>(), other in any::<u32>(), holders in any::<u32>()) {
         let (first, second) = (Limit::from_number(one), Limit::from_number(other));
         prop_assert_eq!(first.number(), one);
         let both = first.allows(holders as usize) && second.allows(holders as usize);
@@ -297,7 +297,7 @@ proptest! {
 }
 
 #[test]
-fn a_lease_counts_in_its_last_millisecond_and_not_after() {
+fn lease_includes_its_last_millisecond() {
     let hold = Hold { holds: 1, token: None, deadline: Deadline::after(100, 50) };
     let mut holders = Holders::new(Limit::MUTEX);
     holders.insert(owner(0), hold);
@@ -310,7 +310,7 @@ fn a_lease_counts_in_its_last_millisecond_and_not_after() {
 }
 
 #[test]
-fn a_limit_only_becomes_stricter() {
+fn limit_only_becomes_stricter() {
     let mut holders = Holders::new(Limit::Shared);
     let limits = [3, 5, 0, 1, 2].map(|number| {
         holders.tighten(Limit::from_number(number));
@@ -321,7 +321,7 @@ fn a_limit_only_becomes_stricter() {
 
 /// A token that no server can have issued is not believed, however it came into the keyspace.
 #[test]
-fn which_tokens_are_credible() {
+fn implausible_tokens_are_rejected() {
     let mut fence = Fence::default();
     let now = 1_000_000;
     let last = (now + FARTHEST_AHEAD) * 1000;
@@ -338,7 +338,7 @@ fn which_tokens_are_credible() {
 }
 
 #[test]
-fn hold_count_is_bounded_and_a_larger_foreign_one_stays() {
+fn hold_count_is_bounded_and_larger_foreign_count_stays() {
     let standing = |holds| {
         let own = Some(Hold { holds, token: None, deadline: Deadline::Never });
         Standing { own, holders: 1, limit: Limit::MUTEX }
@@ -351,7 +351,7 @@ fn hold_count_is_bounded_and_a_larger_foreign_one_stays() {
 }
 
 #[test]
-fn a_lock_that_is_free_again_forgets_its_limit() {
+fn freed_lock_forgets_its_limit() {
     let mut lock = OneLock::default();
     assert!(matches!(lock.acquire(0, &demand(2)), Decision::Grant(_, limit) if limit.number() == 2));
     assert!(matches!(lock.acquire(1, &demand(3)), Decision::Grant(_, limit) if limit.number() == 2));

@@ -31,7 +31,7 @@ proptest! {
     #![proptest_config(cases(400))]
 
     #[test]
-    fn a_map_by_key_is_a_map(acts in prop::collection::vec(act(), 0..40)) {
+    fn key_map_behaves_as_a_map(acts in prop::collection::vec(act(), 0..40)) {
         let (mut map, mut plain) = (KeyMap::<u32>::default(), BTreeMap::<LockKey, u32>::new());
         for act in acts {
             match act {

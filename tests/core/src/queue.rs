@@ -72,7 +72,7 @@ proptest! {
     #![proptest_config(cases(400))]
 
     #[test]
-    fn all_views_are_those_of_a_list(acts in prop::collection::vec(act(), 0..40), from in 0..20_u64) {
+    fn queue_indexes_agree_with_a_list(acts in prop::collection::vec(act(), 0..40), from in 0..20_u64) {
         let (mut queue, mut plain) = (Queue::default(), Plain::new());
         for act in acts {
             match act {
@@ -106,7 +106,7 @@ proptest! {
 
 /// T5: with a list of its waits that is moved as a whole, this would take minutes, and not a second.
 #[test]
-fn many_waits_of_one_owner_cost_no_more_than_those_of_many() {
+fn many_waits_of_one_owner_cost_as_much_as_of_many_owners() {
     const WAITS: u32 = 400_000;
     let mut queue = Queue::default();
     let ids: Vec<WaiterId> = (0..WAITS)

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn used_adds_what_the_server_and_the_kernel_used() {
+    fn used_adds_server_and_kernel_time() {
         let info = "# CPU\r\nused_cpu_sys:0.250000\r\nused_cpu_user:1.500000\r\nused_cpu_sys_children:7.0\r\n";
         assert_eq!(used(info), Some(Duration::from_millis(1750)));
         assert_eq!(used("used_cpu_sys:0.25\r\n"), None);

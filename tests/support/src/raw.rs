@@ -239,7 +239,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_reset_arrives() {
+    fn reset_arrives() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let raw = Raw::connect(listener.local_addr().unwrap()).unwrap();
         let (mut there, own) = listener.accept().unwrap();

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_is_there_only_with_its_last_byte() {
+    fn reply_is_complete_with_its_last_byte() {
         for reply in REPLIES {
             for cut in 0..reply.len() {
                 let seen = read(&reply[..cut]).unwrap();
@@ -362,14 +362,14 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_what_the_client_takes_them_for() {
+    fn replies_are_parsed_as_by_the_client() {
         for reply in REPLIES {
             assert_eq!(read(reply).unwrap(), Some(redis::parse_redis_value(reply).unwrap()));
         }
     }
 
     #[test]
-    fn what_is_no_reply_is_refused() {
+    fn invalid_reply_is_refused() {
         for nonsense in [&b"GET key\r\n"[..], b"\r\n", b":1x\r\n", b"$1\r\nabc\r\n", b"*x\r\n", b"+a\rb\r\n", b"#x\r\n"]
         {
             assert!(read(nonsense).is_err(), "\"{}\"", nonsense.escape_ascii());
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_make_one_reply() {
+    fn reply_is_assembled_from_pieces() {
         let mut replies = Replies::default();
         replies.feed(b"*2\r\n$3\r\nab");
         assert_eq!(replies.next().unwrap(), None);

@@ -21,7 +21,7 @@ fn get(connection: &mut Connection, key: &str) -> Option<String> {
 }
 
 #[test]
-fn a_server_and_its_directory_are_gone_when_dropped() {
+fn dropped_server_and_its_directory_are_removed() {
     let server = plain();
     let (process, dir) = (Path::new("/proc").join(server.pid().to_string()), server.dir().to_owned());
     assert!(dir.exists() && process.exists());
@@ -32,14 +32,14 @@ fn a_server_and_its_directory_are_gone_when_dropped() {
 }
 
 #[test]
-fn a_server_outlives_the_thread_that_started_it() {
+fn server_outlives_thread_that_started_it() {
     let server = std::thread::spawn(plain).join().unwrap();
     // Nothing to wait for: that it stays is what is shown.
     assert!(!eventually(Duration::from_millis(100), || server.ended()));
 }
 
 #[test]
-fn restarts_where_it_was_with_what_it_had() {
+fn restart_keeps_port_and_data() {
     let mut server = Server::builder().without_module().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let address = server.addr();
     set(&mut server.connect(), "key", "value");
@@ -53,7 +53,7 @@ fn restarts_where_it_was_with_what_it_had() {
 }
 
 #[test]
-fn a_server_that_ends_at_start_tells_why() {
+fn failed_start_reports_reason() {
     let log = Server::builder().without_module().arg("maxmemory-policy", "nonsense").try_start().err().unwrap();
     assert!(log.contains("maxmemory-policy"), "{log}");
     let panic = catch_unwind(|| Server::builder().without_module().arg("no-such", "setting").start()).err().unwrap();
@@ -61,7 +61,7 @@ fn a_server_that_ends_at_start_tells_why() {
 }
 
 #[test]
-fn a_frozen_server_goes_on() {
+fn paused_server_continues() {
     let server = plain();
     let mut raw = server.raw();
     assert!(raw.client_id() > 0);
@@ -74,7 +74,7 @@ fn a_frozen_server_goes_on() {
 }
 
 #[test]
-fn a_raw_connection_is_binary_safe_in_both_protocols() {
+fn raw_connection_is_binary_safe_in_both_protocols() {
     let server = plain();
     let bytes = [0, b'\r', b'\n', b'%', 0xff, b'{'];
     let mut raw = server.raw();
@@ -90,7 +90,7 @@ fn a_raw_connection_is_binary_safe_in_both_protocols() {
 }
 
 #[test]
-fn a_raw_connection_sees_its_end_and_makes_one() {
+fn raw_connection_notices_and_causes_close() {
     let server = plain();
     let (mut seen, gone) = (server.raw(), server.raw());
     let id = seen.client_id().to_string();
@@ -109,7 +109,7 @@ fn a_raw_connection_sees_its_end_and_makes_one() {
 }
 
 #[test]
-fn both_protocols_through_the_client() {
+fn client_speaks_both_protocols() {
     let server = plain();
     for mut connection in [server.connect(), server.connect3()] {
         set(&mut connection, "key", "value");
@@ -120,7 +120,7 @@ fn both_protocols_through_the_client() {
 }
 
 #[test]
-fn a_replica_follows() {
+fn replica_follows() {
     let (master, replica) = (plain(), plain());
     replica.replica_of(&master);
     master.wait_replica_online();
@@ -132,7 +132,7 @@ fn a_replica_follows() {
 }
 
 #[test]
-fn a_slot_moves_with_its_keys() {
+fn slot_moves_with_its_keys() {
     let cluster = Cluster::start_with(3, |builder| builder.without_module());
     let slot = cluster.slot_of(b"key");
     let from = cluster.owner_of(slot);
@@ -148,7 +148,7 @@ fn a_slot_moves_with_its_keys() {
 }
 
 #[test]
-fn the_scripts_take_and_give_back() {
+fn redisson_scripts_acquire_and_release() {
     let server = plain();
     let mut connection = server.connect();
     let mut run = |script: &str, owner: &str| -> Option<i64> {
@@ -168,7 +168,7 @@ fn the_scripts_take_and_give_back() {
 }
 
 #[test]
-fn a_given_directory_stays() {
+fn given_directory_is_not_removed() {
     let dir = std::env::temp_dir().join(format!("holdfast-given-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let server = Server::builder().without_module().dir(&dir).start();

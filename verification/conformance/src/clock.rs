@@ -1,4 +1,4 @@
-//! The clock that the runner and all drivers share: that of this machine which no one sets.
+//! The clock that the runner and all drivers share: the machine's monotonic clock.
 
 use std::time::{Duration, Instant};
 
@@ -7,18 +7,18 @@ use rustix::time::{ClockId, clock_gettime};
 /// Microseconds of `CLOCK_MONOTONIC`.
 pub type Micros = u64;
 
-/// Now, as drivers say it.
+/// The current time, as drivers report it.
 pub fn now() -> Micros {
     let time = clock_gettime(ClockId::Monotonic);
     u64::try_from(time.tv_sec).unwrap_or_default() * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default() / 1_000
 }
 
-/// The moment at which this time is over.
+/// The time after this duration.
 pub fn after(time: Duration) -> Instant {
     Instant::now() + time
 }
 
-/// What is left until then.
+/// The remaining time until then.
 pub fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now())
 }

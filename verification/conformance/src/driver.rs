@@ -1,4 +1,5 @@
-//! A driver: the program around a client that is judged, and the lines of JSON that it reads and writes. DRIVER.md specifies them.
+//! A driver: the program around the tested client, and the lines of JSON that it reads and writes. DRIVER.md specifies
+//! them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,31 +17,32 @@ use support::eventually;
 use crate::clock::{self, Micros};
 use crate::scenario::{Feature, Profile, Runtime, Terms};
 
-/// In which time a driver starts and counts its threads, on a machine that is busy.
+/// The time in which a driver starts and counts its threads, on a busy machine.
 const ANSWERS: Duration = Duration::from_secs(60);
-/// So many threads a client may keep for as long as its program lives, however often it was closed: one that calls back.
+/// The number of threads that a client may keep while its program runs, however often it was closed: one for callbacks.
 const KEPT: u64 = 1;
 
-/// What `driver.yaml` in a driver's folder says.
+/// The content of `driver.yaml` in a driver's folder.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// What the client is called in tables.
+    /// The client's name in tables.
     pub client: String,
-    /// The program and its arguments, from this folder. `{driver-rust}` and `{python}` stand for what the runner was told.
+    /// The program and its arguments, from this folder. `{driver-rust}` and `{python}` stand for the runner's settings.
     pub command: Vec<String>,
-    /// What it is made of.
+    /// The client's profile.
     pub profile: Profile,
-    /// What the client can't do, each with the reason.
+    /// The features that the client lacks, each with the reason.
     #[serde(default)]
     pub lacks: BTreeMap<String, String>,
     /// The scenarios that it is known to fail, each with the reason. One that passes must leave this list.
     #[serde(default)]
     pub fails: BTreeMap<String, String>,
-    /// Those that it keeps, but is known to fail at times with a fault between two messages, each with the reason.
+    /// The scenarios that it passes, but is known to fail at times with a fault between two messages, each with the
+    /// reason.
     #[serde(default, rename = "fails-between-messages")]
     pub fails_between: BTreeMap<String, String>,
-    /// Where it stands.
+    /// The folder of the driver.
     #[serde(skip)]
     pub folder: PathBuf,
 }
@@ -50,7 +52,7 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// What is wrong, with the file's name.
+    /// A description of the fault, with the file's name.
     pub fn read(folder: &Path) -> Result<Self, String> {
         let file = folder.join("driver.yaml");
         let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
@@ -65,7 +67,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether the client has this. Only events can tell of a loss at once, and that somebody else wants what is kept.
+    /// Whether the client has this feature. Only events report a loss or contention immediately.
     pub fn has(&self, feature: Feature) -> bool {
         let is_told = self.profile == Profile::Sessions || !matches!(feature, Feature::Told | Feature::Keep);
         is_told && !self.lacks.contains_key(&feature.name())
@@ -81,93 +83,93 @@ pub enum Call {
         /// Its address.
         url: String,
     },
-    /// Takes locks.
+    /// Acquires locks.
     Acquire {
-        /// What the hold is called.
+        /// The name of the hold.
         hold: String,
         /// The locks.
         keys: Vec<String>,
-        /// The terms.
+        /// The options.
         #[serde(flatten)]
         terms: Terms,
-        /// Where they are.
+        /// The servers of the locks.
         #[serde(flatten)]
         at: At,
     },
-    /// Gives a hold back.
+    /// Releases a hold.
     Release {
-        /// Which.
+        /// The hold.
         hold: String,
     },
-    /// Begins its lease anew.
+    /// Renews a hold.
     Renew {
-        /// Which.
+        /// The hold.
         hold: String,
         /// The lease in ms.
         lease: u64,
     },
-    /// Says whether it is held.
+    /// Asks whether it is held.
     Check {
-        /// Which.
+        /// The hold.
         hold: String,
     },
-    /// Gives up the acquisition of a hold.
+    /// Cancels the acquisition of a hold.
     Cancel {
-        /// Which.
+        /// The hold.
         hold: String,
     },
-    /// Forgets a hold.
+    /// Drops a hold's handle.
     Drop {
-        /// Which.
+        /// The hold.
         hold: String,
     },
-    /// Has a child.
+    /// Forks a child.
     Fork,
     /// Blocks its event loop.
     Block {
-        /// For so long, in ms.
+        /// The duration in ms.
         time: u64,
     },
-    /// Begins another runtime, or ends the first one.
+    /// Starts another runtime, or ends the first one.
     Runtime {
-        /// Which of the two.
+        /// The change.
         is: Runtime,
     },
-    /// Ends the client.
+    /// Closes the client.
     Close,
     /// Counts the program's threads and tasks.
     Threads,
 }
 
-/// Where the locks of an acquisition are: no names mean the server that was opened.
+/// The servers of an acquisition's locks; without names, the server that was opened.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct At {
-    /// Each at the server in the same place.
+    /// Each lock at the server with the same index.
     #[serde(rename = "at", skip_serializing_if = "Vec::is_empty")]
     pub each: Vec<String>,
-    /// At a majority of these.
+    /// At a majority of these servers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub majority: Vec<String>,
 }
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 pub struct Outcome {
     /// `held`, `not-granted`, `released`, `renewed`, `lost`, `cancelled`, `ok`, or a kind of error.
     pub outcome: String,
-    /// The token of what is held.
+    /// The token of the hold.
     #[serde(default)]
     pub fence: Option<u64>,
-    /// Why a hold is lost.
+    /// The reason of a loss.
     #[serde(default)]
     pub reason: Option<String>,
-    /// What an error says.
+    /// The text of an error.
     #[serde(default)]
     pub text: Option<String>,
-    /// How many threads and tasks there are.
+    /// The number of threads and tasks.
     #[serde(default)]
     pub count: Option<u64>,
-    /// When, by the clock that all processes share.
+    /// The time, by the clock that all processes share.
     pub at: Micros,
 }
 
@@ -187,28 +189,28 @@ enum Line {
     },
 }
 
-/// A loss that a client told unasked.
+/// A loss that a client reported by itself.
 #[derive(Clone, Debug)]
 pub struct Loss {
-    /// What.
+    /// The hold.
     pub hold: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// When.
+    /// The time.
     pub at: Micros,
 }
 
-/// A driver that runs.
+/// A running driver.
 pub struct Driver {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<Result<Line, String>>,
     calls: u64,
-    /// How calls ended, until somebody asks.
+    /// Outcomes of calls that were not fetched yet.
     ended: BTreeMap<u64, Outcome>,
-    /// The losses that it told, in order.
+    /// The losses that it reported, in order.
     pub told: Vec<Loss>,
-    /// How many threads and tasks it had when it started.
+    /// The number of threads and tasks at its start.
     threads: u64,
 }
 
@@ -250,14 +252,14 @@ impl Driver {
         Ok(driver)
     }
 
-    /// How many threads and tasks it has now.
+    /// The current number of threads and tasks.
     fn count_threads(&mut self) -> Result<u64, String> {
         let id = self.call(&Call::Threads)?;
         let outcome = self.outcome(id, ANSWERS)?.ok_or("the driver counts no threads")?;
         outcome.count.ok_or(format!("the driver counts no threads: {outcome:?}"))
     }
 
-    /// How many threads and tasks more than when it started it has, if they are more than a client may keep.
+    /// The number of threads and tasks beyond those at its start, if a client may not keep as many.
     ///
     /// # Errors
     ///
@@ -286,34 +288,34 @@ impl Driver {
         Ok(self.calls)
     }
 
-    /// How a call ends, if it does in this time.
+    /// Waits for the outcome of a call, for at most this time.
     ///
     /// # Errors
     ///
-    /// If the driver ends, or says what is no line of a driver.
+    /// If the driver ends, or writes an invalid line.
     pub fn outcome(&mut self, id: u64, within: Duration) -> Result<Option<Outcome>, String> {
         self.read_until(within, |it| it.ended.remove(&id))
     }
 
-    /// How a call has ended, if it has, as far as was read.
+    /// The outcome of a call, if it was read already.
     pub fn ended(&mut self, id: u64) -> Option<Outcome> {
         self.ended.remove(&id)
     }
 
-    /// The loss of a hold, if it is told in this time.
+    /// Waits for the report of a loss, for at most this time.
     ///
     /// # Errors
     ///
-    /// If the driver ends, or says what is no line of a driver.
+    /// If the driver ends, or writes an invalid line.
     pub fn loss(&mut self, hold: &str, within: Duration) -> Result<Option<Loss>, String> {
         self.read_until(within, |it| it.told.iter().find(|loss| loss.hold == hold).cloned())
     }
 
-    /// Reads what it has said.
+    /// Reads its output.
     ///
     /// # Errors
     ///
-    /// If it has ended, or said what is no line of a driver.
+    /// If it has ended, or has written an invalid line.
     pub fn read(&mut self) -> Result<(), String> {
         self.read_until(Duration::ZERO, |_| None::<()>).map(|_| ())
     }
@@ -338,24 +340,24 @@ impl Driver {
         }
     }
 
-    /// Its process is stopped, or continued.
+    /// Pauses or continues its process.
     pub fn signal(&self, signal: Signal) {
-        // Whether it is there shows at its next line.
+        // Its next line shows whether it still runs.
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
-    /// Its process.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Ends its input, and so its program. Whether that is over in this time.
+    /// Closes its input, so that its program ends. Returns whether it ends within this time.
     pub fn quit(&mut self, within: Duration) -> bool {
         self.stdin = None;
         eventually(within, || matches!(self.child.try_wait(), Ok(Some(_))))
     }
 
-    /// Ends its process, without a word.
+    /// Kills its process.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

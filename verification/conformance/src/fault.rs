@@ -1,4 +1,4 @@
-//! What is put between two messages of a client.
+//! Faults between two messages of a client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,29 +7,29 @@ use std::time::Duration;
 
 use support::{Fate, Proxy};
 
-/// Something that happens at a message between a client and its server, of either direction. They are counted from 0.
+/// A fault at a message between a client and its server, in either direction. Messages are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What.
+    /// The fault.
     pub kind: Kind,
-    /// Where.
+    /// The message.
     pub at: u64,
 }
 
-/// What can happen at a message.
+/// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Its connection is cut in its place.
+    /// The connection is cut before the message.
     CutBefore,
-    /// Its connection is cut behind it.
+    /// The connection is cut after the message.
     CutAfter,
-    /// From it on, its connection hands on nothing, and neither side hears of that.
+    /// From this message on, the connection drops all bytes, and neither side is notified.
     Swallow,
-    /// It comes late, and all behind it.
+    /// The message and all later ones are delayed.
     Delay,
-    /// The program gives up whatever it waits for, and then it comes.
+    /// The program cancels all its waits before the message.
     Cancel,
-    /// The program forgets whatever it holds, so that nobody can reach it any more, and then it comes.
+    /// The program drops all its handles before the message.
     Drop,
 }
 
@@ -51,38 +51,38 @@ impl std::str::FromStr for Fault {
 }
 
 impl Kind {
-    /// All.
+    /// All kinds.
     pub const ALL: [Self; 6] = [Self::CutBefore, Self::CutAfter, Self::Swallow, Self::Delay, Self::Cancel, Self::Drop];
 }
 
-/// How late a message comes.
+/// The delay of a message.
 const LATE: Duration = Duration::from_millis(300);
 
-/// The messages of a client, counted.
+/// Counts the messages of a client.
 pub struct Watched {
     messages: Arc<AtomicU64>,
     reached: Receiver<()>,
 }
 
 impl Watched {
-    /// Counts the messages of a client from now on, and puts the fault where it belongs.
+    /// Counts the messages of a client from now on, and injects the fault.
     pub fn begin(proxy: &Proxy, fault: Option<Fault>) -> Self {
         let messages = Arc::new(AtomicU64::new(0));
         let (sender, reached) = channel();
         let count = messages.clone();
-        // The connection that swallows, and whether the message that is held was counted.
+        // The connection that drops bytes, and whether the delayed message was counted.
         let (mut silent, mut holds) = (None, false);
         proxy.rule_by_flow(move |connection, _, message| {
             if silent == Some(connection) {
-                // Nor does its end arrive.
+                // Its close is dropped, too.
                 return if message.is_empty() { Fate::Hold } else { Fate::Drop };
             }
-            // The end of a connection is no message.
+            // The close of a connection is not a message.
             if message.is_empty() {
                 return Fate::Pass;
             }
             if holds {
-                // It is asked about again when another rule is set, and this one is gone then.
+                // The proxy asks again when another rule is set, and this one is gone then.
                 return Fate::Hold;
             }
             let number = count.fetch_add(1, Ordering::SeqCst);
@@ -100,7 +100,7 @@ impl Watched {
                 }
                 Some(Kind::Cancel | Kind::Drop) => {
                     holds = true;
-                    // Nobody listens any more where the scenario is over.
+                    // The receiver is gone once the scenario is over.
                     let _ = sender.send(());
                     Fate::Hold
                 }
@@ -109,12 +109,12 @@ impl Watched {
         Self { messages, reached }
     }
 
-    /// How many messages there were.
+    /// The number of messages.
     pub fn messages(&self) -> u64 {
         self.messages.load(Ordering::SeqCst)
     }
 
-    /// Whether the message was reached at which the program does something: once.
+    /// Returns once that the program's own action is due.
     pub fn is_reached(&self) -> bool {
         self.reached.try_recv().is_ok()
     }

@@ -1,9 +1,9 @@
-//! What the clients of a scenario were told, as one history, and the judgement on it.
+//! The observations of a scenario's clients as one history, and its check.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use histories::{Operation, Outcome as Told, Request, history, intervals, judge};
+use histories::{Operation, Outcome as Told, Request, check, history, intervals};
 
 use crate::clock::{self, Micros};
 use crate::driver::{Call, Loss, Outcome};
@@ -17,9 +17,9 @@ const MARGIN: Micros = 2_000;
 pub struct History {
     asked: BTreeMap<String, Asked>,
     seen: Vec<Operation>,
-    /// When somebody last did something behind the clients' backs: to a lock, or to all (none).
+    /// When another client last acted on a lock, or on all locks (none).
     meddled: BTreeMap<Option<String>, Micros>,
-    /// Two uses of what was kept at the same time: to the server they are one hold.
+    /// Two simultaneous uses of a cached lock: to the server they are one hold.
     overlap: Option<String>,
 }
 
@@ -30,14 +30,14 @@ struct Asked {
     keys: Vec<String>,
     terms: Terms,
     from: Micros,
-    /// When its release began.
+    /// When its release was sent.
     released: Option<Micros>,
     stage: Stage,
-    /// The token of what it became.
+    /// The token of its grant.
     fence: Option<u64>,
-    /// It is another use of what was kept by this one.
+    /// It is another use of the lock that this one cached.
     again: Option<String>,
-    /// Whose use it is now, or was last: what is said of an earlier one may be read after the next one has it.
+    /// The current or last use. A report about an earlier use may be read after the next one has started.
     user: String,
 }
 
@@ -45,16 +45,16 @@ struct Asked {
 enum Stage {
     Runs,
     Held,
-    /// Nobody uses it, and its client releases it at some time, or uses it again.
+    /// No use: the client releases it at some time, or uses it again.
     Kept,
-    /// The same, and its handle was dropped: that it was lost before may have been told, and not been read yet.
+    /// The same, and its handle was dropped. The report of an earlier loss may not have been read yet.
     GivenUp,
-    /// Its end is in the history, or it never began.
+    /// Its end is in the history, or it never started.
     Over,
 }
 
 impl History {
-    /// A client is about to ask.
+    /// A client is about to send a request.
     pub fn asks(&mut self, client: &str, hold: &str, keys: &[String], terms: &Terms) {
         let (keys, terms) = (keys.to_vec(), terms.clone());
         let asked = Asked {
@@ -71,7 +71,7 @@ impl History {
         self.asked.insert(owner(client, hold), asked);
     }
 
-    /// The first use of a hold that was kept, if this is another one: for the server it is one hold.
+    /// The first use of a cached hold, if this is a later one: to the server they are one hold.
     fn first_use(&self, client: &str, hold: &str, fence: u64) -> Option<String> {
         let this = owner(client, hold);
         let keys = &self.asked.get(&this).filter(|it| it.terms.keep.is_some())?.keys;
@@ -79,13 +79,13 @@ impl History {
         self.asked.iter().find(|(other, it)| **other != this && is_first(it) && it.keys == *keys).map(|it| it.0.clone())
     }
 
-    /// The hold of which this is a use.
+    /// The hold that this use belongs to.
     fn hold_of(&self, client: &str, hold: &str) -> String {
         let owner = owner(client, hold);
         self.asked.get(&owner).and_then(|it| it.again.clone()).unwrap_or(owner)
     }
 
-    /// How long an acquisition took that ended then.
+    /// The duration of an acquisition that ended at this time.
     pub fn took(&self, client: &str, hold: &str, at: Micros) -> Micros {
         self.asked.get(&owner(client, hold)).map_or(0, |it| at.saturating_sub(it.from))
     }
@@ -102,10 +102,10 @@ impl History {
         asked.fence = outcome.fence;
         let told = match (outcome.outcome.as_str(), outcome.fence) {
             ("held", Some(fence)) => Told::Token(fence),
-            // A bounded wait may have ended by the client's own clock: that says nothing of the lock.
+            // A wait with a timeout may have ended by the client's own clock, which says nothing about the lock.
             ("not-granted", _) if asked.terms.wait == Some(0) => Told::Null,
             ("deadlock" | "wrong-type" | "invalid", _) => Told::Error,
-            // It may have been granted, and is released then.
+            // It may have been granted, and is then released.
             _ => Told::Unknown,
         };
         asked.stage = if matches!(told, Told::Token(_)) { Stage::Held } else { Stage::Over };
@@ -128,7 +128,7 @@ impl History {
         }
     }
 
-    /// What a client kept is used again: it was held all the time, by the first one's owner.
+    /// A cached lock is used again: the first use's owner held it all the time.
     fn used_again(&mut self, owner: &str, first: String, outcome: &Outcome) {
         let Some(asked) = self.asked.get_mut(owner).filter(|it| it.stage == Stage::Runs) else { return };
         (asked.stage, asked.again) = (Stage::Over, Some(first.clone()));
@@ -139,13 +139,13 @@ impl History {
             if kept.released.is_none() {
                 self.overlap = Some(format!("{owner} uses what was kept while another one uses it: {kept:?}"));
             }
-            // That the one before has given it back may be read later.
+            // The release of the previous use may be read later.
             (kept.stage, kept.released, kept.user) = (Stage::Held, None, owner.to_owned());
         }
         self.holds(&first, from, outcome.at);
     }
 
-    /// A client gives a hold back from now on: it may have ended before that is answered, whatever becomes of the call.
+    /// A client releases a hold from now on. It may end before the call returns, whatever its outcome.
     pub fn releases(&mut self, client: &str, hold: &str, from: Micros) {
         if let Some(asked) = self.asked.get_mut(&self.hold_of(client, hold)) {
             asked.released = Some(from);
@@ -176,7 +176,7 @@ impl History {
             }
             (Call::Release { .. }, "released") => Told::Left(0),
             (Call::Release { .. }, _) => Told::Unknown,
-            // Of a renewal, a history needs to know nothing: it says how long a lease is at least.
+            // A history need not record a renewal: it has the least duration of a lease.
             _ => return,
         };
         let to = (told != Told::Unknown).then_some(outcome.at);
@@ -190,7 +190,8 @@ impl History {
         }
     }
 
-    /// A client says that it holds something, and so it does: unless somebody ended that, and the word of it is on its way.
+    /// A client reports a hold, and so it holds the lock, unless another client ended the hold and the report of that
+    /// is on its way.
     fn holds(&mut self, owner: &str, from: Micros, to: Micros) {
         let Some(asked) = self.asked.get(owner) else { return };
         for key in &asked.keys {
@@ -201,12 +202,12 @@ impl History {
         }
     }
 
-    /// Somebody does something to the server that may end any hold.
+    /// Another client runs a command that may end any hold.
     pub fn forgets(&mut self) {
         self.meddled.insert(None, clock::now());
     }
 
-    /// A client said that a hold is lost.
+    /// A client reported the loss of a hold.
     pub fn lost(&mut self, client: &str, loss: &Loss) {
         let owner = self.hold_of(client, &loss.hold);
         let Some(asked) = self.asked.get_mut(&owner) else { return };
@@ -216,14 +217,14 @@ impl History {
         asked.stage = Stage::Over;
         let from = asked.from;
         match loss.reason.as_str() {
-            // Who broke it is in the history already. The other keys the client gives back by itself.
+            // The history already has the force-release. The client releases the other keys by itself.
             "forced" | "changed" if asked.keys.len() > 1 => self.end(&owner, from, None),
             "forced" | "changed" => {}
             _ => self.end(&owner, from, Some(loss.at)),
         }
     }
 
-    /// A client no longer wants a hold, without saying more.
+    /// A client dropped a hold without a report.
     pub fn ends(&mut self, client: &str, hold: &str) {
         let owner = self.hold_of(client, hold);
         if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
@@ -231,7 +232,7 @@ impl History {
         }
     }
 
-    /// A client ends, and all that it holds with it.
+    /// A client ends with all its holds.
     pub fn all_end(&mut self, client: &str) {
         let owners: Vec<(String, Micros, Stage)> = self
             .asked
@@ -242,9 +243,9 @@ impl History {
         for (owner, from, stage) in owners {
             match stage {
                 Stage::Held => self.end(&owner, clock::now(), None),
-                // What becomes of it is said by its own end, if that comes.
+                // Its outcome is part of its own end, if that comes.
                 Stage::Runs => self.end(&owner, from, None),
-                // Of these it is said at the end since when they may have ended.
+                // For these, the end of the history says since when they may have ended.
                 Stage::Kept | Stage::GivenUp | Stage::Over => continue,
             }
             if let Some(asked) = self.asked.get_mut(&owner)
@@ -268,13 +269,13 @@ impl History {
         owners.into_iter().for_each(|(owner, from)| self.end(&owner, from, None));
     }
 
-    /// Somebody broke a lock.
+    /// Another client force-released a lock.
     pub fn broken(&mut self, key: &str, from: Micros) {
         self.meddled.insert(Some(key.to_owned()), clock::now());
         self.seen.push(Operation::new("somebody", key, Request::Force, (from, clock::now()), Told::Done));
     }
 
-    /// The end of whatever this owner may have held.
+    /// The end of any hold of this owner.
     fn end(&mut self, owner: &str, from: Micros, to: Option<Micros>) {
         let Some(asked) = self.asked.get(owner) else { return };
         for key in &asked.keys {
@@ -285,12 +286,12 @@ impl History {
         }
     }
 
-    /// How many operations were seen.
+    /// The number of observed operations.
     pub fn operations(&self) -> usize {
         self.seen.len()
     }
 
-    /// What was seen so far, in the format of histories.
+    /// Writes the observations in the format of histories.
     ///
     /// # Errors
     ///
@@ -299,25 +300,26 @@ impl History {
         history::write(&self.seen, to)
     }
 
-    /// Whether there is an order of all that explains what was told. What never ended may have been granted.
+    /// Whether some order of all operations explains the observations. An acquisition without an end may have been
+    /// granted.
     ///
     /// # Errors
     ///
-    /// The violation, in words.
-    pub fn judge(&mut self) -> Result<(), String> {
+    /// A description of the violation.
+    pub fn verify(&mut self) -> Result<(), String> {
         self.settle();
         self.overlap.clone().map_or(Ok(()), Err)?;
         intervals::check(&self.seen).map_err(|violation| violation.to_string())?;
-        judge(&self.seen).map_err(|violation| violation.to_string())
+        check(&self.seen).map_err(|violation| violation.to_string())
     }
 
-    /// The same for long histories, without that for which the judge would need exponential time: acquisitions of which nobody knows
-    /// whether they were granted, and refusals, which those may explain. If all has an order, so has the rest.
+    /// The same for long histories, without operations that would take the checker exponential time: acquisitions with
+    /// an unknown outcome, and refusals that those may explain. If the whole has an order, so has the rest.
     ///
     /// # Errors
     ///
-    /// The violation, in words.
-    pub fn judge_what_is_certain(&mut self) -> Result<(), String> {
+    /// A description of the violation.
+    pub fn verify_certain_operations(&mut self) -> Result<(), String> {
         self.settle();
         self.overlap.clone().map_or(Ok(()), Err)?;
         let checked = intervals::check(&self.seen);
@@ -325,14 +327,14 @@ impl History {
         self.seen.retain(|it| match &it.request {
             Request::Acquire(_) => granted_to(it).is_some(),
             Request::End { owner } => granted.contains(owner),
-            // That it may have ended is said by an end of its own.
+            // An end of its own says that it may have ended.
             Request::Release { .. } => it.outcome != Told::Unknown,
             _ => true,
         });
-        checked.and_then(|()| judge(&self.seen)).map_err(|violation| violation.to_string())
+        checked.and_then(|()| check(&self.seen)).map_err(|violation| violation.to_string())
     }
 
-    /// Nothing more comes of what still runs.
+    /// Running calls have no further effect.
     fn settle(&mut self) {
         let running: Vec<(String, Micros)> = self
             .asked
@@ -400,16 +402,16 @@ mod tests {
         between(&mut history);
         asks(&mut history, "B", "b");
         history.acquired("B", "b", &outcome("held", Some(fence), None));
-        history.judge()
+        history.verify()
     }
 
     #[test]
-    fn two_holders_can_not_be_explained() {
+    fn two_holders_are_refused() {
         assert!(a_then_b(|_| {}, 8).is_err());
     }
 
     #[test]
-    fn a_fence_that_does_not_grow_can_not_be_explained() {
+    fn fence_that_does_not_increase_is_refused() {
         let release = |history: &mut History| {
             let call = Call::Release { hold: "a".to_owned() };
             history.about("A", "a", &call, clock::now(), &outcome("released", None, None));
@@ -429,9 +431,9 @@ mod tests {
         assert_eq!(a_then_b(|history| history.all_end("A"), 8), Ok(()));
     }
 
-    /// Each use of what is kept is one of the same hold, which ends at some time after the last of them.
+    /// Every use of a cached lock is one of the same hold, which ends some time after the last of them.
     #[test]
-    fn what_is_kept_is_one_hold_until_its_client_gives_it_back() {
+    fn cached_lock_is_one_hold_until_released() {
         let seen = |again: u64, is_used: bool, fence: u64| {
             let mut history = History::default();
             let terms = Terms { wait: Some(0), keep: Some(1_000), ..Terms::default() };
@@ -452,7 +454,7 @@ mod tests {
             a_moment_later();
             asks(&mut history, "B", "b");
             history.acquired("B", "b", &outcome("held", Some(fence), None));
-            history.judge()
+            history.verify()
         };
         assert_eq!(seen(7, false, 8), Ok(()));
         assert_eq!(seen(8, false, 9), Ok(()));
@@ -461,16 +463,16 @@ mod tests {
             history.asks("A", hold, &["k".to_owned()], &Terms { keep: Some(1_000), ..Terms::default() });
             history.acquired("A", hold, &outcome("held", Some(7), None));
         }
-        assert!(history.judge().is_err_and(|it| it.contains("another one uses it")), "both at once");
+        assert!(history.verify().is_err_and(|it| it.contains("another one uses it")), "both at once");
         assert!(seen(7, true, 8).is_err(), "it is in use");
         assert!(seen(7, false, 7).is_err(), "another has the same fence");
         assert!(seen(6, false, 8).is_err(), "an older one");
     }
 
-    /// The next one of a process has what is kept before it is read that the one before has given it back; then it is lost, of which
-    /// only the next one is told.
+    /// The next use in a process starts before the release of the previous one is read. Then the hold is lost, and only
+    /// the next use is notified.
     #[test]
-    fn what_is_said_of_an_earlier_use_is_not_said_of_the_next_one() {
+    fn report_about_earlier_use_does_not_concern_next_use() {
         let seen = |is_told: bool| {
             let mut history = History::default();
             let terms = Terms { wait: Some(500), keep: Some(1_000), ..Terms::default() };
@@ -483,7 +485,7 @@ mod tests {
             history.releases("A", "a", from);
             history.acquired("A", "a2", &outcome("held", Some(7), None));
             history.about("A", "a", &release("a"), from, &outcome("released", None, None));
-            // Somebody breaks the first lock, so the client gives back the second.
+            // Another client force-releases the first lock, so the client releases the second.
             history.broken("j", clock::now());
             a_moment_later();
             asks(&mut history, "B", "b");
@@ -492,7 +494,7 @@ mod tests {
             history.releases("A", "a2", from);
             let end = if is_told { outcome("lost", None, Some("forced")) } else { outcome("released", None, None) };
             history.about("A", "a2", &release("a2"), from, &end);
-            history.judge()
+            history.verify()
         };
         assert_eq!(seen(true), Ok(()));
         assert!(seen(false).is_err(), "it was not told");
@@ -505,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_that_he_holds_what_another_has_is_found() {
+    fn check_of_a_lock_of_another_client_is_refused() {
         let check = |history: &mut History, from| {
             let call = Call::Check { hold: "a".to_owned() };
             history.about("A", "a", &call, from, &outcome("held", None, None));
@@ -520,19 +522,19 @@ mod tests {
             history.acquired("B", "b", &outcome("held", Some(8), None));
             check(&mut history, asked().max(early));
             history.lost("A", &Loss { hold: "a".to_owned(), reason: "expired".to_owned(), at: clock::now() });
-            history.judge()
+            history.verify()
         };
         assert!(seen(a_moment_later, |_| {}).is_err());
         assert_eq!(seen(|| 0, |_| {}), Ok(()));
-        // The word of what somebody did to it may be on its way.
+        // The report of another client's action may be on its way.
         assert_eq!(seen(a_moment_later, |history| history.broken("k", clock::now())), Ok(()));
         assert_eq!(seen(a_moment_later, History::forgets), Ok(()));
     }
 
-    /// Two locks as one: somebody breaks the first, so the client gives back the second, and the next one has it. That this was
-    /// told is read after the handle was dropped.
+    /// Two locks in one hold: another client force-releases the first, so the client releases the second, and the next
+    /// client is granted it. The report of this is read after the handle was dropped.
     #[test]
-    fn loss_read_after_the_drop_happened_before_it() {
+    fn loss_read_after_drop_happened_before_it() {
         let seen = |told: bool, keep: Option<u64>| {
             let mut history = History::default();
             let terms = Terms { wait: Some(0), keep, ..Terms::default() };
@@ -546,7 +548,7 @@ mod tests {
             if told {
                 history.lost("A", &Loss { hold: "a".to_owned(), reason: "forced".to_owned(), at: clock::now() });
             }
-            history.judge()
+            history.verify()
         };
         for keep in [None, Some(1_000)] {
             assert_eq!(seen(true, keep), Ok(()));
@@ -554,31 +556,31 @@ mod tests {
         }
     }
 
-    /// It may be his own clock that says so, between two sessions.
+    /// The client's own clock may say so, between two sessions.
     #[test]
-    fn timed_out_wait_proves_nothing_about_the_lock() {
+    fn timed_out_wait_says_nothing_about_lock() {
         let seen = |wait| {
             let mut history = History::default();
             history.asks("A", "a", &["k".to_owned()], &Terms { wait: Some(wait), ..Terms::default() });
             history.acquired("A", "a", &outcome("not-granted", None, None));
-            history.judge()
+            history.verify()
         };
         assert!(seen(0).is_err());
         assert_eq!(seen(500), Ok(()));
     }
 
     #[test]
-    fn a_call_that_fails_may_have_done_something() {
+    fn failed_call_may_have_taken_effect() {
         let mut history = History::default();
         asks(&mut history, "A", "a");
         history.acquired("A", "a", &outcome("connection", None, None));
         asks(&mut history, "B", "b");
         history.acquired("B", "b", &outcome("held", Some(8), None));
-        assert_eq!(history.judge(), Ok(()));
+        assert_eq!(history.verify(), Ok(()));
     }
 
     #[test]
-    fn two_holders_are_found_among_many_of_whom_nobody_knows() {
+    fn two_holders_are_found_among_many_unknown_outcomes() {
         let seen = |fence| {
             let mut history = History::default();
             for number in 0..200 {
@@ -595,7 +597,7 @@ mod tests {
             }
             asks(&mut history, "B", "b");
             history.acquired("B", "b", &outcome("held", Some(fence), None));
-            history.judge_what_is_certain()
+            history.verify_certain_operations()
         };
         assert_eq!(seen(8), Ok(()));
         assert!(seen(9).is_err());

@@ -1,20 +1,20 @@
-//! What clients have left behind.
+//! What clients have left behind at the servers.
 
 use std::time::Duration;
 
 use redis::Value;
 use support::{Server, eventually};
 
-/// What is to be gone.
+/// What must be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Clients live, and have given everything back: no lock is held or waited for.
+    /// Clients run, and have released everything: no lock is held or waited for.
     Free,
-    /// All clients have ended: their sessions, too.
+    /// All clients are closed: their sessions, too.
     Ended,
 }
 
-/// What servers still have that should be gone, when this time is over.
+/// What the servers still have after this time, although it should be gone.
 pub fn after(time: Duration, when: When, servers: &[&Server]) -> Option<String> {
     const FREE: [&str; 2] = ["holdfast_waiters", "holdfast_bound_holds"];
     let fields = if when == When::Ended { &[FREE[0], FREE[1], "holdfast_sessions"][..] } else { &FREE };

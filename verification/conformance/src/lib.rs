@@ -1,5 +1,6 @@
-//! One suite for every client of Holdfast. Scenarios (`scenarios/`) are played to a client through a driver (`drivers/`), with faults
-//! between any two messages, and judged by what the server says and by what the client said, never by the client's inside.
+//! One suite for every client of Holdfast. Scenarios (`scenarios/`) are played to a client through a driver
+//! (`drivers/`), with faults between any two messages. The reports of the server and of the client are checked, never a
+//! client's internals.
 #![forbid(unsafe_code)]
 
 pub mod clock;

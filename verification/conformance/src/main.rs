@@ -1,4 +1,4 @@
-//! Plays the scenarios to all clients, and prints what each of them keeps of what is promised.
+//! Plays the scenarios to all clients, and prints which of them each client passes.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use conformance::clock;
 use conformance::driver::Manifest;
 use conformance::fault::{Fault, Kind};
 use conformance::golden;
-use conformance::play::{Drivers, Judged, play};
+use conformance::play::{ClientUnderTest, Drivers, play};
 use conformance::random;
 use conformance::rules;
 use conformance::scenario::{Feature, Scenario, read_all};
 use conformance::table::{self, Kept};
 
-/// How many scenarios are played at once: they wait most of the time.
+/// The number of scenarios that are played at once: they wait most of the time.
 const AT_ONCE: usize = 16;
 
 const HELP: &str = "\
@@ -56,13 +56,13 @@ struct Arguments {
     table: Option<PathBuf>,
 }
 
-/// What came of a scenario with a client.
+/// The result of a scenario with a client.
 #[derive(Debug, Default)]
 struct Verdict {
     faults: Vec<String>,
-    /// Where the history of the first failure is, and how to play it again.
+    /// The file with the history of the first failure, and how to play it again.
     repeat: Option<String>,
-    /// Whether it was kept without a fault between the messages.
+    /// Whether it passed without a fault between the messages.
     kept_clean: bool,
     played: usize,
     positions: u64,
@@ -114,12 +114,12 @@ fn run() -> Result<bool, String> {
         return play_fleet(&manifests, &programs, seed, seconds, arguments.history.as_deref());
     }
 
-    let judged = |client: usize| Judged { manifest: &manifests[client], programs: &programs };
+    let under_test = |client: usize| ClientUnderTest { manifest: &manifests[client], programs: &programs };
     if arguments.golden {
-        return play_tables(&manifests, &judged);
+        return play_tables(&manifests, &under_test);
     }
 
-    // First without faults: that says how many messages there are.
+    // First without faults: this counts the messages.
     let pairs: Vec<(usize, usize)> = (0..manifests.len())
         .flat_map(|client| (0..scenarios.len()).map(move |scenario| (client, scenario)))
         .filter(|(client, scenario)| can(&manifests[*client], &scenarios[*scenario]))
@@ -129,7 +129,7 @@ fn run() -> Result<bool, String> {
     let begin = Instant::now();
     let history = arguments.history.clone().unwrap_or_else(|| env::temp_dir().join("holdfast-conformance"));
     let repeats = Repeats { manifests: &manifests, history: &history };
-    play_all("without faults between the messages", &clean, &scenarios, &judged, &repeats, &mut verdicts)?;
+    play_all("without faults between the messages", &clean, &scenarios, &under_test, &repeats, &mut verdicts)?;
     let without_faults = begin.elapsed();
     if !arguments.clean && arguments.fault.is_none() {
         let mut with_faults = Vec::new();
@@ -142,12 +142,12 @@ fn run() -> Result<bool, String> {
                 }
             }
         }
-        play_all("with faults", &with_faults, &scenarios, &judged, &repeats, &mut verdicts)?;
+        play_all("with faults", &with_faults, &scenarios, &under_test, &repeats, &mut verdicts)?;
     }
     let shown = if arguments.scenarios.is_empty() { 5 } else { usize::MAX };
     let mut as_expected = report(&verdicts, &manifests, &scenarios, (without_faults, begin.elapsed()), shown);
     if arguments.scenarios.is_empty() {
-        as_expected &= play_tables(&manifests, &judged)?;
+        as_expected &= play_tables(&manifests, &under_test)?;
     }
     if let Some(file) = arguments.table {
         let kept = |client: usize, scenario: usize| {
@@ -205,7 +205,7 @@ fn folders(of: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(folders)
 }
 
-/// Lets each two of the clients that can do what they like, all pairs at once, and writes their histories into a folder.
+/// Random runs of every pair of clients that can do them, all pairs at once. Writes their histories into a folder.
 fn play_pairs(
     manifests: &[Manifest],
     programs: &BTreeMap<&'static str, String>,
@@ -215,12 +215,12 @@ fn play_pairs(
 ) -> Result<bool, String> {
     let can: Vec<&Manifest> = manifests.iter().filter(|it| !it.fails.contains_key("random")).collect();
     let others = |index: usize| can.iter().skip(if can.len() > 1 { index + 1 } else { index });
-    let judged = |manifest| Judged { manifest, programs };
+    let under_test = |manifest| ClientUnderTest { manifest, programs };
     thread::scope(|threads| {
         let mut pairs = Vec::new();
         for (index, one) in can.iter().enumerate() {
             for other in others(index) {
-                let named = [("X".to_owned(), judged(one)), ("Y".to_owned(), judged(other))];
+                let named = [("X".to_owned(), under_test(one)), ("Y".to_owned(), under_test(other))];
                 let run = move || random::run(random::Kind::Pair, seed, time, &named);
                 pairs.push((one, other, threads.spawn(run)));
             }
@@ -257,7 +257,8 @@ fn play_fleet(
 ) -> Result<bool, String> {
     let can = manifests.iter().filter(|it| !it.fails.contains_key("random"));
     let name = |manifest: &Manifest| manifest.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let named: Vec<(String, Judged)> = can.map(|it| (name(it), Judged { manifest: it, programs })).collect();
+    let named: Vec<(String, ClientUnderTest)> =
+        can.map(|it| (name(it), ClientUnderTest { manifest: it, programs })).collect();
     let report = random::run(random::Kind::Fleet, seed, Duration::from_secs(seconds), &named)?;
     let says = if report.faults.is_empty() { "kept" } else { "NOT KEPT" };
     let operations = report.history.operations();
@@ -283,14 +284,14 @@ fn can(client: &Manifest, scenario: &Scenario) -> bool {
     scenario.profile.is_none_or(|it| it == client.profile) && scenario.needs.iter().all(|it| client.has(*it))
 }
 
-/// Where histories of failures go, and what the clients are called on the command line.
+/// The folder for histories of failures, and the names of the clients on the command line.
 struct Repeats<'a> {
     manifests: &'a [Manifest],
     history: &'a Path,
 }
 
 impl Repeats<'_> {
-    /// Writes the history of a failure. How to play it again.
+    /// Writes the history of a failure. Returns how to play it again.
     fn note(&self, client: usize, scenario: &str, fault: Option<Fault>, history: &[u8]) -> String {
         let name = self.manifests[client].folder.file_name().unwrap_or_default().to_string_lossy();
         let (of, how) = fault.map_or_else(
@@ -304,17 +305,17 @@ impl Repeats<'_> {
     }
 }
 
-/// How often it says how far it is.
+/// The interval of progress reports.
 const SAYS: Duration = Duration::from_secs(5);
 
 type Task = ((usize, usize), Option<Fault>);
 
-/// Plays all of these, several at once, and says on standard error how far it is.
+/// Plays all of these, several at once, and reports the progress on standard error.
 fn play_all<'a>(
     what: &str,
     tasks: &[Task],
     scenarios: &[Scenario],
-    judged: &(impl Fn(usize) -> Judged<'a> + Sync),
+    under_test: &(impl Fn(usize) -> ClientUnderTest<'a> + Sync),
     repeats: &Repeats,
     verdicts: &mut BTreeMap<(usize, usize), Verdict>,
 ) -> Result<(), String> {
@@ -328,7 +329,7 @@ fn play_all<'a>(
         );
     };
     progress(0, 0);
-    // What came of them, the failure that ends it all, how many were played and failed, and when that was said.
+    // The results, the failure that ends the run, how many were played and failed, and when that was last reported.
     let results = Mutex::new((verdicts, None, (0, 0), begin));
     thread::scope(|threads| {
         for _ in 0..AT_ONCE {
@@ -336,7 +337,7 @@ fn play_all<'a>(
                 let mut drivers: BTreeMap<usize, Drivers> = BTreeMap::new();
                 while let Some((pair @ (client, scenario), fault)) = tasks.get(next.fetch_add(1, Ordering::SeqCst)) {
                     let drivers = drivers.entry(*client).or_default();
-                    let played = play(&scenarios[*scenario], *fault, &judged(*client), drivers);
+                    let played = play(&scenarios[*scenario], *fault, &under_test(*client), drivers);
                     let mut results = results.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     match played {
                         Ok(report) => {
@@ -377,13 +378,17 @@ fn play_all<'a>(
     failure.map_or(Ok(()), Err)
 }
 
-/// Plays the golden tables to all clients, all at once, and prints where clients differ from them. Whether that is as their manifests say.
-fn play_tables<'a>(manifests: &[Manifest], judged: &(impl Fn(usize) -> Judged<'a> + Sync)) -> Result<bool, String> {
+/// Plays the golden tables to all clients, all at once, and prints the differences. Returns whether they agree with the
+/// manifests.
+fn play_tables<'a>(
+    manifests: &[Manifest],
+    under_test: &(impl Fn(usize) -> ClientUnderTest<'a> + Sync),
+) -> Result<bool, String> {
     thread::scope(|threads| {
         let mut running = Vec::new();
         for (index, manifest) in manifests.iter().enumerate() {
             for (name, play) in golden::TABLES {
-                running.push((manifest, name, threads.spawn(move || play(&judged(index)))));
+                running.push((manifest, name, threads.spawn(move || play(&under_test(index)))));
             }
         }
         let mut as_expected = true;
@@ -391,7 +396,7 @@ fn play_tables<'a>(manifests: &[Manifest], judged: &(impl Fn(usize) -> Judged<'a
             let played = table.join().map_err(|_| format!("{}: golden {name} panicked", manifest.client))?;
             let (rows, mut differences) =
                 played.map_or_else(|why| (0, vec![(String::new(), why)]), |it| (it.rows, it.differences));
-            // Manifests name a table, or a row of it.
+            // A manifest names a table, or a row of it.
             let is_known = |fails: &str, row: &str| {
                 fails.strip_prefix(name).is_some_and(|it| it.is_empty() || it == format!("/{row}"))
             };
@@ -415,7 +420,7 @@ fn play_tables<'a>(manifests: &[Manifest], judged: &(impl Fn(usize) -> Judged<'a
     })
 }
 
-/// Prints all verdicts, with so many of the faults of each. Whether each is as the client's manifest says.
+/// Prints all verdicts, with this many faults of each. Returns whether each agrees with the client's manifest.
 fn report(
     verdicts: &BTreeMap<(usize, usize), Verdict>,
     manifests: &[Manifest],

@@ -1,15 +1,15 @@
-//! A server of a later version, as a client of today may meet it.
+//! A server of a later version, as a current client may meet it.
 
 use std::str;
 
 use support::{Fate, Proxy, Toward};
 
-/// An event of a kind that nobody knows yet.
+/// An event of an unknown kind.
 const UNKNOWN: &str = "*7\r\n$4\r\nmore\r\n:0\r\n*1\r\n$1\r\nk\r\n$5\r\nowner\r\n:1\r\n$4\r\nmore\r\n*0\r\n";
-/// How an event of today's begins that is a heartbeat.
+/// The beginning of a current heartbeat event.
 const HEARTBEAT: &str = "*6\r\n$9\r\nheartbeat\r\n";
 
-/// From now on whatever a session is told begins with an event that nobody knows, and its heartbeat has more numbers and one more
+/// From now on, every reply with events begins with an unknown event, and its heartbeat has more numbers and one more
 /// element.
 pub fn speaks(proxy: &Proxy) {
     proxy.rule(|toward, message| match newer(message).filter(|_| toward == Toward::Client) {
@@ -18,7 +18,7 @@ pub fn speaks(proxy: &Proxy) {
     });
 }
 
-/// Every answer to `LOCK.EVENTS ... HEARTBEAT` ends with a heartbeat, and that with its numbers, in one string.
+/// Every reply to `LOCK.EVENTS ... HEARTBEAT` ends with a heartbeat, whose numbers are one string.
 fn newer(message: &[u8]) -> Option<Vec<u8>> {
     let (count, rest) = str::from_utf8(message).ok()?.strip_prefix('*')?.split_once("\r\n")?;
     let (events, alive) = rest.rsplit_once(HEARTBEAT)?;
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_session_is_told_has_more_of_everything() {
+    fn newer_server_adds_fields_to_events() {
         let alive = format!("{HEARTBEAT}:0\r\n*0\r\n$-1\r\n$-1\r\n$14\r\n250 2000 666 1\r\n");
         let more = newer(format!("*1\r\n{alive}").as_bytes()).unwrap();
         let redis::Value::Array(events) = redis::parse_redis_value(&more).unwrap() else { panic!() };

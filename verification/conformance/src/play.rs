@@ -1,4 +1,4 @@
-//! Plays a scenario to the drivers of a client, and notes what they say.
+//! Plays a scenario to the drivers of a client, and records their reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,36 +18,37 @@ use crate::newer;
 use crate::scenario::{self, Acquire, Callback, Feature, Network, Scenario, Step, Terms};
 use crate::servers::Servers;
 
-/// How much longer than its own time a call may take: the time limit of a connection, a reconnect, and a stall of this machine.
+/// How much longer than its timeout a call may take: the time limit of a connection, a reconnect, and a stall of this
+/// machine.
 pub const BOUND: Duration = Duration::from_secs(20);
-/// In which time the server says what a step waits for, on a machine that does something else as well.
+/// The time in which the server reaches the state that a step waits for, on a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
-/// The same where a fault may be the reason that it never does.
+/// The same if a fault may prevent it.
 const WITH_A_FAULT: Duration = Duration::from_secs(2);
-/// How often the runner looks whether the message was reached at which it is to cancel.
+/// The interval at which the runner checks whether the message for a cancellation was reached.
 const LOOK: Duration = Duration::from_millis(5);
-/// In which time nothing is left of clients that are closed.
+/// The time in which closed clients leave nothing behind.
 pub const CLEAN: Duration = Duration::from_secs(20);
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What was wrong: each a sentence.
+    /// The failures, each a sentence.
     pub faults: Vec<String>,
-    /// How many messages passed between the client with the faults and its server.
+    /// The number of messages between the client with the faults and its server.
     pub messages: u64,
-    /// How many acquisitions were granted.
+    /// The number of grants.
     pub granted: usize,
-    /// What was told, as docs/histories.md has it, if something was wrong.
+    /// The history, if there was a failure.
     pub history: Vec<u8>,
 }
 
-/// The client that is judged.
+/// The tested client.
 #[derive(Clone, Copy, Debug)]
-pub struct Judged<'a> {
+pub struct ClientUnderTest<'a> {
     /// Its driver.
     pub manifest: &'a Manifest,
-    /// What the names in its command stand for.
+    /// The values of the names in its command.
     pub programs: &'a BTreeMap<&'static str, String>,
 }
 
@@ -57,19 +58,19 @@ struct Client {
     driver: Driver,
     proxy: Proxy,
     holds: BTreeMap<String, Held>,
-    /// The name of a hold, of the call that runs for it, and how long it may.
+    /// The hold, its running call, and the call's time limit.
     running: BTreeMap<String, (u64, Duration)>,
     killed: bool,
 }
 
-/// A hold that a driver counts.
+/// A hold that a driver reports.
 struct Held {
     keys: Vec<String>,
     fence: u64,
     watched: bool,
 }
 
-/// A scenario that is being played.
+/// A scenario in progress.
 pub struct Play<'a> {
     scenario: &'a Scenario,
     fault: Option<Fault>,
@@ -78,21 +79,21 @@ pub struct Play<'a> {
     raw: Raw,
     clients: Vec<Client>,
     history: History,
-    /// Whether the steps' own expectations count: not where a fault is put between them.
+    /// Whether the outcomes of the steps are checked: not with a fault between messages.
     strict: bool,
     /// Whether a client can be closed; else its process is ended.
     closes: bool,
-    /// Whether a wait can be given up; else the process of who waits for ever is ended.
+    /// Whether a wait can be cancelled; else the process with an endless wait is ended.
     cancels: bool,
     /// The messages of the client with the faults.
     watched: Option<Watched>,
     report: Report,
 }
 
-/// The drivers of the clients of a scenario, used again for the next time that it is played.
+/// The drivers of a scenario's clients, which the next scenario uses again.
 pub type Drivers = BTreeMap<String, Driver>;
 
-/// Plays a scenario to a client once, with a fault if one is given. `drivers` are those left of the last time.
+/// Plays a scenario to a client once, with a fault if one is given. `drivers` are those of the previous scenario.
 ///
 /// # Errors
 ///
@@ -100,10 +101,10 @@ pub type Drivers = BTreeMap<String, Driver>;
 pub fn play(
     scenario: &Scenario,
     fault: Option<Fault>,
-    client: &Judged,
+    client: &ClientUnderTest,
     drivers: &mut Drivers,
 ) -> Result<Report, String> {
-    // What the runner can't do with a scenario is no reason to end all others.
+    // A scenario that the runner can't play does not end the others.
     let mut own = std::mem::take(drivers);
     match catch_unwind(AssertUnwindSafe(|| play_once(scenario, fault, client, &mut own))) {
         Ok(report) => {
@@ -117,7 +118,7 @@ pub fn play(
 fn play_once(
     scenario: &Scenario,
     fault: Option<Fault>,
-    client: &Judged,
+    client: &ClientUnderTest,
     drivers: &mut Drivers,
 ) -> Result<Report, String> {
     let servers = Servers::start(scenario);
@@ -157,7 +158,7 @@ fn play_once(
     play.finish();
     play.report.messages = play.watched.as_ref().map_or(0, Watched::messages);
     if !play.report.faults.is_empty() {
-        // To memory, which takes everything.
+        // Memory accepts all writes.
         let _ = play.history.write(&mut play.report.history);
     }
     let Play { clients, report, .. } = play;
@@ -169,9 +170,9 @@ fn play_once(
 }
 
 impl Client {
-    /// The fences of what it believes to hold of a lock: what is watched and was not told to be lost.
+    /// The fences of a lock that the client relies on: watched holds without a reported loss.
     fn counts(&mut self, key: &str) -> Vec<u64> {
-        // Whether the driver lives shows at its next call.
+        // The next call shows whether the driver still runs.
         let _ = self.driver.read();
         let is_lost = |hold: &str| self.driver.told.iter().any(|it| it.hold == hold);
         let is_of = |held: &Held| held.watched && held.keys.iter().any(|it| it == key);
@@ -218,7 +219,7 @@ impl Play<'_> {
         }
     }
 
-    /// How a call ends: every one does within its time.
+    /// The outcome of a call: each ends within its time.
     fn outcome(&mut self, client: &str, id: u64, within: Duration, what: &str) -> Option<Outcome> {
         match self.outcome_within(client, id, within) {
             Ok(Some(outcome)) => return Some(outcome),
@@ -276,7 +277,7 @@ impl Play<'_> {
             }
             Step::Demote { time } => {
                 self.servers.demote();
-                // This is how long clients meet a server that is no master, and no condition.
+                // How long clients find no primary here; not a wait for a condition.
                 thread::sleep(Duration::from_millis(*time));
                 self.turn();
             }
@@ -321,7 +322,7 @@ impl Play<'_> {
             Step::Force { key } => self.end_all("LOCK.FORCE", key),
             Step::Delete { key } => self.end_all("DEL", key),
             Step::Until { key, holders, waiters } => {
-                // A server that ends idle connections may have ended this one.
+                // A server that closes idle connections may have closed this one.
                 self.raw = self.servers.now().raw();
                 let time = if self.strict { SOON } else { WITH_A_FAULT };
                 let is_so = eventually(time, || {
@@ -376,7 +377,7 @@ impl Play<'_> {
                 self.note_acquired(client, hold, &outcome);
             }
         } else if let Ok(Some(outcome)) = self.outcome_within(client, id, within.min(WITH_A_FAULT)) {
-            // With a fault it may still wait; that it ends at all shows at the end.
+            // With a fault it may still wait; the end of the scenario shows that it ends.
             self.note_acquired(client, hold, &outcome);
         }
     }
@@ -416,7 +417,7 @@ impl Play<'_> {
         }
     }
 
-    /// How it ends.
+    /// The outcome.
     fn answered(&mut self, it: &scenario::Call, call: Call, (id, from): (u64, Micros)) {
         let scenario::Call { client, hold, ends, names } = it;
         let what = format!(
@@ -439,7 +440,7 @@ impl Play<'_> {
             self.expect(text.contains(&name), || format!("{client}: {what}: \"{text}\" does not name {name}"));
         }
         self.history.about(client, hold, &call, from, &outcome);
-        // What a failed release leaves is the client's to end.
+        // The client must end whatever a failed release leaves.
         if matches!(call, Call::Release { .. }) || outcome.outcome == "lost" {
             self.client(client).holds.remove(hold);
         }
@@ -450,7 +451,7 @@ impl Play<'_> {
         self.outcome(client, id, BOUND, "cancel");
     }
 
-    /// The client with the faults gives up all that runs, or forgets all that it holds, if the message was reached at which it is to do that.
+    /// The client with the faults cancels all its waits, or drops all its handles, if the message for that was reached.
     fn act_if_reached(&mut self) {
         let Some(name) = self.scenario.positions.clone() else { return };
         if !self.watched.as_ref().is_some_and(Watched::is_reached) {
@@ -479,7 +480,7 @@ impl Play<'_> {
         if let Some(id) = self.call(client, &Call::Close) {
             self.outcome(client, id, BOUND, "close");
         }
-        // Whatever waited was given up with it.
+        // Every wait was cancelled with it.
         let running: Vec<(String, u64)> =
             self.client(client).running.iter().map(|(hold, (id, _))| (hold.clone(), *id)).collect();
         for (hold, id) in running {
@@ -517,7 +518,7 @@ impl Play<'_> {
         if cut {
             self.clients.iter().filter(|it| client.is_none_or(|name| name == it.name)).for_each(|it| it.proxy.cut());
         }
-        // This is how long it is stopped, and no condition.
+        // The duration of the pause; not a wait for a condition.
         thread::sleep(time);
         let asked = check.and_then(|it| {
             let (call, from) = (Call::Check { hold: it.hold.clone() }, clock::now());
@@ -539,7 +540,7 @@ impl Play<'_> {
         self.raw = server.raw();
     }
 
-    /// Something that the program around a client does, and that always can be done.
+    /// An action of the program around a client, which is always possible.
     fn done(&mut self, client: &str, call: &Call, ends: &str, within: Duration) {
         if let Some(id) = self.call(client, call)
             && let Some(outcome) = self.outcome(client, id, within, &format!("{call:?}"))
@@ -560,8 +561,9 @@ impl Play<'_> {
         }
     }
 
-    /// The end of every scenario: what drivers count is what the server says; all calls end; when all is released, no lock is held or
-    /// waited for that no driver counts; when all clients have ended, nothing is left; what was told can be explained.
+    /// The end of every scenario. The drivers' holds are those of the server; all calls end. After all releases, no
+    /// lock is held or waited for beyond the drivers' holds; after all clients have ended, nothing is left; the history
+    /// can be explained.
     fn finish(&mut self) {
         for client in &self.clients {
             client.proxy.accept();
@@ -569,9 +571,9 @@ impl Play<'_> {
         if self.strict && self.report.faults.is_empty() {
             self.compare();
         }
-        // With a fault, waits without an end are given up, and whatever has a time ends by itself.
+        // With a fault, endless waits are cancelled, and the others time out.
         self.all_that_live().iter().for_each(|name| self.give_back(name));
-        // What is silent stays so: that is for the client to notice. No other fault comes any more.
+        // Silent connections stay silent, for the client to notice. All other faults end.
         if self.fault.is_none_or(|it| it.kind != Kind::Swallow) {
             self.clients.iter().for_each(|it| it.proxy.pass());
         }
@@ -600,14 +602,14 @@ impl Play<'_> {
                 self.history.lost(&client.name, &loss);
             }
         }
-        if let Err(violation) = self.history.judge() {
+        if let Err(violation) = self.history.verify() {
             self.wrong(format!("what was told can't be explained: {violation}"));
         }
     }
 
-    /// A client that is closed has left no thread and no task, in this scenario or an earlier one of its program.
+    /// A closed client has left no thread and no task, in this scenario or an earlier one of its program.
     fn count_threads(&mut self, name: &str) {
-        // A callback that never returns is the program's doing, and keeps its thread.
+        // A callback that never returns is the program's own fault, and keeps its thread.
         let blocks = |it: &Step| matches!(it, Step::Acquire(it) if it.terms.callback == Some(Callback::Blocks));
         if self.scenario.steps.iter().any(blocks) {
             return self.kill(name);
@@ -630,7 +632,7 @@ impl Play<'_> {
         }
     }
 
-    /// Whatever the fault was, the client gets over it: it can take a lock, and release it.
+    /// The client recovers from any fault: it can acquire a lock, and release it.
     fn works_again(&mut self) {
         let Some(name) = self.scenario.positions.clone().filter(|_| self.fault.is_some()) else { return };
         if self.client(&name).killed {
@@ -644,7 +646,7 @@ impl Play<'_> {
             let Some(id) = self.call(&name, &acquire) else { return };
             let Some(outcome) = self.outcome(&name, id, BOUND, "acquire, afterwards") else { return };
             if outcome.outcome == "held" {
-                // The fault may be at one of these messages: then it ends by an error, and all is released all the same.
+                // The fault may be at one of these messages: then the call fails, and all is released all the same.
                 if let Some(id) = self.call(&name, &Call::Release { hold }) {
                     self.outcome(&name, id, BOUND, "release, afterwards");
                 }
@@ -656,7 +658,7 @@ impl Play<'_> {
         }
     }
 
-    /// What the drivers count is what the server says.
+    /// The drivers' holds are those of the server.
     fn compare(&mut self) {
         self.raw = self.servers.now().raw();
         let keys: BTreeSet<&str> = self.scenario.keys().collect();
@@ -675,7 +677,7 @@ impl Play<'_> {
         self.clients.iter().filter(|it| !it.killed).map(|it| it.name.clone()).collect()
     }
 
-    /// A client gives up what it waits for, and gives back what it holds.
+    /// A client cancels its waits and releases its holds.
     fn give_back(&mut self, name: &str) {
         let running: Vec<(String, u64, Duration)> =
             self.client(name).running.iter().map(|(hold, (id, wait))| (hold.clone(), *id, *wait)).collect();
@@ -715,7 +717,7 @@ impl Play<'_> {
     fn kill(&mut self, name: &str) {
         self.history.all_end(name);
         let client = self.client(name);
-        // What it said before counts.
+        // Earlier reports count.
         let _ = client.driver.read();
         client.driver.kill();
         client.killed = true;
@@ -724,7 +726,7 @@ impl Play<'_> {
     }
 }
 
-/// Who holds a lock, by the server's word: the tokens.
+/// The tokens of a lock's holders, according to the server.
 pub fn holders(raw: &mut Raw, key: &str) -> Vec<u64> {
     let info = raw.call(&[b"LOCK.INFO", key.as_bytes()]);
     let Some(Value::Array(holders)) = field(&info, "holders") else { return Vec::new() };
@@ -735,7 +737,7 @@ pub fn holders(raw: &mut Raw, key: &str) -> Vec<u64> {
     holders.iter().map(token).collect()
 }
 
-/// How often a command was called, of what `INFO commandstats` says of it.
+/// How often a command was called, according to `INFO commandstats`.
 fn calls_of(statistics: &str) -> Option<u64> {
     statistics.split(',').find_map(|it| it.strip_prefix("calls=")?.parse().ok())
 }

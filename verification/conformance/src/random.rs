@@ -1,8 +1,8 @@
-//! Clients do what they like to eight locks for a while, from a seed, while their connections break and their processes are paused: two of
-//! different languages, or a fleet of all. In a fleet, processes are killed and started again, too, and the server is paused, restarted
-//! with its data, and replaced by its replica, which has confirmed every grant.
+//! Clients use eight locks at random for a while, from a seed: two of different languages, or a fleet of all.
+//! Meanwhile their connections break and their processes are paused. In a fleet, processes are also killed and started
+//! again, and the server is paused, restarted with its data, and replaced by its replica, which has confirmed every grant.
 //!
-//! What they were told is one history, judged as the simulator's are.
+//! Their observations are one history, checked as the simulator's are.
 
 use std::collections::BTreeMap;
 use std::thread::{self, JoinHandle};
@@ -15,16 +15,16 @@ use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
 use crate::history::History;
 use crate::left::{self, When};
-use crate::play::{BOUND, CLEAN, Judged};
+use crate::play::{BOUND, CLEAN, ClientUnderTest};
 use crate::scenario::{Feature, Terms};
 use crate::servers::DEFAULT_LEASE;
 
-/// Locks, and how many may hold each: 0 is any number of readers, or one writer.
+/// Locks and their limits: 0 is any number of readers, or one writer.
 const LOCKS: [(&str, u64); 8] =
     [("m1", 1), ("m2", 1), ("m3", 1), ("m4", 1), ("r1", 0), ("r2", 0), ("s2", 2), ("s3", 3)];
-/// So many acquisitions of a client run or are held at once.
+/// The number of acquisitions of a client that run or are held at once.
 const AT_ONCE: usize = 5;
-/// How often something is done.
+/// The interval between actions.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How much a fleet does each time.
 const ACTS: usize = 4;
@@ -42,26 +42,26 @@ pub enum Kind {
 
 struct Client<'a> {
     name: String,
-    judged: Judged<'a>,
+    under_test: ClientUnderTest<'a>,
     driver: Driver,
     proxy: Proxy,
     /// Calls that have not ended, by their names.
     calls: BTreeMap<u64, (Call, String, Micros, Instant)>,
     held: Vec<String>,
     acquired: u64,
-    /// Until when its process is stopped, or its connections are refused.
+    /// Until when its process is paused, or its connections are refused.
     frozen: Option<Instant>,
     refused: Option<Instant>,
     /// The process that takes the place of one that was killed.
     starts: Option<JoinHandle<Result<Driver, String>>>,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What was wrong.
+    /// The failures.
     pub faults: Vec<String>,
-    /// How many acquisitions were granted.
+    /// The number of grants.
     pub granted: usize,
     /// How many calls of each client have ended, and how many of them were grants.
     pub calls: BTreeMap<String, (u64, u64)>,
@@ -76,7 +76,7 @@ pub struct Report {
 /// # Errors
 ///
 /// If it can't be done: a driver doesn't start.
-pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, Judged)]) -> Result<Report, String> {
+pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, ClientUnderTest)]) -> Result<Report, String> {
     let lease = DEFAULT_LEASE.as_millis().to_string();
     let start = |builder: support::Builder| builder.module_args(&["default-lease", &lease]).start();
     let servers = match kind {
@@ -89,11 +89,11 @@ pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, Judged)]) ->
         }
     };
     let mut clients = Vec::new();
-    for (name, judged) in named {
+    for (name, under_test) in named {
         clients.push(Client {
             name: name.clone(),
-            judged: *judged,
-            driver: Driver::start(judged.manifest, judged.programs)?,
+            under_test: *under_test,
+            driver: Driver::start(under_test.manifest, under_test.programs)?,
             proxy: Proxy::to(servers[0].addr()),
             calls: BTreeMap::new(),
             held: Vec::new(),
@@ -194,7 +194,7 @@ impl Run<'_> {
         client.calls.clear();
         client.held.clear();
         client.frozen = None;
-        let (manifest, programs) = (client.judged.manifest.clone(), client.judged.programs.clone());
+        let (manifest, programs) = (client.under_test.manifest.clone(), client.under_test.programs.clone());
         client.starts = Some(thread::spawn(move || Driver::start(&manifest, &programs)));
         self.count("process killed");
     }
@@ -227,13 +227,13 @@ impl Run<'_> {
         }
     }
 
-    /// Something happens to a client, or is done by it.
+    /// An action of a client, or a fault.
     fn act(&mut self, index: usize, random: &mut Random) {
         let client = &mut self.clients[index];
         if client.starts.is_some() {
             return;
         }
-        let manifest = client.judged.manifest;
+        let manifest = client.under_test.manifest;
         match random.below(1_000) {
             0..2 => {
                 client.proxy.cut();
@@ -293,13 +293,13 @@ impl Run<'_> {
         let hold = client.acquired.to_string();
         let (key, limit) = *random.pick(&LOCKS);
         let keys = match random.below(6) {
-            0 if client.judged.manifest.has(Feature::SeveralKeys) => random.some(&["m1", "m2", "m3"], 2),
+            0 if client.under_test.manifest.has(Feature::SeveralKeys) => random.some(&["m1", "m2", "m3"], 2),
             _ => vec![key],
         };
-        // A lock that has readers has writers, too.
+        // A lock with readers has writers, too.
         let limit = if keys.len() > 1 || (limit == 0 && random.chance(30)) { 1 } else { limit };
-        // The same terms again and again, so that what is kept is used again.
-        let keep = limit == 1 && random.chance(40) && client.judged.manifest.has(Feature::Keep);
+        // The same options each time, so that a cached lock is used again.
+        let keep = limit == 1 && random.chance(40) && client.under_test.manifest.has(Feature::Keep);
         let terms = Terms {
             wait: Some([0, 20, 500, 3_000][random.index(4)]),
             lease: (!keep && random.chance(30)).then(|| 500 + random.below(2_000)),
@@ -317,7 +317,7 @@ impl Run<'_> {
         self.call(index, Call::Acquire { hold: hold.clone(), keys, terms, at: At::default() }, &hold);
     }
 
-    /// Takes in what the clients say for a while.
+    /// Reads the reports of the clients for a while.
     fn listen(&mut self, time: Duration) {
         let end = clock::after(time);
         loop {
@@ -387,7 +387,7 @@ impl Run<'_> {
                 self.report.granted += 1;
             }
         } else {
-            // What a client has called lost it can't confirm afterwards.
+            // A client can't confirm a hold after it has reported its loss.
             let was_told = client.driver.told.iter().any(|loss| loss.hold == hold && loss.at < asked);
             if was_told && matches!(outcome.outcome.as_str(), "held" | "released") {
                 let why = format!("{}: {call:?} after its loss was told: {outcome:?}", client.name);
@@ -429,7 +429,7 @@ impl Run<'_> {
             for loss in std::mem::take(&mut self.clients[index].driver.told) {
                 self.report.history.lost(&self.clients[index].name, &loss);
             }
-            if self.clients[index].judged.manifest.has(Feature::Close) {
+            if self.clients[index].under_test.manifest.has(Feature::Close) {
                 self.call(index, Call::Close, "");
                 self.listen(PAUSE);
             } else {
@@ -437,7 +437,7 @@ impl Run<'_> {
             }
         }
         self.report.faults.extend(left::after(CLEAN, When::Ended, &[&self.servers[0]]));
-        if let Err(violation) = self.report.history.judge_what_is_certain() {
+        if let Err(violation) = self.report.history.verify_certain_operations() {
             self.report.faults.push(format!("what was told can't be explained: {violation}"));
         }
     }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::scenario::Scenario;
 
-/// Behind the number of a rule that nothing outside a client can check.
+/// Marks the number of a rule that can only be checked inside a client.
 const BY_INSPECTION: char = '°';
 
 /// All rules of the specification by their numbers, and whether a scenario or a vector can check them.
@@ -21,7 +21,7 @@ pub fn of(specification: &str) -> BTreeMap<u32, bool> {
     parts.filter_map(rule).collect()
 }
 
-/// What a vector's first line says.
+/// The first line of a vector.
 #[derive(Debug, Deserialize)]
 pub struct Vector {
     /// Its title.
@@ -67,7 +67,7 @@ mod tests {
     use crate::scenario::read_all;
 
     #[test]
-    fn every_rule_that_can_be_checked_is_named_and_no_other_name_is_used() {
+    fn scenarios_name_every_checkable_rule_and_no_unknown_one() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let rules = of(&fs::read_to_string(here.join("../../docs/client-protocol.md")).unwrap());
         let checks = checks(&read_all(&here.join("scenarios")).unwrap(), &vectors(&here.join("../vectors")).unwrap());
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_with_a_degree_sign_is_checked_by_inspection() {
+    fn rule_with_degree_sign_is_checked_by_inspection() {
         let rules = of("* **B1** one\n* **B2**° two, see B1 and **B3**");
         assert_eq!(rules, BTreeMap::from([(1, true), (2, false), (3, true)]));
     }

@@ -1,97 +1,97 @@
-//! Scenarios as they stand in `scenarios/*.yaml`: the promises of a client. README.md explains how to write one.
+//! Scenarios (`scenarios/*.yaml`): the promises of a client. README.md explains how to write one.
 
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// One promise, and the steps that show whether it is kept.
+/// A promise, and the steps that show whether it is kept.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// The name of its file.
     #[serde(skip)]
     pub name: String,
-    /// What is promised, in a sentence.
+    /// The promise, in one sentence.
     pub promise: String,
     /// The rules of docs/client-protocol.md that it checks.
     pub rules: Vec<String>,
-    /// The clients that it is about; none: all.
+    /// The profile that it concerns; none: all.
     #[serde(default)]
     pub profile: Option<Profile>,
-    /// What a client must have for it.
+    /// The features that a client needs for it.
     #[serde(default)]
     pub needs: Vec<Feature>,
-    /// Where the locks are.
+    /// The servers of the locks.
     #[serde(default)]
     pub servers: Shape,
-    /// Each is a client of its own, in a process of its own.
+    /// Each is a client in a process of its own.
     pub clients: Vec<String>,
-    /// The client between whose messages faults are put, one after the other.
+    /// The client between whose messages faults are injected, one after the other.
     #[serde(default)]
     pub positions: Option<String>,
-    /// What is done, in this order.
+    /// The steps, in this order.
     pub steps: Vec<Step>,
 }
 
-/// What a client is made of: docs/client-protocol.md.
+/// The profile of a client: docs/client-protocol.md.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
     /// Commands over a small pool of connections.
     Basic,
-    /// One session with each server, whose events tell what happens.
+    /// One session with each server, which reads events.
     Sessions,
 }
 
-/// Where the locks of a scenario are.
+/// The servers of a scenario.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Shape {
-    /// At one server; between it and each client there is a proxy.
+    /// One server, with a proxy between it and each client.
     #[default]
     One,
     /// The same, and it has a replica.
     Replicated,
-    /// At the master that a sentinel names.
+    /// The primary that a sentinel names.
     Sentinel,
     /// In a cluster, all in one slot.
     Cluster,
 }
 
-/// What not every client has.
+/// Features that not every client has.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "kebab-case")]
 pub enum Feature {
     /// Readers and writers.
     Shared,
-    /// A limit on how many hold it.
+    /// A limit of holders.
     Semaphore,
-    /// Several keys in one step.
+    /// Several keys in one command.
     SeveralKeys,
-    /// A watched lease of one's own.
+    /// A lease of the program's choice with a watchdog.
     WatchedLease,
-    /// Released at once when the connection ends.
+    /// Released immediately when the connection closes.
     Ephemeral,
     /// Confirmed by replicas.
     Replicas,
-    /// A wait that is given up.
+    /// Cancelled waits.
     Cancel,
-    /// A hold that nobody can reach any more.
+    /// A hold whose handle is garbage-collected.
     Drop,
-    /// A client that is closed gives back what it holds.
+    /// A closed client releases its holds.
     Close,
-    /// A loss is told, without being asked.
+    /// A loss is reported without a request.
     Told,
-    /// It calls back when it tells a loss.
+    /// A loss is reported by a callback.
     Callbacks,
-    /// A process may go on in a child of its own.
+    /// A process may continue in a forked child.
     Fork,
-    /// It runs in an event loop of its program's, which may be blocked.
+    /// It runs in an event loop of its program, which may be blocked.
     EventLoop,
-    /// A program has several runtimes (event loops), of which each may end.
+    /// A program has several runtimes (event loops), each of which may end.
     Runtimes,
-    /// It finds its server by a sentinel.
+    /// It finds its server through a sentinel.
     Sentinel,
     /// It finds its servers in a cluster.
     Cluster,
@@ -99,7 +99,7 @@ pub enum Feature {
     MultiLock,
     /// A lock on a majority of servers.
     RedLock,
-    /// A lock that the client keeps after its release.
+    /// A lock that the client caches after its release.
     Keep,
 }
 
@@ -127,12 +127,12 @@ impl Feature {
         Self::Keep,
     ];
 
-    /// What scenarios and manifests call it.
+    /// Its name in scenarios and manifests.
     pub fn name(self) -> String {
         serde_json::to_value(self).ok().and_then(|it| it.as_str().map(str::to_owned)).unwrap_or_default()
     }
 
-    /// What people call it.
+    /// Its name for readers.
     pub fn title(self) -> &'static str {
         match self {
             Self::Shared => "readers and writers",
@@ -162,182 +162,183 @@ impl Feature {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Step {
-    /// A client takes a lock.
+    /// A client acquires a lock.
     Acquire(Acquire),
-    /// An acquisition that was left running ends.
+    /// A running acquisition ends.
     Ended {
-        /// Whose.
+        /// The client.
         client: String,
-        /// Which.
+        /// The hold.
         hold: String,
-        /// How.
+        /// The outcome.
         ends: String,
-        /// In how much time from now.
+        /// The time limit from now.
         #[serde(default = "soon")]
         within: u64,
-        /// In how much time since it was asked for, by the client's own clock.
+        /// The time limit since its request, by the client's own clock.
         #[serde(default, rename = "at-most")]
         at_most: Option<u64>,
     },
-    /// A client gives a lock back.
+    /// A client releases a lock.
     Release(Call),
-    /// A client begins a lease anew.
+    /// A client renews a lease.
     Renew {
-        /// Who.
+        /// The client.
         client: String,
-        /// What.
+        /// The hold.
         hold: String,
-        /// How long it is.
+        /// The lease.
         lease: u64,
-        /// How that ends.
+        /// The outcome.
         ends: String,
     },
-    /// A client says whether it holds a lock.
+    /// A client reports whether it holds a lock.
     Check(Call),
-    /// A client gives up an acquisition that runs.
+    /// A client cancels a running acquisition.
     Cancel(Which),
-    /// A client forgets a hold without giving it back.
+    /// A client drops a hold without releasing it.
     Drop(Which),
-    /// The process of a client has a child, which ends in good order.
+    /// The process of a client forks a child, which exits normally.
     Fork {
-        /// Whose.
+        /// The client.
         client: String,
     },
-    /// A client ends.
+    /// A client is closed.
     Close {
-        /// Who.
+        /// The client.
         client: String,
     },
-    /// The process of a client ends, without a word.
+    /// The process of a client is killed.
     Kill {
-        /// Who.
+        /// The client.
         client: String,
     },
-    /// The program of a client ends in good order, which takes it no longer than what is soon.
+    /// The program of a client exits normally, within a short time.
     Quit {
-        /// Whose.
+        /// The client.
         client: String,
     },
-    /// A client tells that a hold is lost.
+    /// A client reports the loss of a hold.
     Lost {
-        /// Who.
+        /// The client.
         client: String,
-        /// What.
+        /// The hold.
         hold: String,
-        /// Why.
+        /// The reason.
         reason: String,
-        /// In how much time from now.
+        /// The time limit from now.
         #[serde(default = "soon")]
         within: u64,
     },
-    /// Somebody breaks a lock, by `LOCK.FORCE`.
+    /// Another client runs `LOCK.FORCE`.
     Force {
-        /// Which.
+        /// The lock.
         key: String,
     },
-    /// Somebody deletes its key.
+    /// Another client deletes its key.
     Delete {
-        /// Which.
+        /// The lock.
         key: String,
     },
-    /// Waits until the server says so.
+    /// Waits for a state of the server.
     Until {
-        /// Of which lock.
+        /// The lock.
         key: String,
-        /// So many hold it.
+        /// The number of holders.
         #[serde(default)]
         holders: Option<u64>,
-        /// So many wait for it.
+        /// The number of waiters.
         #[serde(default)]
         waiters: Option<u64>,
     },
-    /// Somebody says this to the server.
+    /// Another client sends a command to the server.
     Say {
-        /// A command.
+        /// The command.
         words: Vec<String>,
     },
     /// The server's process is killed, and started again.
     Restart {
-        /// Whether it has what it had.
+        /// Whether its data are kept.
         data: bool,
     },
-    /// The server's process is killed, and a replica that had everything takes its place.
+    /// The server's process is killed, and a replica with all its data is promoted.
     Failover,
-    /// The server becomes a replica of its replica, and clients find it so for this time before they find the new master.
+    /// The server becomes a replica of its replica, and clients find it so for this time before they find the new
+    /// primary.
     Demote {
-        /// How long, in ms.
+        /// The duration in ms.
         time: u64,
     },
-    /// A client has opened so many connections at most until now.
+    /// A client has opened at most this many connections so far.
     Opened {
-        /// Who.
+        /// The client.
         client: String,
-        /// How many.
+        /// The number.
         #[serde(rename = "at-most")]
         at_most: usize,
     },
     /// A slot of a cluster moves to another server, with the locks in it.
     MoveSlot {
-        /// That of this key.
+        /// The key of the slot.
         key: String,
     },
-    /// So many requests of this name at most were sent to the server until now.
+    /// The server has received at most this many requests of this name so far.
     Asked {
         /// The command.
         command: String,
-        /// How many.
+        /// The number.
         #[serde(rename = "at-most")]
         at_most: u64,
     },
-    /// A client has so many connections at most.
+    /// A client has at most this many connections.
     Connections {
-        /// Who.
+        /// The client.
         client: String,
-        /// How many.
+        /// The number.
         #[serde(rename = "at-most")]
         at_most: usize,
     },
-    /// The event loop of a client is blocked for so long by its program.
+    /// The program of a client blocks its event loop.
     Block {
-        /// Whose.
+        /// The client.
         client: String,
-        /// How long.
+        /// The duration.
         time: u64,
     },
-    /// A client's program begins another runtime (event loop), in which it goes on; or the first one ends.
+    /// A client's program starts another runtime (event loop) and continues in it, or the first one ends.
     Runtime {
-        /// Whose.
+        /// The client.
         client: String,
-        /// What happens.
+        /// The change.
         is: Runtime,
         /// The holds that end with it.
         #[serde(default)]
         holds: Vec<String>,
     },
-    /// What becomes of a client's connections.
+    /// A fault of a client's connections.
     Network {
-        /// Whose.
+        /// The client.
         client: String,
-        /// What happens.
+        /// The fault.
         is: Network,
     },
-    /// The process of a client, or the server if none is named, is stopped for so long.
+    /// The process of a client, or the server if none is named, is paused.
     Freeze {
-        /// Whose.
+        /// The client.
         #[serde(default)]
         client: Option<String>,
-        /// How long.
+        /// The duration.
         time: u64,
         /// Whether its connections are cut meanwhile.
         #[serde(default)]
         cut: bool,
-        /// What it is asked meanwhile, and answers before anything else: whether it holds this.
+        /// A check that it gets meanwhile, and answers first: whether it has this hold.
         #[serde(default)]
         check: Option<Call>,
     },
 }
 
-/// What happens to the connections of a client.
+/// The faults of a client's connections.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
@@ -345,21 +346,21 @@ pub enum Network {
     Cut,
     /// They are cut, and new ones, too.
     Refused,
-    /// Nothing arrives any more in either direction, and nobody is told: also over new ones.
+    /// Nothing arrives in either direction, also over new connections, and neither side is notified.
     Silent,
-    /// New ones are taken again, and what was sent while it was silent arrives.
+    /// New connections are accepted again, and delayed bytes arrive.
     Whole,
-    /// What a session is told is what a later version of the server may say: more of each thing, and things that nobody knows yet.
+    /// A session gets the events of a later server version: additional fields, and unknown kinds.
     Newer,
 }
 
-/// What happens to the runtimes of a program.
+/// The changes of a program's runtimes.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Runtime {
-    /// There is another one, in which all later calls run.
+    /// Another one is started, in which all later calls run.
     Another,
-    /// The first one ends, with all that runs in it.
+    /// The first one ends, with all its calls.
     Ended,
 }
 
@@ -367,69 +368,69 @@ pub enum Runtime {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Acquire {
-    /// Who.
+    /// The client.
     pub client: String,
-    /// What the hold is called in this scenario.
+    /// The name of the hold in this scenario.
     pub hold: String,
     /// The locks.
     pub keys: Vec<String>,
-    /// The terms.
+    /// The options.
     #[serde(default)]
     pub terms: Terms,
-    /// How it ends; `later`: the steps go on meanwhile.
+    /// The outcome; `later`: the steps continue meanwhile.
     pub ends: String,
-    /// In how much time since it was asked for, by the client's own clock.
+    /// The time limit since its request, by the client's own clock.
     #[serde(default, rename = "at-most")]
     pub at_most: Option<u64>,
 }
 
-/// The terms of an acquisition. None: a mutex that is watched, with the server's default lease.
+/// The options of an acquisition. By default, a watched mutex with the server's default lease.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Terms {
-    /// How long it waits at most; none: as long as it takes; 0: not at all.
+    /// The timeout; none: without limit; 0: no wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<u64>,
     /// The lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
-    /// Whether the server renews that lease.
+    /// Whether the server renews the lease.
     #[serde(default, skip_serializing_if = "is_not")]
     pub watched: bool,
-    /// Whether it is released when the connection ends.
+    /// Whether it is released when the connection closes.
     #[serde(default, skip_serializing_if = "is_not")]
     pub ephemeral: bool,
-    /// A reader.
+    /// `SHARED`.
     #[serde(default, skip_serializing_if = "is_not")]
     pub shared: bool,
-    /// So many may hold it.
+    /// The limit of holders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// So many replicas must have it.
+    /// The number of replicas that must confirm it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u64>,
-    /// For how long the client keeps it after its release.
+    /// How long the client caches it after its release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<u64>,
-    /// So many uses of it in a row while somebody else waits.
+    /// The number of uses in a row while another client waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_uses: Option<u64>,
-    /// What the program does when it is called back because the hold is lost, having said so.
+    /// The action of the program in the callback of a loss, after its report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub callback: Option<Callback>,
 }
 
-/// What a program does in a callback that it should not.
+/// Faulty actions of a program in a callback.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Callback {
-    /// An error leaves it.
+    /// It raises an error.
     Throws,
-    /// It ends the program, or so it believes.
+    /// It tries to end the program.
     Exits,
     /// It does not return.
     Blocks,
-    /// It takes another lock, and releases it.
+    /// It acquires another lock, and releases it.
     Locks,
 }
 
@@ -437,13 +438,13 @@ pub enum Callback {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Call {
-    /// Who.
+    /// The client.
     pub client: String,
-    /// What.
+    /// The hold.
     pub hold: String,
-    /// How it ends.
+    /// The outcome.
     pub ends: String,
-    /// What an error's text names; `{pid}`: the client's process.
+    /// A part of the error's text; `{pid}`: the client's process.
     #[serde(default)]
     pub names: Vec<String>,
 }
@@ -452,9 +453,9 @@ pub struct Call {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Which {
-    /// Whose.
+    /// The client.
     pub client: String,
-    /// Which.
+    /// The hold.
     pub hold: String,
 }
 
@@ -462,7 +463,7 @@ pub struct Which {
 ///
 /// # Errors
 ///
-/// What is wrong, with the file's name.
+/// A description of the fault, with the file's name.
 pub fn read_all(folder: &Path) -> Result<Vec<Scenario>, String> {
     let why = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut files: Vec<_> = fs::read_dir(folder)
@@ -493,7 +494,7 @@ fn read(file: &Path) -> Result<Scenario, String> {
 }
 
 impl Step {
-    /// Who does it, or to whom it is done.
+    /// The client of the step.
     fn client(&self) -> Option<&str> {
         match self {
             Self::Acquire(Acquire { client, .. })
@@ -528,7 +529,7 @@ impl Step {
 }
 
 impl Scenario {
-    /// The keys of its locks, one by one as they are asked for.
+    /// The keys of its locks, in the order in which they are requested.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         let acquired = self.steps.iter().filter_map(|step| if let Step::Acquire(it) = step { Some(it) } else { None });
         acquired.flat_map(|it| it.keys.iter().map(String::as_str))
@@ -554,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn all_scenarios_can_be_read_and_no_manifest_names_another() {
+    fn scenarios_are_valid_and_manifests_name_existing_ones() {
         let scenarios = read_all(&folder("scenarios")).unwrap();
         assert!(scenarios.len() > 20);
         let drivers: Vec<_> = fs::read_dir(folder("drivers")).unwrap().map(|it| it.unwrap().path()).collect();
@@ -577,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn scenario_with_an_unknown_client_step_or_field_is_refused() {
+    fn scenario_with_unknown_client_step_or_field_is_refused() {
         let file = std::env::temp_dir().join(format!("holdfast-scenario-{}.yaml", std::process::id()));
         for (steps, part) in [
             ("- acquire: {client: B, hold: b, keys: [k], ends: held}", "no client is called B"),

@@ -1,4 +1,4 @@
-//! The servers of a scenario: one, with a replica to take its place if need be; a sentinel's two; or a cluster's.
+//! The servers of a scenario: one, with a replica to promote if needed; a sentinel's two; or a cluster's.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use support::{Cluster, Server, Trio};
 
 use crate::scenario::{Scenario, Shape, Step};
 
-/// The server's default lease: short, so that what is left behind shows soon.
+/// The server's default lease: short, so that leaks show soon.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
 
 /// The servers, and which of them has the locks.

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_take_the_place_of_older_ones() {
+    fn table_replaces_older_one() {
         let page = format!("before\n{BEGIN}old\n{END}\nafter\n");
         assert_eq!(put_into(&page, "new\n"), Some(format!("before\n{BEGIN}new\n{END}\nafter\n")));
         assert_eq!(put_into("none", "new\n"), None);

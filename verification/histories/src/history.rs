@@ -1,32 +1,33 @@
-//! The format of histories, one operation a line of JSON. verification/histories/README.md specifies it for programs in other languages.
+//! The format of histories: one operation a line of JSON. verification/histories/README.md specifies it for programs in
+//! other languages.
 
 use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// A moment: microseconds of one monotonic clock, or the numbers of a simulator's steps.
+/// A time: microseconds of one monotonic clock, or the step numbers of a simulator.
 pub type Time = u64;
 
-/// What one client, or the server by itself, did to one lock, and what it was told.
+/// An operation of a client, or of the server itself, on one lock, with its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operation {
-    /// Who asked; for people only, the judge does not need it.
+    /// The client; for readers only, the checker does not need it.
     pub process: String,
     /// The lock.
     pub key: String,
-    /// What was asked for.
+    /// The request.
     #[serde(flatten)]
     pub request: Request,
-    /// Not before this did it happen: when it was asked for.
+    /// The operation took effect no earlier than this: when the request was sent.
     pub from: Time,
-    /// Not after this did it happen, if it did: when the answer came. `None`: nobody can say.
+    /// The operation took effect no later than this: when the reply arrived. `None`: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<Time>,
-    /// What the asker was told.
+    /// What the client received.
     pub outcome: Outcome,
 }
 
-/// What can be asked for, and what a server does unasked. Leases are in the unit of [`Time`].
+/// The requests of clients, and actions of the server. Leases are in the unit of [`Time`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "lowercase")]
 pub enum Request {
@@ -34,71 +35,73 @@ pub enum Request {
     Acquire(Acquire),
     /// `LOCK.RELEASE`, or one key's part of `LOCK.MRELEASE`.
     Release {
-        /// Who.
+        /// The owner.
         owner: String,
-        /// Only under this token.
+        /// Only if the hold has this token.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         token: Option<u64>,
-        /// The count to go down to (`ALL` is 0); none: one less.
+        /// The remaining count (`ALL` is 0); none: one less.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         holds: Option<u64>,
-        /// A new lease for what is left.
+        /// A new lease for the remaining holds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lease: Option<Time>,
     },
     /// `LOCK.RENEW`, or one key's part of `LOCK.MRENEW`.
     Renew {
-        /// Who.
+        /// The owner.
         owner: String,
-        /// Only under this token.
+        /// Only if the hold has this token.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         token: Option<u64>,
-        /// The new lease; none: it does not end by itself while this history lasts.
+        /// The new lease; none: the hold does not end by itself in this history.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lease: Option<Time>,
-        /// The token to raise the hold's to.
+        /// The token to which the hold's is raised.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fence: Option<u64>,
     },
-    /// None: a client said, by its own knowledge, that this owner holds the lock.
+    /// None: a client reported, without a request, that this owner holds the lock.
     Check {
-        /// Who.
+        /// The owner.
         owner: String,
     },
-    /// `LOCK.FORCE`, `DEL`, or whatever else ends all holds.
+    /// `LOCK.FORCE`, `DEL`, or any other command that ends all holds.
     Force,
     /// The server ended a hold because its lease was over.
     Expire {
-        /// Whose.
+        /// The owner.
         owner: String,
-        /// Under which token; none: nobody was told it.
+        /// The token; none: no client received it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         token: Option<u64>,
     },
-    /// The server ended an owner's hold, if there was one, for another reason: its connection ended, the request was cancelled.
+    /// The server ended an owner's hold, if there was one, for another reason: its connection closed, or the request
+    /// was cancelled.
     End {
-        /// Whose.
+        /// The owner.
         owner: String,
     },
-    /// The server took back what too few replicas confirmed in time. The judge adds these itself: they are no part of the format.
+    /// The server revoked a grant that too few replicas confirmed in time. The checker adds these itself: they are not
+    /// part of the format.
     #[serde(skip)]
     TakeBack {
-        /// Whose.
+        /// The owner.
         owner: String,
-        /// How many holds a re-entry had added.
+        /// The number of holds that a re-entry had added.
         added: u64,
     },
 }
 
-/// The terms of an acquisition.
+/// The options of an acquisition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Acquire {
-    /// Who.
+    /// The owner.
     pub owner: String,
-    /// How many may hold at once; 0: `SHARED`.
+    /// The limit of holders; 0: `SHARED`.
     #[serde(default = "one")]
     pub limit: u64,
-    /// How long the hold lasts at least; none: it does not end by itself while this history lasts.
+    /// The least duration of the hold; none: it does not end by itself in this history.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Time>,
     /// `HOLDS n`: the count to reach; none: one more.
@@ -107,46 +110,47 @@ pub struct Acquire {
     /// `NEW`: no re-entry.
     #[serde(default, skip_serializing_if = "is_not")]
     pub new: bool,
-    /// Whether it may have stood in the queue.
+    /// It may have been queued.
     #[serde(default, skip_serializing_if = "is_not")]
     pub wait: bool,
     /// When its client knew that it was queued (`WAITING` was read).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queued: Option<Time>,
-    /// Whether it asked for other keys in the same step.
+    /// It requested other keys in the same command.
     #[serde(default, skip_serializing_if = "is_not")]
     pub several: bool,
 }
 
-/// What an asker was told.
+/// The outcome that a client received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// Granted, or renewed.
     Token(u64),
-    /// Released: 1 if the owner still has holds, otherwise 0. (`LOCK.RELEASE` replies the opposite: 1, it holds no longer.)
+    /// Released: 1 if the owner still has holds, otherwise 0. (`LOCK.RELEASE` replies the opposite: 1 means that it
+    /// holds no longer.)
     Left(u64),
-    /// Forced: so many lost it.
+    /// Forced: the number of holders that lost it.
     Count(u64),
-    /// Not granted; not held.
+    /// Not granted, or not held.
     Null,
-    /// It was done, and no more is known.
+    /// It took effect; no more is known.
     Done,
-    /// Refused with an error that says that nothing was done.
+    /// An error that says that nothing was done.
     Error,
-    /// Done, not confirmed by replicas in time, and revoked.
+    /// It took effect, was not confirmed by replicas in time, and was revoked.
     Unconfirmed,
-    /// It may have been done between `from` and `to`, and may not.
+    /// It may or may not have taken effect between `from` and `to`.
     Unknown,
 }
 
 impl Operation {
-    /// An operation that began and ended at the times given.
+    /// An operation with the times of its request and its reply.
     pub fn new(process: &str, key: &str, request: Request, (from, to): (Time, Time), outcome: Outcome) -> Self {
         Self { process: process.into(), key: key.into(), request, from, to: Some(to), outcome }
     }
 
-    /// The last moment at which it can have happened.
+    /// The latest time at which it can have taken effect.
     pub fn latest(&self) -> Time {
         self.to.unwrap_or(Time::MAX)
     }
@@ -158,22 +162,22 @@ impl Request {
         Self::Acquire(Acquire { owner: owner.into(), limit, lease, ..Acquire::default() })
     }
 
-    /// One that may wait.
+    /// An acquisition that may wait.
     pub fn wait(owner: &str, limit: u64, lease: Option<Time>) -> Self {
         Self::Acquire(Acquire { owner: owner.into(), limit, lease, wait: true, ..Acquire::default() })
     }
 
-    /// One hold less.
+    /// A release of one hold.
     pub fn release(owner: &str) -> Self {
         Self::Release { owner: owner.into(), token: None, holds: None, lease: None }
     }
 
-    /// Whether it also withdraws what its owner waits for (`ALL` without `TOKEN`).
+    /// Whether it also withdraws its owner's queued requests (`ALL` without `TOKEN`).
     pub fn withdraws(&self) -> bool {
         matches!(self, Self::Release { token: None, holds: Some(0), .. })
     }
 
-    /// A new lease.
+    /// A renewal.
     pub fn renew(owner: &str, lease: Option<Time>) -> Self {
         Self::Renew { owner: owner.into(), token: None, lease, fence: None }
     }
@@ -184,11 +188,11 @@ impl Request {
     }
 }
 
-/// Reads a history; empty lines and lines that begin with `#` say nothing.
+/// Reads a history. Empty lines and lines that begin with `#` are ignored.
 ///
 /// # Errors
 ///
-/// If a line is no operation; the error names its number.
+/// If a line is not an operation; the error names its number.
 pub fn read(from: impl BufRead) -> io::Result<Vec<Operation>> {
     let mut operations = Vec::new();
     for (number, line) in from.lines().enumerate() {

@@ -1,9 +1,9 @@
 //! One window of a history of one lock, given to stateright's tester.
 //!
-//! The tester finds *one* order of operations that explains what was seen. What comes after the window depends on the state that it left,
-//! and there may be several. So each window ends with an operation of the judge's own, which notes the state and refuses: the tester goes
-//! on to the next order, until it has tried all. What it has tried already, the same operations done and the same state, it need not
-//! try again: [`Search`] refuses that as well.
+//! The tester finds *one* order of operations that explains the history. The next window depends on the state after
+//! this one, and there may be several. So each window ends with an operation of the checker's own, which records the
+//! state and fails: the tester continues with the next order, until it has tried all. [`Search`] also refuses an order
+//! that leads to a state that was already tried with the same operations.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -14,27 +14,29 @@ use stateright::semantics::{ConsistencyTester, LinearizabilityTester, Sequential
 use crate::history::{Outcome, Request, Time};
 use crate::spec::{Hold, Lock, Step};
 
-/// What may happen in a window, and how it is known to the judge.
+/// A possible operation of a window.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Its place in the history; none: the end of a lease, that nobody reported.
+    /// Its position in the history; none: the unreported end of a lease.
     pub place: Option<usize>,
-    /// What.
+    /// The operation.
     pub step: Step,
 }
 
-/// A state that an order of operations leads to, and the operations that were already done although their answers come later.
+/// A state after an order of operations, and the operations that have already taken effect although their replies come
+/// later.
 pub type End = (Lock, Vec<usize>);
 
 /// All ends of a window, and the most operations that could be explained.
 pub struct Explored {
-    /// Where it may have led.
+    /// The possible states.
     pub ends: HashSet<End>,
-    /// Places of those done in the order that went furthest.
+    /// The positions of the operations in the longest order.
     pub furthest: Vec<usize>,
 }
 
-/// Explores a window that begins with `lock` and ends at `cut`: what was answered by then must have happened, what was not may have.
+/// Explores a window that begins with `lock` and ends at `cut`. Operations with a reply by then must have taken effect;
+/// others may have.
 pub fn explore(lock: &Lock, candidates: Vec<Candidate>, cut: Time) -> Explored {
     let window = Rc::new(Window::new(candidates, cut));
     let done = Bits::new(window.candidates.len());
@@ -45,7 +47,7 @@ pub fn explore(lock: &Lock, candidates: Vec<Candidate>, cut: Time) -> Explored {
     Explored { ends: noted.ends, furthest: window.places(&noted.furthest) }
 }
 
-/// Tells the tester who began and ended what, in the order of time.
+/// Reports the starts and ends of operations to the tester, in the order of time.
 fn feed(tester: &mut LinearizabilityTester<usize, Search>, window: &Window) {
     let mut moments: Vec<(Time, bool, usize)> = Vec::new();
     for (index, Candidate { step, .. }) in window.candidates.iter().enumerate() {
@@ -54,7 +56,7 @@ fn feed(tester: &mut LinearizabilityTester<usize, Search>, window: &Window) {
             moments.push((step.to, true, index));
         }
     }
-    // What ends in the moment in which something else begins overlaps with it.
+    // An operation that ends when another one starts overlaps with it.
     moments.sort_unstable();
     let mut threads: Vec<Option<usize>> = Vec::new();
     for (_, ends, index) in moments {
@@ -66,7 +68,8 @@ fn feed(tester: &mut LinearizabilityTester<usize, Search>, window: &Window) {
         fed.expect("a thread does one thing at a time");
     }
     tester.on_invret(usize::MAX, Op::Cut, ()).expect("the last operation");
-    // What may have happened is answered when all is over. (The tester would carry out what has no answer without asking whether it can.)
+    // An operation without a reply ends when all is over. (The tester would otherwise run it without asking whether it
+    // can.)
     for thread in (0..threads.len()).filter(|thread| threads[*thread].is_some()) {
         tester.on_return(thread, ()).expect("it has begun");
     }
@@ -75,7 +78,7 @@ fn feed(tester: &mut LinearizabilityTester<usize, Search>, window: &Window) {
 #[derive(Debug, Default)]
 struct Window {
     candidates: Vec<Candidate>,
-    /// Those whose answer says that they changed nothing.
+    /// Operations whose reply says that they changed nothing.
     nulls: Vec<usize>,
     cut: Time,
     tried: RefCell<HashSet<(Bits, Lock, usize)>>,
@@ -99,7 +102,7 @@ impl Window {
         step.to <= self.cut && step.told != Outcome::Unknown
     }
 
-    /// What a taking back takes back, if that is not done already: it stands before it.
+    /// The grant that a revocation revokes, if that has not taken effect yet: it comes first.
     fn given_by(&self, index: usize) -> Option<usize> {
         let taken_back = matches!(self.candidates[index].step.request, Request::TakeBack { .. });
         let given = self.candidates[index].place.and_then(|place| place.checked_sub(1));
@@ -111,7 +114,7 @@ impl Window {
     }
 }
 
-/// The specification, and what has been done of the window.
+/// The specification, and the operations of the window that have taken effect.
 #[derive(Clone, Debug)]
 struct Search {
     lock: Lock,
@@ -159,7 +162,8 @@ impl Search {
         if window.given_by(index).is_some_and(|given| !self.done.has(given)) {
             return false;
         }
-        // What changes nothing and can come now may as well: every order that has it later has a twin that has it here.
+        // An operation that changes nothing is taken as early as possible: every order that has it later has an
+        // equivalent one.
         if self.first_null().is_some_and(|first| first != index) {
             return false;
         }
@@ -168,7 +172,8 @@ impl Search {
                 let hold = self.lock.holders.get(owner).cloned();
                 self.ended.extend(hold.map(|hold| (owner.clone(), hold)));
             }
-            // A lease that ends unseen does so as late as it can: if this is as good before it, there is a twin that has it so.
+            // An unreported end of a lease comes as late as possible: if the operation gives the same result before it,
+            // there is an equivalent order.
             _ if self.ended.iter().any(|hold| self.is_as_good_before(step, hold)) => return false,
             _ => self.ended.clear(),
         }
@@ -183,7 +188,7 @@ impl Search {
         window.tried.borrow_mut().insert((self.done.clone(), self.lock.clone(), self.ended.len()))
     }
 
-    /// Whether a step leads to the same state if a lease that has ended ends after it.
+    /// Whether an operation leads to the same state if a lease ends after it.
     fn is_as_good_before(&self, step: &Step, (owner, hold): &(String, Hold)) -> bool {
         let (mut now, mut before) = (self.lock.clone(), self.lock.clone());
         before.holders.insert(owner.clone(), hold.clone());
@@ -196,7 +201,7 @@ impl Search {
     fn first_null(&self) -> Option<usize> {
         let window = &self.window;
         let left = |index: &usize| !self.done.has(*index);
-        // Nothing may be left that can only have come before it.
+        // No operation may be left that can only have come before it.
         let next_answer = (0..window.candidates.len()).filter(left).map(|index| window.candidates[index].step.to).min();
         window.nulls.iter().copied().filter(left).find(|index| {
             let step = &window.candidates[*index].step;
@@ -214,14 +219,14 @@ impl Search {
     }
 }
 
-/// Carries out what may have been done; false if it can't have been.
+/// Runs an operation that may have taken effect; false if it can't have.
 fn carry_out(lock: &mut Lock, step: &Step) -> bool {
     if step.told != Outcome::Unknown {
         return lock.is_valid_step(step, &step.told);
     }
     let before = lock.clone();
     lock.invoke(step);
-    // To do nothing is as good as not to be done.
+    // An operation without effect is the same as none.
     lock.clock <= step.to && Lock { clock: before.clock, ..lock.clone() } != before
 }
 

@@ -1,10 +1,12 @@
-//! What a lock is, on a page: a fenced, re-entrant lock with owners, of which `limit` may hold it at once. A mutex, a semaphore and a
-//! read-write lock are this one thing under several limits.
+//! The specification of a lock: a fenced, re-entrant lock with owners, of which `limit` may hold it at once. A mutex, a
+//! semaphore and a read-write lock differ only in the limit.
 //!
-//! The queue is not here: who is first among those who wait is no matter of linearizability, and others check it. So a refusal is
-//! wrong only if the asker would have been granted, and nobody can have stood before it ([`Step::may_be_refused`]).
+//! The queue is not part of it: the order of waiters is not a question of linearizability, and other checks cover it.
+//! So a refusal is wrong only if the request would have been granted, and no other request can have been ahead of it
+//! ([`Step::may_be_refused`]).
 //!
-//! Time is here as far as leases need it: that a lease ends is an operation of the server's own, possible as soon as the lease can be over.
+//! Time is part of it as far as leases need it: the end of a lease is an operation of the server, possible once the
+//! lease can be over.
 
 use std::collections::BTreeMap;
 
@@ -12,57 +14,58 @@ use stateright::semantics::SequentialSpec;
 
 use crate::history::{Acquire, Outcome, Request, Time};
 
-/// One lock; [`Lock::default`] before anybody has used it.
+/// A lock; [`Lock::default`] before its first use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Lock {
-    /// The smallest limit that any holder named since the lock was last free; no limit is the greatest number.
+    /// The smallest limit that any holder has named since the lock was last free; the greatest number means no limit.
     pub limit: u64,
     /// The greatest token so far.
     pub newest: u64,
-    /// Who holds it.
+    /// The current holders.
     pub holders: BTreeMap<String, Hold>,
-    /// It is not earlier than this.
+    /// The current time is no earlier than this.
     pub clock: Time,
 }
 
-/// What an owner has of a lock.
+/// An owner's hold.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hold {
-    /// How often it has to be released.
+    /// The hold count.
     pub holds: u64,
-    /// Its token; none: nobody has been told.
+    /// Its token; none: no client has received it.
     pub token: Option<u64>,
-    /// Its lease ends no earlier than this; none: not by itself.
+    /// Its lease ends no earlier than this; none: it does not end by itself.
     pub lasts: Option<Time>,
-    /// It will be revoked, since too few replicas confirm it.
+    /// It will be revoked, because too few replicas confirm it.
     pub unconfirmed: bool,
 }
 
-/// A request, and when it can have been carried out.
+/// A request, and when it can have taken effect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Step {
-    /// What.
+    /// The request.
     pub request: Request,
-    /// Not before.
+    /// The earliest time.
     pub from: Time,
-    /// Not after.
+    /// The latest time.
     pub to: Time,
-    /// What the asker was told.
+    /// The outcome that the client received.
     pub told: Outcome,
-    /// Null is no wrong answer to an acquisition, whatever the lock's state: others may have waited before it.
+    /// Nil is a valid reply to an acquisition in any state of the lock, because other requests may have waited ahead of
+    /// it.
     pub may_be_refused: bool,
 }
 
-/// An answer that stands for any token greater than all before: the server chooses.
+/// Stands for any token greater than all before: the server chooses.
 const NEW: Outcome = Outcome::Token(0);
-/// An answer that stands for any token: that of a hold whose grant nobody was told of.
+/// Stands for any token: that of a hold whose grant no client received.
 const ANY: Outcome = Outcome::Token(u64::MAX);
 
 impl SequentialSpec for Lock {
     type Op = Step;
     type Ret = Outcome;
 
-    /// What the server answers, and the lock after it.
+    /// The reply of the server, and the lock after it.
     fn invoke(&mut self, step: &Step) -> Outcome {
         self.clock = self.clock.max(step.from);
         let until = |lease: &Option<Time>| lease.map(|lease| step.from.saturating_add(lease));
@@ -99,7 +102,7 @@ impl SequentialSpec for Lock {
         }
     }
 
-    /// Whether the server may answer so, and the lock after it.
+    /// Whether the server may reply like this, and the lock after it.
     fn is_valid_step(&mut self, step: &Step, told: &Outcome) -> bool {
         if *told == Outcome::Null {
             self.clock = self.clock.max(step.from);
@@ -123,7 +126,7 @@ impl SequentialSpec for Lock {
 }
 
 impl Lock {
-    /// The one rule, but for the queue.
+    /// The admission rule, without the queue.
     fn admits(&self, ask: &Acquire) -> bool {
         let (named, holders) = (most(ask.limit), self.holders.len() as u64);
         let is_repetition = |hold: &Hold| ask.holds.is_some_and(|asked| hold.holds >= asked) && self.limit <= named;
@@ -133,7 +136,7 @@ impl Lock {
         }
     }
 
-    /// Whether null may be the answer; then nothing changes.
+    /// Whether nil is a valid reply; then nothing changes.
     pub fn may_answer_null(&self, step: &Step) -> bool {
         match &step.request {
             Request::Acquire(ask) => step.may_be_refused || !self.admits(ask),
@@ -157,7 +160,7 @@ impl Lock {
         NEW
     }
 
-    /// Changes an owner's hold, if it has one and the token is the hold's. Without holds it is none.
+    /// Changes an owner's hold, if it has one and the token matches. A hold with count 0 is removed.
     fn change(&mut self, owner: &str, token: Option<u64>, change: impl FnOnce(&mut Hold) -> Outcome) -> Outcome {
         let Some(hold) = self.holders.get_mut(owner) else { return Outcome::Null };
         if token.is_some() && hold.token.is_some() && token != hold.token {

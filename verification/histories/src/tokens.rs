@@ -1,11 +1,11 @@
-//! Tokens grow across all locks of a server: the one thing that locks have in common.
+//! Tokens increase across all locks of a server. Otherwise, locks are independent.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::history::{Acquire, Operation, Outcome, Request, Time};
 use crate::violation::Violation;
 
-/// Of two grants, whatever their locks, the one that was asked for when the other had been answered has the greater token.
+/// If a grant was requested after another one's reply, it has the greater token, whatever their locks.
 pub fn check(history: &[Operation]) -> Result<(), Violation> {
     let mut grants = grants(history);
     let mut answered = grants.clone();
@@ -55,7 +55,7 @@ pub fn check_owners(history: &[Operation]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// All that told of one grant: itself, and re-entries, which tell the same token once more and may be answered sooner.
+/// All operations with one token: a grant, and re-entries, which may get their replies sooner.
 #[derive(Clone)]
 struct Grant<'a> {
     operation: &'a Operation,
@@ -66,7 +66,7 @@ struct Grant<'a> {
 
 fn grants(history: &[Operation]) -> Vec<Grant<'_>> {
     let mut told: HashMap<(&str, &str, u64), Grant> = HashMap::new();
-    // Where an owner's grant or fence had no answer, a later one may be the first to tell its token.
+    // If a grant or fence of an owner has no reply, a later operation may be the first with its token.
     let mut unanswered: HashMap<(&str, &str), Time> = HashMap::new();
     let mut raised = HashSet::new();
     for operation in history {

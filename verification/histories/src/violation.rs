@@ -1,24 +1,24 @@
-//! What the checkers say of a history that is wrong.
+//! The checkers' report about a wrong history.
 
 use std::fmt;
 
 use crate::history::{Operation, Time};
 use crate::spec::Lock;
 
-/// What can't have been.
+/// A history that can't have happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What was broken.
+    /// The rule that it violates.
     pub rule: &'static str,
     /// The lock.
     pub key: String,
-    /// The stretch of the history that can't be explained.
+    /// The part of the history that can't be explained.
     pub between: (Time, Time),
-    /// What could be explained of it at best, in the order of the history.
+    /// The operations of the longest possible order, in the order of the history.
     pub explained: Vec<Operation>,
-    /// What could not: the fault shows in one of these.
+    /// The other operations: the fault shows in one of these.
     pub stuck: Vec<Operation>,
-    /// States that the lock may have been in before.
+    /// The possible states of the lock before that part.
     pub before: Vec<Lock>,
 }
 

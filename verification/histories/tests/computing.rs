@@ -1,4 +1,4 @@
-//! Everything that needs no server.
+//! Tests that need no server.
 
 #[path = "failover_model.rs"]
 mod failover_model;

@@ -1,7 +1,7 @@
-//! Promises 4 and 5 of docs/guarantees.md, explored to the end: [`model`] says what there is.
+//! Promises 4 and 5 of docs/guarantees.md, explored exhaustively: [`model`] defines the states and actions.
 //!
-//! With all rules on, never two owners believe that they hold the lock, by what they were told. With any rule taken out they do, and
-//! without `REPLICAS` as well: that shows that the model can see it.
+//! With all rules on, two owners never rely on the lock at the same time, by the replies that they received. Without
+//! any one rule they do, and without `REPLICAS` as well: this shows that the model can find a violation.
 
 #[path = "failover/model.rs"]
 mod model;
@@ -24,7 +24,7 @@ const ALL: Rules = Rules {
     moves: 1,
 };
 
-/// The shortest way to a state in which two believe that they hold.
+/// The shortest path to a state in which two owners rely on the lock.
 fn explore(rules: Rules) -> Option<String> {
     let begin = Instant::now();
     let checker = rules.checker().threads(2).finish_when(HasDiscoveries::Any).spawn_bfs().join();
@@ -51,36 +51,36 @@ fn must_find(rules: Rules) {
 }
 
 #[test]
-fn all_replicas_confirm_and_any_takes_over() {
+fn no_two_holders_when_all_replicas_confirm_and_any_is_promoted() {
     must_hold(ALL);
 }
 
 #[test]
-fn one_replica_confirms_and_takes_over() {
+fn no_two_holders_when_confirming_replica_is_promoted() {
     must_hold(Rules { replicas: 1, heir: Heir::Confirmed, ..ALL });
 }
 
 #[test]
-fn one_replica_confirms_and_another_takes_over() {
+fn two_holders_are_found_when_other_replica_is_promoted() {
     must_find(Rules { replicas: 1, heir: Heir::Any, ..ALL });
 }
 
 #[test]
-fn nothing_is_asked_of_replicas() {
+fn two_holders_are_found_without_replicas() {
     must_find(Rules { replicas: 0, ..ALL });
 }
 
 #[test]
-fn without_the_confirmed_deadline() {
+fn two_holders_are_found_without_confirmed_deadline() {
     must_find(Rules { confirmed_deadline: false, forces: 0, ..ALL });
 }
 
 #[test]
-fn without_one_at_a_time() {
+fn two_holders_are_found_without_one_request_at_a_time() {
     must_find(Rules { one_at_a_time: false, ..ALL });
 }
 
 #[test]
-fn without_looking_whether_it_is_held() {
+fn two_holders_are_found_without_check_of_confirmed_hold() {
     must_find(Rules { only_if_held: false, ..ALL });
 }

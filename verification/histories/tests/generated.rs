@@ -1,13 +1,13 @@
-//! Histories of a lock server that is written here, a few lines without a queue's finer points, and works at the exact moment that it
-//! likes within what its clients see. They must be accepted; those of a server with a fault must not.
+//! Histories of a small lock server in this file, without a queue's details. Operations take effect at any time that
+//! their clients can't tell apart. Its histories must be accepted; those of a server with a fault must not.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use histories::history::Acquire;
-use histories::{Operation, Outcome, Request, intervals, judge, read, write};
+use histories::{Operation, Outcome, Request, check, intervals, read, write};
 use proptest::prelude::*;
 
-/// What a server may do wrong.
+/// A fault of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -31,7 +31,7 @@ const FAULTS: [Fault; 7] = [
     Fault::RefusesThoughFree,
 ];
 
-/// A choice of numbers that stays the same for a seed.
+/// Reproducible random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -45,14 +45,14 @@ impl Dice {
     }
 }
 
-/// How a history is to be.
+/// The parameters of a history.
 #[derive(Clone, Debug)]
 struct Plan {
     seed: u64,
     operations: usize,
     processes: usize,
     keys: u64,
-    /// How long before and after its moment a client may have asked and been answered.
+    /// The longest time between an operation and its request or its reply.
     spread: u64,
     fault: Fault,
 }
@@ -86,7 +86,7 @@ struct World {
     now: u64,
     token: u64,
     locks: BTreeMap<u64, Lock>,
-    /// When each process was answered last, and whether it waits.
+    /// When each process got its last reply, and whether it waits.
     processes: Vec<(u64, bool)>,
     seen: Vec<Operation>,
     faults: u64,
@@ -120,7 +120,7 @@ impl World {
             return;
         }
         let key = self.dice.below(self.plan.keys);
-        // Often what the process holds itself.
+        // Often the process's own hold.
         let owner = format!("o{process}");
         let lock = self.locks.entry(key).or_default().clone();
         let holds = lock.holders.iter().any(|hold| hold.owner == owner);
@@ -138,7 +138,7 @@ impl World {
         self.serve(key);
     }
 
-    /// Whether the fault is to be done now, if it is this one.
+    /// Whether the fault happens now, if it is this one.
     fn goes_wrong(&mut self, fault: Fault) -> bool {
         let wrong = self.plan.fault == fault && self.faults == 0 && self.now > 200;
         self.faults += u64::from(wrong);
@@ -159,7 +159,7 @@ impl World {
         let to = (self.now + self.dice.below(self.plan.spread + 1)).max(queued);
         self.processes[process] = (to, false);
         let mut operation = Operation::new(&format!("p{process}"), &format!("k{key}"), request, (from, to), outcome);
-        // Some answers never come. What their asker did next is no matter here.
+        // Some replies never come. The later requests of their clients do not matter here.
         if self.plan.fault == Fault::None && self.dice.chance(1) {
             operation.outcome = Outcome::Unknown;
             operation.to = Some(to + self.dice.below(100));
@@ -208,7 +208,7 @@ impl World {
 
     fn grant(&mut self, key: u64, waiter: Waiter) {
         let Waiter { process, from, ask, .. } = waiter;
-        // A lease begins when the lock is granted.
+        // A lease starts at the grant.
         let deadline = self.now + ask.lease.expect("each has one");
         let lock = self.locks.get_mut(&key).expect("it is there");
         let token = match lock.holders.iter_mut().find(|hold| hold.owner == ask.owner) {
@@ -239,7 +239,7 @@ impl World {
     fn release(&mut self, process: usize, key: u64, owner: String) {
         let all = self.dice.chance(30).then_some(0);
         let request = Request::Release { owner: owner.clone(), token: None, holds: all, lease: None };
-        // Of all, without a token, it may have withdrawn a request: then the answer is right.
+        // `ALL` without a token may have withdrawn a request: then the reply is right.
         let held = self.locks[&key].holders.iter().find(|hold| hold.owner == owner).map(|hold| hold.token);
         if held.is_none() && self.goes_wrong(Fault::ReleasesForAnother) {
             let request = Request::Release { owner, token: None, holds: None, lease: None };
@@ -302,7 +302,7 @@ impl World {
         }
     }
 
-    /// What a fault has left shows when everybody asks whether it holds.
+    /// The effect of a fault shows when every owner asks whether it holds the lock.
     fn look_at_all(&mut self) {
         for (key, lock) in self.locks.clone() {
             for process in 0..self.plan.processes {
@@ -327,23 +327,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_happened_one_after_another_is_accepted(plan in plan(Fault::None, 0)) {
+    fn sequential_operations_are_accepted(plan in plan(Fault::None, 0)) {
         let (seen, _) = history(plan);
-        for checked in [judge(&seen), intervals::check(&seen)] {
+        for checked in [check(&seen), intervals::check(&seen)] {
             if let Err(violation) = checked { prop_assert!(false, "{violation}"); }
         }
     }
 
     #[test]
-    fn what_overlapped_is_accepted(plan in plan(Fault::None, 40)) {
+    fn concurrent_operations_are_accepted(plan in plan(Fault::None, 40)) {
         let (seen, _) = history(plan);
-        for checked in [judge(&seen), intervals::check(&seen)] {
+        for checked in [check(&seen), intervals::check(&seen)] {
             if let Err(violation) = checked { prop_assert!(false, "{violation}"); }
         }
     }
 
     #[test]
-    fn an_impossible_answer_is_refused(plan in plan(Fault::None, 40), which in any::<prop::sample::Index>()) {
+    fn impossible_outcome_is_refused(plan in plan(Fault::None, 40), which in any::<prop::sample::Index>()) {
         let (mut seen, _) = history(plan);
         let which = which.index(seen.len());
         let before = seen.iter().filter_map(|it| match it.outcome { Outcome::Token(token) if it.latest() < seen[which].from => Some(token), _ => None }).min();
@@ -353,11 +353,11 @@ proptest! {
             (Outcome::Token(token), Some(before)) if *token != before => *token = 0,
             _ => return Ok(()),
         }
-        prop_assert!(judge(&seen).is_err(), "accepted with {:?}", seen[which]);
+        prop_assert!(histories::check(&seen).is_err(), "accepted with {:?}", seen[which]);
     }
 
     #[test]
-    fn a_history_is_read_as_it_was_written(plan in plan(Fault::None, 40)) {
+    fn history_is_read_as_written(plan in plan(Fault::None, 40)) {
         let (seen, _) = history(plan);
         let mut lines = Vec::new();
         write(&seen, &mut lines).expect("it fits");
@@ -366,19 +366,19 @@ proptest! {
 }
 
 #[test]
-fn each_fault_of_a_server_is_found() {
+fn injected_server_faults_are_found() {
     for fault in FAULTS {
         let (mut done, mut found) = (0, 0);
         for seed in 0..40 {
             let (seen, faults) = history(Plan { seed, operations: 300, processes: 4, keys: 2, spread: 0, fault });
             if faults > 0 {
                 done += 1;
-                found += u32::from(judge(&seen).is_err());
+                found += u32::from(histories::check(&seen).is_err());
             }
         }
         assert!(done >= 20, "{fault:?}: done in {done} histories only");
-        // A lease that is over may last on for all that clients can tell, so a refusal may be right that was wrong.
-        // A forgotten release is hidden by one of all right behind it, which may have withdrawn a request.
+        // A lease that is over may last longer, for all that clients can tell, so that a wrong refusal may look right.
+        // A forgotten release is hidden by a following release of all, which may have withdrawn a request.
         let is_hidden_at_times = matches!(fault, Fault::RefusesThoughFree | Fault::ForgetsARelease);
         let is_enough = found == done || (is_hidden_at_times && found * 10 >= done * 9);
         assert!(is_enough, "{fault:?}: {found} of {done}");
@@ -413,10 +413,10 @@ fn intervals_show_the_faults_that_break_their_rules() {
 
 /// The search is bounded: an exponential one would not end.
 #[test]
-fn a_hundred_thousand_operations_are_checked() {
+fn hundred_thousand_operations_are_checked() {
     let plan = Plan { seed: 1, operations: 100_000, processes: 12, keys: 6, spread: 30, fault: Fault::None };
     let (seen, _) = history(plan);
-    for checked in [judge(&seen), intervals::check(&seen)] {
+    for checked in [check(&seen), intervals::check(&seen)] {
         if let Err(violation) = checked {
             panic!("{violation}");
         }

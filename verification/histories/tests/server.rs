@@ -1,17 +1,17 @@
-//! A real server with the module: threads lock, re-enter, renew, release, wait, break locks, let leases run out and vanish, each writes
-//! down what it saw, and the judge is asked whether that can be explained.
+//! A real server with the module: threads acquire, re-enter, renew, release, wait and force locks, let leases expire,
+//! and disconnect. Each records what it observes, and the checker must accept the history.
 
 use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use histories::history::Acquire;
-use histories::{Operation, Outcome, Request, judge, write};
+use histories::{Operation, Outcome, Request, write};
 use redis::Value;
 use support::{Random, Raw, Server, eventually};
 
 const CLIENTS: usize = 8;
-/// Locks, each with the limit that all name: 0 is `SHARED`.
+/// Locks, each with the limit that all requests name: 0 is `SHARED`.
 const LOCKS: [(&str, u64); 4] = [("mutex:1", 1), ("mutex:2", 1), ("semaphore", 2), ("readers", 0)];
 /// A server rounds its clock down to a millisecond, so a lease may end this much before its client expects it.
 const MARGIN: u64 = 2_000;
@@ -70,7 +70,8 @@ impl Client<'_> {
     }
 
     fn release(&mut self, key: &str) {
-        // Of all only by a token: without one it may withdraw a request, too, and the search would have to try both.
+        // A release of all names a token. Without one it may also withdraw a request, and the search would have to try
+        // both.
         let token = self.tokens.get(key).copied().filter(|_| self.random.chance(40));
         let mut words = vec![self.name.clone()];
         words.extend(token.into_iter().flat_map(|token| ["TOKEN".to_owned(), token.to_string(), "ALL".to_owned()]));
@@ -105,7 +106,7 @@ impl Client<'_> {
         self.seen.push(Operation::new(&self.name, key, request, (from, to), outcome));
     }
 
-    /// Asks under a name of its own, and is gone before the answer comes. A pending grant is revoked.
+    /// Sends a request with an owner of its own, and disconnects before the reply. A pending grant is revoked.
     fn vanish(&mut self, key: &str, limit: u64) {
         self.owners += 1;
         let owner = format!("{}/{}", self.name, self.owners);
@@ -136,7 +137,7 @@ fn limited(limit: u64) -> Vec<String> {
 }
 
 #[test]
-fn what_clients_of_a_real_server_see_can_be_explained() {
+fn history_of_real_server_is_accepted() {
     let server = Server::start();
     let mut random = Random::new();
     let begin = Instant::now();
@@ -162,20 +163,20 @@ fn what_clients_of_a_real_server_see_can_be_explained() {
     });
     let granted = seen.iter().filter(|operation| matches!(operation.outcome, Outcome::Token(_))).count();
     let begin = Instant::now();
-    let verdict = judge(&seen);
-    eprintln!("{} operations, {granted} grants and renewals, judged in {:?}", seen.len(), begin.elapsed());
+    let verdict = histories::check(&seen);
+    eprintln!("{} operations, {granted} grants and renewals, checked in {:?}", seen.len(), begin.elapsed());
     if let Err(violation) = verdict {
         let file = std::env::temp_dir().join(format!("holdfast-history-{}.jsonl", std::process::id()));
         write(&seen, std::fs::File::create(&file).expect("a file")).expect("it fits");
         panic!("{violation}the whole history is in {}", file.display());
     }
-    // The judge has looked at it: with one answer changed, nothing explains it.
+    // With one reply changed, the checker must refuse the history.
     let mut changed = seen;
     let left = changed.iter_mut().rev().find_map(|operation| match &mut operation.outcome {
         Outcome::Left(left) => Some(left),
         _ => None,
     });
     *left.expect("something was released") += 100;
-    assert!(judge(&changed).is_err(), "accepted with a release that was answered wrongly");
+    assert!(histories::check(&changed).is_err(), "accepted with a release that was answered wrongly");
     assert!(granted > 100, "{granted} grants and renewals only: this shows little");
 }

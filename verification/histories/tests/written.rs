@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::PathBuf;
 
-use histories::{Operation, intervals, judge, read};
+use histories::{Operation, check, intervals, read};
 
 /// Each with its file.
 fn histories(folder: &str) -> Vec<(PathBuf, Vec<Operation>)> {
@@ -25,14 +25,14 @@ fn checkers_refuse_histories_that_are_wrong() {
     assert!(all.len() >= 12, "{} histories only", all.len());
     for (file, history) in all {
         assert!(intervals::check(&history).is_err(), "{}: accepted by the intervals", file.display());
-        assert!(judge(&history).is_err(), "{}: accepted by the search", file.display());
+        assert!(check(&history).is_err(), "{}: accepted by the search", file.display());
     }
 }
 
 #[test]
 fn checkers_accept_histories_that_are_right() {
     for (file, history) in histories("right") {
-        for checked in [intervals::check(&history), judge(&history)] {
+        for checked in [intervals::check(&history), check(&history)] {
             if let Err(violation) = checked {
                 panic!("{}: {violation}", file.display());
             }

@@ -2,7 +2,7 @@
 
 usage: node_redlock.py HOST:PORT,... KEY CLIENTS LEASE-MS SEED
 
-Works until its standard input is closed, then prints a line of JSON for each attempt (verification/lab/src/redlock/judge.rs).
+Works until its standard input is closed, then prints a line of JSON for each attempt (verification/lab/src/redlock/checker.rs).
 """
 
 import asyncio

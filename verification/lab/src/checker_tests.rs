@@ -79,7 +79,7 @@ fn history(plans: &[Plan]) -> History {
     history
 }
 
-fn judge(plans: &[Plan]) -> Verdict {
+fn verdict_of(plans: &[Plan]) -> Verdict {
     check(&history(plans))
 }
 
@@ -104,29 +104,29 @@ pub(super) fn kinds(verdict: &Verdict) -> Vec<&'static str> {
 }
 
 #[test]
-fn one_after_the_other_is_clean() {
-    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 2, 20, 30)]);
+fn sequential_holds_are_accepted() {
+    let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 2, 20, 30)]);
     assert_eq!(kinds(&verdict), [""; 0]);
     assert_eq!(verdict.grants(Assurance::Plain), 2);
 }
 
 #[test]
-fn an_overlap_of_one_millisecond_is_seen() {
-    let verdict = judge(&[hold("x", 1, 10, 21), hold("y", 2, 20, 30)]);
+fn overlap_of_one_millisecond_is_found() {
+    let verdict = verdict_of(&[hold("x", 1, 10, 21), hold("y", 2, 20, 30)]);
     assert_eq!(kinds(&verdict), ["holders"]);
     let Violation::TooManyHolders { at, lasting, .. } = &verdict.violations[0] else { panic!("{verdict:?}") };
     assert_eq!((*at, *lasting), (20 * MS, MS));
 }
 
 #[test]
-fn an_overlap_of_one_microsecond_is_seen() {
+fn overlap_of_one_microsecond_is_found() {
     let mut x = hold("x", 1, 10, 20);
     x.until = Some(20 * MS + 1);
-    assert_eq!(kinds(&judge(&[x, hold("y", 2, 20, 30)])), ["holders"]);
+    assert_eq!(kinds(&verdict_of(&[x, hold("y", 2, 20, 30)])), ["holders"]);
 }
 
 #[test]
-fn an_overlap_is_told_once_however_often_it_is_renewed() {
+fn overlap_is_reported_once_despite_renewals() {
     let mut history = history(&[hold("y", 2, 20, 30)]);
     let mut events = hold("x", 1, 10, 5_000).events();
     for at in [15, 22, 24] {
@@ -137,18 +137,18 @@ fn an_overlap_is_told_once_however_often_it_is_renewed() {
 }
 
 #[test]
-fn different_locks_do_not_meet() {
+fn different_locks_do_not_overlap() {
     let mut y = hold("y", 2, 15, 30);
     y.key = "other";
-    assert_eq!(kinds(&judge(&[hold("x", 1, 10, 20), y])), [""; 0]);
+    assert_eq!(kinds(&verdict_of(&[hold("x", 1, 10, 20), y])), [""; 0]);
 }
 
 #[test]
-fn a_hold_that_is_not_given_back_ends_with_its_lease() {
+fn unreleased_hold_ends_with_its_lease() {
     let end = 10 + LEASE / MS;
     let abandoned = || hold("x", 1, 10, 0).never_released();
-    assert_eq!(kinds(&judge(&[abandoned(), hold("y", 2, end, end + 5)])), [""; 0]);
-    assert_eq!(kinds(&judge(&[abandoned(), hold("y", 2, end - 5, end + 5)])), ["holders"]);
+    assert_eq!(kinds(&verdict_of(&[abandoned(), hold("y", 2, end, end + 5)])), [""; 0]);
+    assert_eq!(kinds(&verdict_of(&[abandoned(), hold("y", 2, end - 5, end + 5)])), ["holders"]);
 }
 
 fn renewal(at: Micros, epoch: &str, assurance: Assurance) -> Event {
@@ -156,7 +156,7 @@ fn renewal(at: Micros, epoch: &str, assurance: Assurance) -> Event {
 }
 
 #[test]
-fn a_renewal_prolongs_the_hold() {
+fn renewal_extends_hold() {
     let end = 10 + LEASE / MS;
     let mut history = history(&[hold("y", 2, end + 500, end + 510)]);
     let mut events = hold("x", 1, 10, end + 900).events();
@@ -166,29 +166,29 @@ fn a_renewal_prolongs_the_hold() {
 }
 
 #[test]
-fn readers_hold_together_and_a_writer_beside_them_is_seen() {
+fn readers_may_overlap_and_writer_beside_them_is_found() {
     let reader = |owner, token| hold(owner, token, 10, 30).limit(Limit::Shared);
-    assert_eq!(kinds(&judge(&[reader("x", 1), reader("y", 2)])), [""; 0]);
+    assert_eq!(kinds(&verdict_of(&[reader("x", 1), reader("y", 2)])), [""; 0]);
     let writer = hold("w", 3, 20, 25);
-    assert_eq!(kinds(&judge(&[reader("x", 1), reader("y", 2), writer])), ["holders"]);
+    assert_eq!(kinds(&verdict_of(&[reader("x", 1), reader("y", 2), writer])), ["holders"]);
     let late_reader = hold("r", 2, 15, 25).limit(Limit::Shared);
-    assert_eq!(kinds(&judge(&[hold("w", 1, 10, 20), late_reader])), ["holders"]);
+    assert_eq!(kinds(&verdict_of(&[hold("w", 1, 10, 20), late_reader])), ["holders"]);
 }
 
 #[test]
-fn a_semaphore_holds_as_many_as_its_limit_and_no_more() {
+fn semaphore_has_at_most_limit_holders() {
     let owners = ["p", "q", "r", "s"];
     let permits = |n: usize| -> Vec<Plan> {
         (0..n).map(|i| hold(owners[i], i as u64 + 1, 10 + i as u64, 50).limit(Limit::Of(3))).collect()
     };
-    assert_eq!(kinds(&judge(&permits(3))), [""; 0]);
-    assert_eq!(kinds(&judge(&permits(4))), ["holders"]);
+    assert_eq!(kinds(&verdict_of(&permits(3))), [""; 0]);
+    assert_eq!(kinds(&verdict_of(&permits(4))), ["holders"]);
 }
 
 #[test]
-fn double_hold_counts_for_the_assurance_of_the_lost_grant() {
+fn double_hold_counts_for_guarantee_of_lost_grant() {
     for assurance in [Assurance::Plain, Assurance::Unconfirmed, Assurance::Confirmed] {
-        let verdict = judge(&[hold("x", 1, 10, 100).with(assurance), hold("y", 2, 50, 60).on("b")]);
+        let verdict = verdict_of(&[hold("x", 1, 10, 100).with(assurance), hold("y", 2, 50, 60).on("b")]);
         assert_eq!(kinds(&verdict), [""; 0]);
         assert_eq!(verdict.doubles(assurance), 1, "{verdict:?}");
         assert_eq!(verdict.doubles.values().sum::<u64>(), 1);
@@ -197,8 +197,8 @@ fn double_hold_counts_for_the_assurance_of_the_lost_grant() {
 }
 
 #[test]
-fn late_grant_of_the_old_primary_counts_for_its_own_assurance() {
-    let verdict = judge(&[
+fn late_grant_of_old_primary_counts_for_its_own_guarantee() {
+    let verdict = verdict_of(&[
         hold("w", 1, 1, 2).on("old"),
         hold("x", 2, 10, 100).on("new").with(Assurance::Replicas),
         hold("y", 3, 50, 60).on("old").with(Assurance::Unconfirmed),
@@ -208,14 +208,14 @@ fn late_grant_of_the_old_primary_counts_for_its_own_assurance() {
 }
 
 #[test]
-fn losing_a_grant_that_replicas_confirmed_is_a_broken_promise() {
-    let verdict = judge(&[hold("x", 1, 10, 100).with(Assurance::Replicas), hold("y", 2, 50, 60).on("b")]);
+fn loss_of_confirmed_grant_is_a_violation() {
+    let verdict = verdict_of(&[hold("x", 1, 10, 100).with(Assurance::Replicas), hold("y", 2, 50, 60).on("b")]);
     assert_eq!(kinds(&verdict), ["confirmed"]);
     assert_eq!(verdict.doubles(Assurance::Replicas), 1);
 }
 
 #[test]
-fn what_an_unconfirmed_renewal_added_is_not_confirmed() {
+fn unconfirmed_renewal_adds_no_confirmed_time() {
     let end = 10 + LEASE / MS;
     let mut events = hold("x", 1, 10, end + 900).with(Assurance::Replicas).events();
     events.insert(1, renewal(1_000, "a", Assurance::Plain));
@@ -227,7 +227,7 @@ fn what_an_unconfirmed_renewal_added_is_not_confirmed() {
 }
 
 #[test]
-fn a_hold_renewed_on_the_new_master_is_held_there() {
+fn hold_renewed_on_new_primary_is_held_there() {
     let mut events = hold("x", 1, 10, 900).events();
     events.insert(1, renewal(100, "b", Assurance::Plain));
     let mut history = history(&[hold("y", 2, 200, 300).on("b")]);
@@ -240,7 +240,7 @@ fn fault(from: Micros, until: Micros) -> Fault {
 }
 
 #[test]
-fn a_fault_of_another_part_of_the_cluster_excuses_nothing() {
+fn fault_of_other_shard_excuses_no_double_hold() {
     let on = |key, tags: &[&str]| {
         let plan = |mut plan: Plan| {
             plan.key = key;
@@ -258,9 +258,9 @@ fn a_fault_of_another_part_of_the_cluster_excuses_nothing() {
 }
 
 #[test]
-fn where_the_server_is_unknown_only_a_fault_makes_it_two() {
+fn unknown_server_counts_as_two_only_with_a_fault() {
     let plans = || [hold("x", 1, 10, 100).somewhere(), hold("y", 2, 50, 60).somewhere()];
-    assert_eq!(kinds(&judge(&plans())), ["holders"]);
+    assert_eq!(kinds(&verdict_of(&plans())), ["holders"]);
     let mut with_fault = history(&plans());
     with_fault.faults.push(fault(30, 40));
     let verdict = check(&with_fault);
@@ -272,13 +272,13 @@ fn where_the_server_is_unknown_only_a_fault_makes_it_two() {
 }
 
 #[test]
-fn a_token_that_goes_back_is_seen_over_failover_too() {
-    assert_eq!(kinds(&judge(&[hold("x", 5, 10, 20), hold("y", 4, 30, 40)])), ["back", "back"]);
-    assert_eq!(kinds(&judge(&[hold("x", 5, 10, 20), hold("y", 4, 30, 40).on("b")])), ["back"]);
+fn decreasing_token_is_found_across_failover() {
+    assert_eq!(kinds(&verdict_of(&[hold("x", 5, 10, 20), hold("y", 4, 30, 40)])), ["back", "back"]);
+    assert_eq!(kinds(&verdict_of(&[hold("x", 5, 10, 20), hold("y", 4, 30, 40).on("b")])), ["back"]);
 }
 
 #[test]
-fn a_token_that_goes_back_out_of_the_queue_is_seen() {
+fn decreasing_token_of_queued_grant_is_found() {
     let mut queued = hold("y", 4, 30, 40);
     queued.key = "k";
     let mut grant = queued.grant();
@@ -289,31 +289,31 @@ fn a_token_that_goes_back_out_of_the_queue_is_seen() {
 }
 
 #[test]
-fn a_token_that_repeats_is_seen() {
+fn repeated_token_is_found() {
     let elsewhere = || {
         let mut same = hold("y", 1, 10, 20);
         same.key = "other";
         same
     };
-    assert_eq!(kinds(&judge(&[hold("x", 1, 10, 20), elsewhere()])), ["repeated"]);
-    assert_eq!(kinds(&judge(&[hold("x", 1, 10, 20), elsewhere().on("b")])), [""; 0]);
-    assert_eq!(kinds(&judge(&[hold("x", 1, 10, 20).somewhere(), elsewhere().somewhere()])), [""; 0]);
-    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30)]);
+    assert_eq!(kinds(&verdict_of(&[hold("x", 1, 10, 20), elsewhere()])), ["repeated"]);
+    assert_eq!(kinds(&verdict_of(&[hold("x", 1, 10, 20), elsewhere().on("b")])), [""; 0]);
+    assert_eq!(kinds(&verdict_of(&[hold("x", 1, 10, 20).somewhere(), elsewhere().somewhere()])), [""; 0]);
+    let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30)]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
     // Two masters: one after the other must not, in the same microsecond they may.
-    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30).on("b")]);
+    let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30).on("b")]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
-    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).on("b")]);
+    let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).on("b")]);
     assert!(!kinds(&verdict).contains(&"repeated"), "{verdict:?}");
-    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).somewhere()]);
+    let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).somewhere()]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
 }
 
 #[test]
-fn one_token_for_several_locks_taken_together_is_clean() {
+fn one_token_for_several_locks_is_accepted() {
     let mut second = hold("x", 1, 10, 20);
     second.key = "other";
-    assert_eq!(kinds(&judge(&[hold("x", 1, 10, 20), second])), [""; 0]);
+    assert_eq!(kinds(&verdict_of(&[hold("x", 1, 10, 20), second])), [""; 0]);
 }
 
 fn with_write(plan: Plan, at: Micros) -> Vec<Event> {
@@ -323,7 +323,7 @@ fn with_write(plan: Plan, at: Micros) -> Vec<Event> {
 }
 
 #[test]
-fn the_store_refuses_a_late_writer() {
+fn store_refuses_late_writer() {
     let mut history = History::default();
     history.add(with_write(hold("x", 1, 10, 20), 50));
     history.add(with_write(hold("y", 2, 30, 40), 35));
@@ -333,7 +333,7 @@ fn the_store_refuses_a_late_writer() {
 }
 
 #[test]
-fn a_stale_write_that_the_store_takes_is_seen() {
+fn accepted_stale_write_is_found() {
     let mut history = History::default();
     history.add(with_write(hold("x", 3, 10, 20), 50));
     history.add(with_write(hold("y", 2, 30, 40).on("b"), 35));
@@ -352,7 +352,7 @@ fn request(ended: Option<Micros>, outcome: Outcome) -> History {
 }
 
 #[test]
-fn a_lost_waiter_is_seen() {
+fn lost_waiter_is_found() {
     assert_eq!(kinds(&check(&request(Some(601), Outcome::Refused))), [""; 0]);
     assert_eq!(kinds(&check(&request(Some(2_700), Outcome::Unanswered))), ["lost"]);
     assert_eq!(kinds(&check(&request(Some(2_700), Outcome::Granted))), ["lost"]);
@@ -360,7 +360,7 @@ fn a_lost_waiter_is_seen() {
 }
 
 #[test]
-fn a_waiter_whose_server_was_stopped_may_be_late_but_must_end() {
+fn waiter_of_paused_server_may_be_late_but_must_end() {
     let mut late = request(Some(2_700), Outcome::Unanswered);
     late.faults.push(fault(200, 1_000));
     assert_eq!(kinds(&check(&late)), [""; 0]);
@@ -370,7 +370,7 @@ fn a_waiter_whose_server_was_stopped_may_be_late_but_must_end() {
 }
 
 #[test]
-fn an_abandoned_lock_must_be_had_again_in_time() {
+fn abandoned_lock_must_be_granted_again_in_time() {
     let probe = |had| {
         let mut history = History::default();
         history.probes.push(Probe { key: "k".into(), due: 100, had });
@@ -382,7 +382,7 @@ fn an_abandoned_lock_must_be_had_again_in_time() {
 }
 
 #[test]
-fn a_record_of_another_language_is_read() {
+fn record_of_other_language_is_read() {
     let lines = [
         "G\t7\tk\tx\t1\t5\t100\t200\t300\t2000000\ta\tplain",
         "N\t7\t1000\t1100\t2000000\t-\treplicas",

@@ -106,20 +106,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_judged_by_the_judge_of_others() {
-        let judged = |history: &History| {
+    fn records_are_read_and_checked_by_history_checker() {
+        let checked = |history: &History| {
             let mut file = Vec::new();
             write(&operations(history), &mut file).unwrap();
-            histories::judge(&histories::read(file.as_slice()).unwrap())
+            histories::check(&histories::read(file.as_slice()).unwrap())
         };
-        assert!(judged(&seen(1_000_000, None)).is_err());
-        assert!(judged(&seen(1_000_000, Some(900_000))).is_ok());
-        assert!(judged(&seen(2_000_000, None)).is_ok());
-        assert!(judged(&seen(1_000_000, Some(1_100_000))).is_err());
+        assert!(checked(&seen(1_000_000, None)).is_err());
+        assert!(checked(&seen(1_000_000, Some(900_000))).is_ok());
+        assert!(checked(&seen(2_000_000, None)).is_ok());
+        assert!(checked(&seen(1_000_000, Some(1_100_000))).is_err());
         // Granted to another client while its release is on its way, and after the client was answered.
-        assert!(judged(&seen(1_000_000, Some(980_000))).is_ok());
+        assert!(checked(&seen(1_000_000, Some(980_000))).is_ok());
         let mut broken = seen(1_000_000, None);
         broken.breaks.push(Break { key: "k".to_owned(), sent: 500_000, replied: None });
-        assert!(judged(&broken).is_ok());
+        assert!(checked(&broken).is_ok());
     }
 }

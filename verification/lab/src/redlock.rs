@@ -1,8 +1,8 @@
 //! RedLock over five servers that know nothing of each other, while these are killed, stopped, cut off, and stepped in time: by
 //! Holdfast's clients, and by node-redlock's way under the same load.
 
+mod checker;
 mod contenders;
-mod judge;
 mod servers;
 
 use std::fmt::Display;
@@ -12,8 +12,8 @@ use fastrand::Rng;
 
 use crate::options::{Options, workspace};
 use crate::report::Row;
+use checker::{Turn, Verdict, check};
 use contenders::{Contender, Team};
-use judge::{Turn, Verdict, judge};
 use servers::{FAULTS, Five};
 
 /// Clients that contend for one lock.
@@ -79,7 +79,7 @@ fn contend(team: &[Contender], options: &Options) -> Result<Seen, String> {
         std::thread::sleep(BETWEEN_FAULTS);
     }
     let turns = team.finish()?;
-    Ok(Seen { verdict: judge(&turns), faults, messages: five.messages() })
+    Ok(Seen { verdict: check(&turns), faults, messages: five.messages() })
 }
 
 impl Seen {

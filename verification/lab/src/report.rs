@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scenario_that_could_not_run_is_no_success() {
+    fn scenario_that_could_not_run_fails() {
         let mut report = Report::default();
         report.extend(vec![Row::not_run("x", "no engine")]);
         assert_eq!(report.violations(), 1);

@@ -94,7 +94,7 @@ impl Trial {
             log.wrong.push(why);
         }
         let probes = probe(&server);
-        self.judge(records, log, probes)
+        self.summarize(records, log, probes)
     }
 
     /// One fault, with locks of every layout held throughout.
@@ -128,7 +128,7 @@ impl Trial {
         }
     }
 
-    fn judge(&self, records: Vec<Record>, log: Log, probes: Vec<Probe>) -> Row {
+    fn summarize(&self, records: Vec<Record>, log: Log, probes: Vec<Probe>) -> Row {
         let mut wrong = log.wrong;
         if records.len() as u64 != CLIENTS {
             wrong.push("a client panicked".into());
@@ -148,7 +148,7 @@ impl Trial {
         // Two checkers that know the format only. Where nothing may be lost, one server is one lock service, whatever was done to it.
         if !self.may_lose
             && let seen = operations::operations(&history)
-            && let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::judge(&seen))
+            && let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::check(&seen))
         {
             wrong.push(why.to_string());
         }

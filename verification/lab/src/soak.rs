@@ -194,7 +194,7 @@ fn soak(options: &Options) -> RedisResult<Row> {
     let scene = Arc::new(Scene::new());
     let begun = Instant::now();
     let rounds = [round(&server, &scene, options)?, round(&server, &scene, options)?];
-    Ok(judge(&scene, before, &rounds, begun.elapsed()))
+    Ok(summarize(&scene, before, &rounds, begun.elapsed()))
 }
 
 fn round(server: &Server, scene: &Arc<Scene>, options: &Options) -> RedisResult<Round> {
@@ -266,7 +266,7 @@ fn nothing_left(server: &Server) -> bool {
     })
 }
 
-fn judge(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) -> Row {
+fn summarize(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) -> Row {
     let [first, second] = rounds;
     let ([early, late], of_one) =
         apart_from_waits(rounds.each_ref().map(|round| (&round.waiting[..], &round.used[..])));
@@ -366,21 +366,21 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_are_no_growth() {
+    fn waiting_clients_count_as_no_growth() {
         let (first, second) = (samples(&[50, 80, 100], 12_000_000), samples(&[100, 380, 90, 200], 12_000_000));
         let rounds = [(&first.0[..], &first.1[..]), (&second.0[..], &second.1[..])];
         assert_eq!(apart_from_waits(rounds), ([12_000_000, 12_000_000], 20_000));
     }
 
     #[test]
-    fn growth_is_seen_beside_those_who_wait() {
+    fn growth_is_found_despite_waiting_clients() {
         let (first, second) = (samples(&[50, 80, 100], 12_000_000), samples(&[40, 30, 20], 13_000_000));
         let rounds = [(&first.0[..], &first.1[..]), (&second.0[..], &second.1[..])];
         assert_eq!(apart_from_waits(rounds), ([12_000_000, 13_000_000], 20_000));
     }
 
     #[test]
-    fn nobody_waits() {
+    fn growth_is_found_without_waiting_clients() {
         let (first, second) = (samples(&[0, 0], 12_000_000), samples(&[0], 13_000_000));
         let rounds = [(&first.0[..], &first.1[..]), (&second.0[..], &second.1[..])];
         assert_eq!(apart_from_waits(rounds), ([12_000_000, 13_000_000], 0));

@@ -7,7 +7,7 @@ use support::{Fate, Proxy, Server, Toward, encode};
 
 use super::{Played, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
-use crate::play::Judged;
+use crate::play::ClientUnderTest;
 use crate::scenario::{Profile, Terms};
 
 /// The lock.
@@ -38,7 +38,7 @@ struct Row {
     names: Vec<String>,
 }
 
-pub fn play(client: &Judged) -> Result<Played, String> {
+pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     let mut played = Played::default();
     let is_meant = |row: &Row| row.profile.is_none_or(|it| it == client.manifest.profile);
     for row in rows::<Row>("errors")?.into_iter().filter(is_meant) {

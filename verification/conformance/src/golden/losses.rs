@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{Played, can, rows};
-use crate::play::{Drivers, Judged, play as play_scenario};
+use crate::play::{ClientUnderTest, Drivers, play as play_scenario};
 use crate::scenario::{Acquire, Call, Feature, Scenario, Shape, Step, Terms};
 
 /// A cause, the terms on which the lock is held, and what the holder is told.
@@ -17,7 +17,7 @@ struct Row {
     within: u64,
 }
 
-pub fn play(client: &Judged) -> Result<Played, String> {
+pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     let mut played = Played::default();
     if !client.manifest.has(Feature::Told) {
         return Ok(played);

@@ -13,7 +13,7 @@ use redis::Value;
 use serde::de::DeserializeOwned;
 
 use crate::driver::{Call, Driver, Outcome};
-use crate::play::{BOUND, Judged};
+use crate::play::{BOUND, ClientUnderTest};
 use crate::scenario::{Feature, Terms};
 
 /// What came of a table.
@@ -26,7 +26,7 @@ pub struct Played {
 }
 
 /// Plays a table to a client; an error says why it could not be.
-type Table = fn(&Judged) -> Result<Played, String>;
+type Table = fn(&ClientUnderTest) -> Result<Played, String>;
 
 /// All tables, by the names of their files.
 pub const TABLES: [(&str, Table); 5] = [
@@ -46,7 +46,7 @@ fn rows<T: DeserializeOwned>(name: &str) -> Result<Vec<T>, String> {
 }
 
 /// Whether a client has what an acquisition on these terms needs.
-fn can(client: &Judged, terms: &Terms, keys: usize) -> bool {
+fn can(client: &ClientUnderTest, terms: &Terms, keys: usize) -> bool {
     let has = |is_needed: bool, feature| !is_needed || client.manifest.has(feature);
     has(terms.watched, Feature::WatchedLease)
         && has(terms.ephemeral, Feature::Ephemeral)
@@ -65,7 +65,7 @@ fn end_of(driver: &mut Driver, call: &Call) -> Result<Outcome, String> {
 }
 
 /// A driver that has opened a client of this server.
-fn open(client: &Judged, server: std::net::SocketAddr) -> Result<Driver, String> {
+fn open(client: &ClientUnderTest, server: std::net::SocketAddr) -> Result<Driver, String> {
     let mut driver = Driver::start(client.manifest, client.programs)?;
     end_of(&mut driver, &Call::Open { url: format!("redis://{server}/") })?;
     Ok(driver)

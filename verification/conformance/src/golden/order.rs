@@ -10,7 +10,7 @@ use support::{Fate, Proxy, Server, Toward};
 use super::{Played, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
 use crate::left::{self, When};
-use crate::play::{CLEAN, Judged};
+use crate::play::{CLEAN, ClientUnderTest};
 use crate::scenario::{Feature, Terms};
 
 /// Locks as a program names them, one after the other, and the requests that it becomes.
@@ -25,7 +25,7 @@ struct Row {
     taken: Option<String>,
 }
 
-pub fn play(client: &Judged) -> Result<Played, String> {
+pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     let mut played = Played::default();
     if !client.manifest.has(Feature::MultiLock) {
         return Ok(played);

@@ -12,7 +12,7 @@ use super::{Played, end_of, open, rows};
 use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
 use crate::left::{self, When};
-use crate::play::{CLEAN, Judged, SOON, holders};
+use crate::play::{CLEAN, ClientUnderTest, SOON, holders};
 use crate::scenario::{Feature, Terms};
 
 /// The lock.
@@ -52,7 +52,7 @@ struct Row {
     ends: String,
 }
 
-pub fn play(client: &Judged) -> Result<Played, String> {
+pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     let mut played = Played::default();
     if !client.manifest.has(Feature::RedLock) {
         return Ok(played);
@@ -65,7 +65,7 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     Ok(played)
 }
 
-fn play_row(row: &Row, client: &Judged) -> Result<Vec<String>, String> {
+fn play_row(row: &Row, client: &ClientUnderTest) -> Result<Vec<String>, String> {
     let servers: Vec<Server> = (0..row.servers).map(|_| Server::start()).collect();
     // Their names are in the order of their numbers, which is the order in which clients ask (docs/redlock.md).
     let named = (1..).map(|number| Ipv4Addr::new(127, 0, 0, number));

@@ -11,7 +11,7 @@ use support::{Fate, Proxy, Server, Toward};
 
 use super::{Played, can, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
-use crate::play::Judged;
+use crate::play::ClientUnderTest;
 use crate::scenario::{Profile, Terms};
 
 /// The default of the server that hears them.
@@ -29,7 +29,7 @@ struct Row {
     words: String,
 }
 
-pub fn play(client: &Judged) -> Result<Played, String> {
+pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     // Those of the basic profile stand in vectors/.
     if client.manifest.profile == Profile::Basic {
         return Ok(Played::default());

@@ -1,26 +1,27 @@
-//! Three servers, two owners, one lock: every way that grants, confirmations, taking back and failovers can interleave.
+//! Three servers, two owners, one lock: every interleaving of grants, confirmations, revocations and failovers.
 //!
-//! Time is discrete; all times are ticks that are left, so that two moments that differ in nothing else are one state, and tokens are
-//! numbered anew in each state for the same reason. So neither time nor the number of grants needs a bound. [`Rules`] names those there are.
+//! Time is discrete: all times are remaining ticks, and tokens are renumbered in each state, so that equivalent states
+//! are equal. So neither time nor the number of grants needs a bound. [`Rules`] names the bounds that exist.
 //!
-//! Left out: the queue, shortening renewals, sessions' event queues, clocks that differ; a server sees the end of a connection at once; a
-//! partition cuts a master off from all replicas together; and one that is not in step (*Behind*) does not take over.
+//! Not modelled: the queue, shortening renewals, sessions' event queues, different clocks. A server notices the close
+//! of a connection immediately; a partition isolates a primary from all replicas together; a replica that is not in
+//! sync (*Behind*) is not promoted.
 
 use std::hash::Hash;
 
 use stateright::{Model, Property};
 
-/// How long a lease lasts, in ticks.
+/// The length of a lease, in ticks.
 pub const LEASE: u8 = 2;
-/// How long the server waits for confirmations, in ticks.
+/// The time that the server waits for confirmations, in ticks.
 const TIMEOUT: u8 = 1;
 
-/// What is on, and the bounds.
+/// The active rules, and the bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// `REPLICAS n`; 0: nothing is asked of replicas.
+    /// `REPLICAS n`; 0: replicas are not asked.
     pub replicas: usize,
-    /// Which replica may take over.
+    /// Which replica may be promoted.
     pub heir: Heir,
     /// *The confirmed deadline*.
     pub confirmed_deadline: bool,
@@ -28,31 +29,31 @@ pub struct Rules {
     pub one_at_a_time: bool,
     /// *A confirmation counts only if the hold is still there under that token.*
     pub only_if_held: bool,
-    /// How many writes a replica may be behind.
+    /// The most writes that a replica may be behind.
     pub lag: usize,
-    /// How often an owner may hold.
+    /// The greatest hold count.
     pub holds: u8,
-    /// How many failovers there are.
+    /// The number of failovers.
     pub failovers: u8,
-    /// How often an operator breaks the lock.
+    /// How often an operator forces the lock.
     pub forces: u8,
-    /// How often connections end, and their clients go on at another master.
+    /// How often connections close and their clients continue at another primary.
     pub moves: u8,
 }
 
-/// Which replica may take over.
+/// Which replica may be promoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heir {
-    /// Any that is in step, however far behind.
+    /// Any replica in sync, however far behind.
     Any,
-    /// One that has confirmed all that clients were told.
+    /// A replica that has confirmed everything that clients received.
     Confirmed,
 }
 
 pub type Owner = usize;
 pub type Place = usize;
 
-/// A lock as it lies in the keyspace; free: none.
+/// A lock as stored in the keyspace; none: free.
 pub type Key = Option<Hold>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,7 +64,7 @@ pub struct Hold {
     pub left: u8,
 }
 
-/// A request whose answer waits for replicas.
+/// A request that waits for replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Asked {
     owner: Owner,
@@ -73,17 +74,18 @@ pub struct Asked {
     confirmed: bool,
     /// Ticks until it is revoked.
     patience: u8,
-    /// For how long the client will believe: it counts from when it asked.
+    /// How long the client will rely on it, from its request on.
     left: u8,
 }
 
-/// What a master has.
+/// The data of a primary.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Master {
-    /// The lock as it was after each write that some replica may lack; the last is the lock now.
+    /// The lock after each write that some replica may lack; the last is the current lock.
     log: Vec<Key>,
     asked: Vec<Asked>,
-    /// Of the bound hold: the deadlines that were written, where in the log, from the last confirmed one on.
+    /// For the bound hold: the deadlines that were written, with their positions in the log, from the last confirmed
+    /// one on.
     promised: Vec<(usize, u8)>,
     bound: u8,
 }
@@ -91,17 +93,17 @@ pub struct Master {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Server {
     Master(Master),
-    /// In step: what it has, its place in the master's log, and the place that the master has heard of.
+    /// In sync: its data, its position in the primary's log, and the position that the primary knows of.
     Follower {
         data: Key,
         has: usize,
         heard: Option<usize>,
     },
-    /// Not in step: it confirms nothing, and can't take over.
+    /// Not in sync: it confirms nothing, and can't be promoted.
     Behind,
 }
 
-/// What an owner believes to hold, by what it was told.
+/// The hold that an owner relies on, by the replies that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Belief {
     pub token: u8,
@@ -114,11 +116,11 @@ pub struct State {
     pub servers: [Server; 3],
     pub master: Place,
     pub cut: bool,
-    /// What enough replicas have confirmed, so that clients may be told, goes up to here in the master's log.
+    /// The position in the primary's log up to which enough replicas have confirmed, so that clients may have replies.
     told: usize,
     pub beliefs: [Option<Belief>; 2],
     at: [Place; 2],
-    /// A hold that an operator broke: whatever its owner believes is no fault.
+    /// A hold that an operator forced: its owner's reliance on it is no fault.
     broken: Option<u8>,
     failovers: u8,
     forces: u8,
@@ -127,37 +129,37 @@ pub struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// An owner asks, at the server that it is connected to: a grant or a re-entry.
+    /// An owner sends a request to its server: a grant or a re-entry.
     Ask(Owner),
-    /// It gives one hold back.
+    /// It releases one hold.
     Release(Owner),
-    /// It goes down to one hold (`HOLDS 1`), and is told that it has that one.
+    /// It releases all but one hold (`HOLDS 1`), and receives that it has that one.
     KeepOne(Owner),
-    /// It gives all back, and with them a request that is still out.
+    /// It releases all, and withdraws a pending request.
     ReleaseAll(Owner),
-    /// Its connection ends, and it goes on at another master.
+    /// Its connection closes, and it continues at another primary.
     Move(Owner, Place),
-    /// The server tells an owner for how long it holds at least.
+    /// A heartbeat: the server promises an owner a remaining time.
     Alive(Owner),
-    /// The server renews a hold of a connection that lives.
+    /// The server renews a hold of an open connection.
     Renew(Place),
-    /// A replica takes in the next write.
+    /// A replica applies the next write.
     Replicate(Place),
-    /// The master hears how far a replica is.
+    /// The primary receives the offset of a replica.
     Confirm(Place),
-    /// A request that was confirmed is answered.
+    /// A confirmed request gets its reply.
     Answer(Place, Owner),
-    /// An operator breaks the lock.
+    /// An operator forces the lock.
     Force(Place),
-    /// Nothing passes between the master and its replicas any more.
+    /// A partition between the primary and its replicas.
     Cut,
-    /// It does again.
+    /// The partition ends.
     Heal,
-    /// A replica takes over.
+    /// A replica is promoted.
     TakeOver(Place),
-    /// A former master learns of the new one, and follows it.
+    /// A former primary learns of the new one, and follows it.
     ComeBack(Place),
-    /// A server has taken in a copy of the master's data.
+    /// A server has loaded a copy of the primary's data.
     Sync(Place),
     /// Time passes.
     Tick,
@@ -216,7 +218,7 @@ impl Model for Rules {
 }
 
 impl Rules {
-    /// Carries an action out; none: it is not possible.
+    /// Applies an action; none: it is not possible.
     fn act(&self, state: &mut State, action: Action) -> Option<()> {
         match action {
             Action::Ask(owner) => self.ask(state, owner),
@@ -329,12 +331,12 @@ impl Rules {
             return Some(());
         }
         if master.bound != hold.token {
-            // A hold from before a failover has the deadline that came with it.
+            // A hold from before a failover has the deadline of its copy.
             master.promised = before.iter().map(|hold| (0, hold.left)).collect();
             master.bound = hold.token;
         }
         if !self.confirmed_deadline {
-            // What a renewal reads out of the key, as if replicas knew it.
+            // A renewal reads the deadline from the key, as if replicas had confirmed it.
             master.promised.clear();
         }
         master.promised.push((at, LEASE));
@@ -344,7 +346,7 @@ impl Rules {
         Some(())
     }
 
-    /// Goes down from so many holds to so many.
+    /// Lowers the hold count.
     fn release(&self, state: &mut State, owner: Owner, down: fn(u8) -> u8) -> Option<()> {
         let belief = state.beliefs[owner]?;
         let master = state.served(owner)?;
@@ -381,7 +383,7 @@ impl Rules {
         }
     }
 
-    /// What the server does by itself it does however far replicas are behind; clients stop asking at the bound.
+    /// The server's own writes happen however far replicas are behind; clients stop at the bound.
     fn write(&self, master: &mut Master, key: Key) -> Option<()> {
         master.log.push(key);
         Some(())
@@ -425,7 +427,7 @@ impl Rules {
     }
 
     fn tick_at(&self, master: &mut Master) -> Option<()> {
-        // Whatever is confirmed is answered before time passes; the server looks at it first, too.
+        // Confirmed requests get their replies before time passes; the server processes them first, too.
         master.asked.iter().all(|asked| !asked.confirmed).then_some(())?;
         master.log.iter_mut().for_each(tick_key);
         master.promised.iter_mut().for_each(|(_, left)| *left = left.saturating_sub(1));

@@ -32,61 +32,61 @@ fn found(more: &[String]) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_loss_that_was_told_is_clean() {
+fn reported_loss_is_accepted() {
     let verdict = check(&broken(&[told(52)]));
     assert_eq!(kinds(&verdict), [""; 0]);
     assert_eq!((verdict.bound, verdict.told, verdict.told_within), (1, 1, Some(2 * MS)));
 }
 
 #[test]
-fn a_loss_that_was_not_told_is_seen() {
+fn unreported_loss_is_found() {
     assert_eq!(found(&[]), ["not told"]);
     assert_eq!(found(&[told(52 + PATIENCE_MS)]), ["not told"]);
 }
 
 #[test]
-fn who_gives_back_meanwhile_need_not_be_told() {
+fn loss_need_not_be_reported_after_release() {
     assert_eq!(found(&[format!("E\t1\t{}", 60 * MS)]), [""; 0]);
     assert_eq!(found(&[format!("E\t1\t{}", (60 + PATIENCE_MS) * MS)]), ["not told"]);
 }
 
 #[test]
-fn while_a_server_is_away_nobody_can_tell() {
+fn loss_need_not_be_reported_while_server_is_unreachable() {
     let mut history = broken(&[]);
     history.faults.push(Fault { from: 40 * MS, until: 45 * MS });
     assert_eq!(kinds(&check(&history)), [""; 0]);
 }
 
 #[test]
-fn what_may_not_have_been_done_need_not_be_told() {
+fn uncertain_loss_need_not_be_reported() {
     let mut history = broken(&[]);
     history.breaks[0].replied = None;
     assert_eq!(kinds(&check(&history)), [""; 0]);
 }
 
 #[test]
-fn an_unbound_hold_is_not_reported() {
+fn loss_of_unbound_hold_need_not_be_reported() {
     let mut history = broken(&[]);
     history.holds[0].bound = false;
     assert_eq!(kinds(&check(&history)), [""; 0]);
 }
 
 #[test]
-fn a_write_after_the_loss_was_told_is_seen() {
+fn write_after_reported_loss_is_found() {
     assert_eq!(found(&[told(52), format!("W\t1\t{}", 53 * MS)]), ["wrote after"]);
     // One that was not told yet can't know: that is what the store is for.
     assert_eq!(found(&[told(52), format!("W\t1\t{}", 51 * MS)]), [""; 0]);
 }
 
 #[test]
-fn a_loss_that_nobody_caused_is_seen() {
+fn loss_without_cause_is_found() {
     let mut history = broken(&[told(52)]);
     history.breaks.clear();
     assert_eq!(kinds(&check(&history)), ["told of nothing"]);
 }
 
 #[test]
-fn what_was_broken_is_held_no_more() {
+fn forced_hold_has_ended() {
     let next = "G\t2\tk\ty\t1\t2\t40000\t40000\t51500\t2000000\t-\tplain".to_owned();
     assert_eq!(found(&[told(52), next.clone()]), [""; 0]);
     let mut earlier = broken(&[told(52), next.replace("51500", "45000")]);

@@ -145,7 +145,7 @@ mod tests {
 
     /// Some of them are locks to the module, and some are not: else they would be too good or too bad.
     #[test]
-    fn some_pass_for_locks() {
+    fn some_generated_hashes_are_valid_locks() {
         if !support::module_path().exists() {
             return support::skip("needs the module");
         }

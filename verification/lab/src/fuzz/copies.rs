@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn complaints_are_seen() {
+    fn log_errors_are_found() {
         assert!(is_complaint("1:M 20 Nov 2026 10:00:00.000 # === REDIS BUG REPORT START"));
         assert!(is_complaint("thread '<unnamed>' panicked at src/x.rs"));
         assert!(is_complaint("1:S 20 Nov 2026 10:00:00.000 * == CRITICAL == This replica is sending an error"));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_differs_is_a_difference() {
+    fn different_deadline_is_a_difference() {
         let contents =
             |deadline| Contents { digest: "same".into(), deadlines: BTreeMap::from([((0, b"k".to_vec()), deadline)]) };
         assert_eq!(difference(&contents(5), &contents(5)), "");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complaint_in_the_log_and_a_dead_server_are_found() {
+    fn log_error_and_crashed_server_are_found() {
         let mut server = Server::builder().without_module().start();
         let seen = server.log().len();
         quiet_log(&server, seen).unwrap();

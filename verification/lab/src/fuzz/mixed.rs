@@ -503,7 +503,7 @@ impl Player {
         let Value::Array(seen) = reply(raw)? else { return Err("EXEC was not answered".to_owned().into()) };
         for (lock, seen) in locks.iter().zip(seen.chunks(2)) {
             let [info, waiters] = seen else { continue };
-            self.ledger.judge(lock, &Seen::read(info, waiters))?;
+            self.ledger.check(lock, &Seen::read(info, waiters))?;
         }
         Ok(())
     }

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_with_codes_that_no_client_knows_are_named() {
+    fn errors_with_unknown_codes_are_named() {
         let nested = |error: &[u8]| Value::Array(vec![redis::parse_redis_value(error).unwrap()]);
         assert!(unknown_error(&nested(b"-HOLDFAST is odd\r\n")).unwrap_err().contains("HOLDFAST is odd"));
         assert!(unknown_error(&nested(b"-DEADLOCK a\r\n")).is_ok());

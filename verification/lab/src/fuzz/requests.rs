@@ -641,7 +641,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_owner_is_named_like_a_secret_key() {
+    fn no_owner_has_the_name_of_a_secret_key() {
         let mut requests = Requests::new(1);
         let owners = requests.owners.clone();
         let mut made = |line: &str| requests.without_secret_owner(words(&line.split(' ').collect::<Vec<_>>()));
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_requests() {
+    fn same_seed_makes_same_requests() {
         let (mut one, mut two) = (Requests::new(7), Requests::new(7));
         for _ in 0..1000 {
             assert_eq!(one.next(), two.next());

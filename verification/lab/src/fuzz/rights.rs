@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_noticed_unless_it_was_in_the_request() {
+    fn secret_in_reply_is_found_unless_it_was_in_the_request() {
         let list = |name: &str| Value::Array(vec![Value::Nil, Value::BulkString(name.into())]);
         let error = redis::parse_redis_value(b"-ERR unknown option 'secret:1'\r\n").unwrap();
         assert!(tells_a_secret(&[line("LOCK.TOP")], &list("secret:1")));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn no_user_ever_has_the_secret() {
+    fn no_user_can_read_the_secret() {
         let mut rng = Rng::with_seed(1);
         for _ in 0..1_000 {
             let rule = change(&mut rng);

@@ -22,10 +22,10 @@ impl Tokens {
         let mut request = redis::cmd("LOCK.ACQUIRE");
         let token = request.arg(key).arg("prober").arg("LEASE").arg(1).query(connection);
         let token: i64 = token.map_err(|error| format!("a free lock can't be had: {error}"))?;
-        self.judge(token, now())
+        self.check(token, now())
     }
 
-    fn judge(&mut self, token: i64, now: i64) -> Result<(), String> {
+    fn check(&mut self, token: i64, now: i64) -> Result<(), String> {
         let before = std::mem::replace(&mut self.newest, token);
         if token <= before {
             return Err(format!("token {token} was given after {before}"));
@@ -47,12 +47,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_that_go_back_or_far_ahead_are_found() {
+    fn decreasing_or_far_tokens_are_found() {
         let mut tokens = Tokens::default();
         let now = 1_764_000_000_000_000;
-        assert!(tokens.judge(now, now).is_ok());
-        assert!(tokens.judge(now + 3_600_000_000, now).is_ok());
-        assert!(tokens.judge(now + 3_600_000_000, now).is_err());
-        assert!(tokens.judge(now + 2 * AHEAD, now).is_err());
+        assert!(tokens.check(now, now).is_ok());
+        assert!(tokens.check(now + 3_600_000_000, now).is_ok());
+        assert!(tokens.check(now + 3_600_000_000, now).is_err());
+        assert!(tokens.check(now + 2 * AHEAD, now).is_err());
     }
 }

@@ -176,14 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn what_other_guests_took_is_read() {
+    fn stolen_processor_time_is_read() {
         let stat = "cpu  57 1 22 900 9 0 3 42 0 0\ncpu0 30 0 11 450 4 0 1 21 0 0\n";
         assert_eq!(stolen_by(stat), Duration::from_millis(420));
         assert_eq!(stolen_by("cpu 57 1 22 900\n"), Duration::ZERO);
     }
 
     #[test]
-    fn several_steps_are_not_taken_for_one() {
+    fn several_long_commands_are_counted_separately() {
         let [two, three, ten] = [2, 3, 10].map(Duration::from_millis);
         let commands = |times: &[Duration]| times.iter().map(|time| (*time, format!("{time:?}"))).collect::<Vec<_>>();
         assert_eq!(longest_step(ten, &commands(&[two, three, two])), (three, "3ms".into()));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn injected_steps_are_found() {
+    fn injected_long_commands_are_found() {
         const BUSY: &str = "local sum = 0 for i = 1, 5000000 do sum = sum + i % 7 end return sum";
         let (watch, server) = watched(|server| {
             // Many: a ping need not lie there when each of them begins.
@@ -208,7 +208,7 @@ mod tests {
 
     /// A server that the machine stops, or that only sleeps, has done nothing.
     #[test]
-    fn a_server_that_is_stopped_is_not_blamed() {
+    fn paused_server_is_no_violation() {
         let (watch, server) = watched(|server| {
             for _ in 0..=STOLEN {
                 server.stop();

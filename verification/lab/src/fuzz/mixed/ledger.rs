@@ -198,7 +198,7 @@ impl Ledger {
     }
 
     /// Compares what the server shows of a lock with what is known of it.
-    pub fn judge(&mut self, key: &str, seen: &Seen) -> Result<(), String> {
+    pub fn check(&mut self, key: &str, seen: &Seen) -> Result<(), String> {
         let wrong = |why: String| Err(format!("{key}: {why} in {seen:?}"));
         if seen.limit > 0 && seen.holders.len() as i64 > seen.limit {
             return wrong("more hold than may".into());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_comes_once_to_its_session_and_with_a_new_token() {
+    fn event_must_come_once_to_its_session_with_new_token() {
         assert!(waiting().event(1, &event("granted", "w0", Value::Int(11)), (2, 2)).is_ok());
         assert!(waiting().event(1, &event("timeout", "w0", Value::Nil), (2, 2)).is_ok());
         assert!(waiting().event(2, &event("granted", "w0", Value::Int(11)), (2, 2)).is_err(), "of another session");
@@ -286,18 +286,18 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_one_is_told_of_nothing_more() {
+    fn cancelled_request_gets_no_more_events() {
         let mut ledger = waiting();
         ledger.get(0).cancelled = true;
         ledger.over(0, 5);
         assert!(ledger.event(1, &event("granted", "w0", Value::Int(11)), (4, 6)).is_ok(), "it was on its way");
         assert!(ledger.event(1, &event("granted", "w0", Value::Int(11)), (6, 7)).is_err());
-        assert!(ledger.judge("k", &seen(1, &[], &["w0"])).is_err());
-        assert!(ledger.judge("k", &seen(1, &[("w0", 11)], &[])).is_err());
+        assert!(ledger.check("k", &seen(1, &[], &["w0"])).is_err());
+        assert!(ledger.check("k", &seen(1, &[("w0", 11)], &[])).is_err());
     }
 
     #[test]
-    fn a_loss_is_told_once_and_not_of_what_was_given_back() {
+    fn loss_is_reported_once_and_not_after_release() {
         let lost = |ledger: &mut Ledger| ledger.event(1, &event("lost", "w0", Value::Int(11)), (3, 3));
         let held = || {
             let mut ledger = waiting();
@@ -316,17 +316,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_shows_must_fit() {
+    fn state_of_server_must_agree_with_ledger() {
         let mut ledger = waiting();
         ledger.event(1, &event("granted", "w0", Value::Int(11)), (2, 2)).unwrap();
         ledger.ask(Ask { keys: vec!["k"], ..Ask::default() });
-        assert!(ledger.judge("k", &seen(1, &[("w0", 11)], &["w1"])).is_ok());
-        assert!(ledger.judge("k", &seen(1, &[("w0", 11), ("w1", 12)], &[])).is_err(), "two");
-        assert!(ledger.judge("k", &seen(0, &[("w0", 11), ("w1", 12)], &[])).is_ok(), "any number");
-        assert!(ledger.judge("k", &seen(0, &[("w0", 11), ("w0", 11)], &[])).is_err(), "twice");
-        assert!(ledger.judge("k", &seen(1, &[("w0", 12)], &[])).is_err(), "another token");
-        assert!(ledger.judge("k", &seen(1, &[("w1", 12)], &[])).is_err(), "w0 has lost it");
-        assert!(ledger.judge("k", &seen(0, &[("w0", 11), ("x", 1)], &[])).is_err(), "a stranger");
-        assert!(ledger.judge("other", &seen(1, &[], &[])).is_ok());
+        assert!(ledger.check("k", &seen(1, &[("w0", 11)], &["w1"])).is_ok());
+        assert!(ledger.check("k", &seen(1, &[("w0", 11), ("w1", 12)], &[])).is_err(), "two");
+        assert!(ledger.check("k", &seen(0, &[("w0", 11), ("w1", 12)], &[])).is_ok(), "any number");
+        assert!(ledger.check("k", &seen(0, &[("w0", 11), ("w0", 11)], &[])).is_err(), "twice");
+        assert!(ledger.check("k", &seen(1, &[("w0", 12)], &[])).is_err(), "another token");
+        assert!(ledger.check("k", &seen(1, &[("w1", 12)], &[])).is_err(), "w0 has lost it");
+        assert!(ledger.check("k", &seen(0, &[("w0", 11), ("x", 1)], &[])).is_err(), "a stranger");
+        assert!(ledger.check("other", &seen(1, &[], &[])).is_ok());
     }
 }

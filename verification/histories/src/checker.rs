@@ -1,8 +1,9 @@
-//! Whether any order of the operations explains what the clients of one server were told.
+//! Whether any order of the operations explains what the clients of one server observed.
 //!
-//! Locks are independent, so each is judged by itself; what is left between them is that tokens grow (`tokens.rs`). A history of a
-//! lock is cut into windows, since the search takes exponential time in the worst case. A cut may fall where operations are open: the
-//! states that the window may have led to are carried over it, each with the operations that it has seen already.
+//! Locks are independent, so each is checked by itself; only tokens increase across locks (`tokens.rs`). The history of
+//! a lock is cut into windows, because the search takes exponential time in the worst case. A cut may fall where
+//! operations are open: the possible states of the lock are carried over it, each with the operations that have already
+//! taken effect.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,24 +13,24 @@ use crate::spec::{Lock, Step};
 use crate::tokens;
 use crate::violation::Violation;
 
-/// So many answers make a window. The search copies the window at each step, so short ones are faster.
+/// The number of replies in a window. The search copies the window at each step, so short ones are faster.
 const WINDOW: usize = 4;
 
-/// Judges a history of one server; operations may come in any order.
+/// Checks a history of one server; operations may come in any order.
 ///
 /// # Errors
 ///
 /// The first violation of the first lock that has one.
-pub fn judge(history: &[Operation]) -> Result<(), Violation> {
+pub fn check(history: &[Operation]) -> Result<(), Violation> {
     tokens::check(history)?;
     let mut locks: BTreeMap<&str, Vec<&Operation>> = BTreeMap::new();
     for operation in history {
         locks.entry(&operation.key).or_default().push(operation);
     }
-    locks.into_values().try_for_each(|operations| judge_lock(&operations))
+    locks.into_values().try_for_each(|operations| check_lock(&operations))
 }
 
-fn judge_lock(all: &[&Operation]) -> Result<(), Violation> {
+fn check_lock(all: &[&Operation]) -> Result<(), Violation> {
     let waits = Waits::of(all);
     let done = all.iter().filter(|operation| operation.outcome != Outcome::Error);
     let mut operations: Vec<Operation> =
@@ -50,14 +51,14 @@ fn judge_lock(all: &[&Operation]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// A grant that was not confirmed was revoked before the reply.
+/// The revocation of an unconfirmed grant, before its reply.
 fn taken_back(operation: &Operation) -> Option<Operation> {
     let (Request::Acquire(ask), Outcome::Unconfirmed) = (&operation.request, operation.outcome) else { return None };
     let request = Request::TakeBack { owner: ask.owner.clone(), added: u64::from(ask.holds.is_none()) };
     Some(Operation { request, outcome: Outcome::Done, ..operation.clone() })
 }
 
-/// When somebody may have stood in the queue: spans in order of their beginnings, each with the latest end so far.
+/// When requests may have been queued: spans in order of their start, each with the latest end so far.
 struct Waits(Vec<(Time, Time, Time)>);
 
 impl Waits {
@@ -76,7 +77,7 @@ impl Waits {
         Self(spans)
     }
 
-    /// Whether more than so many overlap with a stretch of time.
+    /// Whether more than `most` of them overlap with a span.
     fn exceed(&self, most: usize, (from, to): (Time, Time)) -> bool {
         let begun = self.0.partition_point(|(begin, ..)| *begin <= to);
         let near = self.0[..begun].iter().rev().take_while(|(_, _, latest_end)| *latest_end >= from);
@@ -89,19 +90,19 @@ fn step(operation: &Operation, waits: &Waits) -> Step {
     let (from, to) = (*from, operation.latest());
     let may_be_refused = match request {
         Request::Acquire(Acquire { several: true, .. }) => true,
-        // It is one of those that wait itself.
+        // It is one of the waiting requests itself.
         Request::Acquire(Acquire { wait, .. }) => waits.exceed(usize::from(*wait), (from, to)),
         _ => false,
     };
     Step { request: request.clone(), from, to, told: *outcome, may_be_refused }
 }
 
-/// It was answered, so it has happened.
+/// It has a reply, so it has taken effect.
 fn must_happen(step: &Step) -> bool {
     step.told != Outcome::Unknown
 }
 
-/// The moment of the last of [`WINDOW`] more answers.
+/// The time at which [`WINDOW`] more replies have come.
 fn next_cut(steps: &[Step], next: usize, open: &[usize]) -> Time {
     let mut answers: Vec<Time> =
         open.iter().map(|place| &steps[*place]).filter(|step| must_happen(step)).map(|step| step.to).collect();
@@ -117,7 +118,7 @@ fn next_cut(steps: &[Step], next: usize, open: &[usize]) -> Time {
     answers.get(WINDOW - 1).or(answers.last()).copied().unwrap_or(Time::MAX)
 }
 
-/// Where a window leads, from wherever those before it may have led.
+/// The states after a window, from all possible states before it.
 fn over_window(
     operations: &[Operation],
     steps: &[Step],
@@ -160,8 +161,8 @@ fn over_window(
     })
 }
 
-/// A lease that nobody renewed may have ended although nobody tells: each hold that may be there in this window, where a lease of its
-/// owner may be over. (The specification knows which is.)
+/// Ends of leases that no client reported: for each hold that may exist in this window, if a lease of its owner may be
+/// over. (The specification decides which.)
 fn leases_that_may_end(lock: &Lock, candidates: &[Candidate], cut: Time) -> Vec<Candidate> {
     let mut may_end: HashSet<&str> = HashSet::new();
     let mut holds: HashSet<(&str, Option<u64>)> = HashSet::new();

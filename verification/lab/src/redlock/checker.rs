@@ -90,7 +90,7 @@ impl Turn {
 }
 
 /// Judges what all clients wrote down.
-pub fn judge(turns: &[Turn]) -> Verdict {
+pub fn check(turns: &[Turn]) -> Verdict {
     let mut verdict = Verdict { requests: turns.len() as u64, ..Verdict::default() };
     let mut holds: Vec<&Hold> = Vec::new();
     for turn in turns {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_are_read() {
+    fn both_record_formats_are_read() {
         let line = r#"{"t_request":5,"t_granted":10,"fence":1,"t_until_valid":30,"t_release":20,"lost":null}"#;
         let Turn::Held(hold) = Turn::read("rust-0", line).expect("a line") else { panic!("no hold") };
         assert_eq!((hold.client.as_str(), hold.granted, hold.ended, hold.lost), ("rust-0", 10, 20, false));
@@ -164,37 +164,37 @@ mod tests {
     }
 
     fn wrong(turns: &[Turn]) -> Vec<String> {
-        judge(turns).wrong
+        check(turns).wrong
     }
 
     #[test]
-    fn one_after_the_other_is_clean() {
-        let verdict = judge(&[hold("b", 20, 30, 2), hold("a", 10, 20, 1), Turn::Failed(3)]);
+    fn sequential_holds_are_accepted() {
+        let verdict = check(&[hold("b", 20, 30, 2), hold("a", 10, 20, 1), Turn::Failed(3)]);
         assert_eq!(verdict.wrong, [""; 0]);
         assert_eq!((verdict.holds, verdict.failed, verdict.requests, verdict.worst_wait), (2, 5, 3, 5));
     }
 
     #[test]
-    fn an_overlap_of_a_microsecond_is_seen() {
+    fn overlap_of_a_microsecond_is_found() {
         assert_eq!(wrong(&[hold("a", 10, 21, 1), hold("b", 20, 30, 2)]).len(), 1);
         // Also with one that is not the last before it.
         assert_eq!(wrong(&[hold("a", 10, 100, 1), hold("b", 20, 30, 2), hold("c", 40, 50, 3)]).len(), 2);
     }
 
     #[test]
-    fn a_fence_that_goes_back_or_repeats_is_seen() {
+    fn decreasing_or_repeated_fence_is_found() {
         assert_eq!(wrong(&[hold("a", 10, 20, 5), hold("b", 20, 30, 4)]).len(), 1);
         assert_eq!(wrong(&[hold("a", 10, 20, 5), hold("b", 20, 30, 5)]).len(), 1);
         assert_eq!(wrong(&[hold("a", 10, 20, 5), hold("b", 20, 30, 4), hold("c", 40, 50, 5)]).len(), 2);
     }
 
     #[test]
-    fn a_run_in_which_nobody_got_anything_is_no_success() {
+    fn run_without_grants_fails() {
         assert_eq!(wrong(&[Turn::Failed(1)]).len(), 1);
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn invalid_record_is_refused() {
         for line in [
             "",
             "{}",

@@ -3,7 +3,7 @@
     DATABASE_URL=postgresql://… python sql_update.py AMOUNT
 
 The row keeps the token of its last writer, and `fence <= token` is part of the update: one row changed, or none. The lock makes writers
-wait for each other instead of failing; the token makes sure.
+wait for each other instead of failing; the token makes sure. A process that is killed blocks others for its lease.
 """
 import os
 import sys

@@ -153,7 +153,7 @@ fn over_window(
     let told = |places: Vec<usize>| places.into_iter().map(|place| operations[place].clone()).collect();
     Err(Violation {
         rule: "no order of operations explains what was seen",
-        key: operations[0].key.clone(),
+        key: operations[0].key.as_str().into(),
         between: (begin, cut),
         explained: told(explained),
         stuck: told(stuck.collect()),

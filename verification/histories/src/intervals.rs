@@ -258,7 +258,7 @@ fn check_limits(holds: &[Hold]) -> Result<(), Violation> {
             let others = certain.iter().filter(|(_, other)| *other != index);
             return Err(Violation {
                 rule: "more certain holds than the limit",
-                key: holds[index].granted.key.clone(),
+                key: holds[index].granted.key.as_str().into(),
                 between: (at, at),
                 explained: others.map(|(_, other)| holds[*other].granted.clone()).collect(),
                 stuck: vec![holds[index].granted.clone()],
@@ -292,7 +292,7 @@ fn check_order(grants: Vec<(u64, &Operation)>) -> Result<(), Violation> {
         if let Some((_, earlier)) = newest.filter(|(newest, _)| *newest > token) {
             return Err(Violation {
                 rule: "a request was granted before one that was queued when it was sent",
-                key: operation.key.clone(),
+                key: operation.key.as_str().into(),
                 between: (earlier.from, operation.latest()),
                 explained: vec![earlier.clone()],
                 stuck: vec![operation.clone()],

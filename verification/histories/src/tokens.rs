@@ -20,7 +20,7 @@ pub fn check(history: &[Operation]) -> Result<(), Violation> {
         if let Some(before) = newest.as_ref().filter(|before| grant.token <= before.token) {
             return Err(Violation {
                 rule: "a token is not greater than one that was granted before",
-                key: grant.operation.key.clone(),
+                key: grant.operation.key.as_str().into(),
                 between: (before.from, grant.to),
                 explained: vec![before.operation.clone()],
                 stuck: vec![grant.operation.clone()],
@@ -44,7 +44,7 @@ pub fn check_owners(history: &[Operation]) -> Result<(), Violation> {
         if token == other && ask.owner != again.owner {
             return Err(Violation {
                 rule: "two owners have one token",
-                key: next.key.clone(),
+                key: next.key.as_str().into(),
                 between: (first.from, next.latest()),
                 explained: vec![(*first).clone()],
                 stuck: vec![(*next).clone()],

@@ -11,7 +11,7 @@ pub struct Violation {
     /// The rule that it violates.
     pub rule: &'static str,
     /// The lock.
-    pub key: String,
+    pub key: Box<str>,
     /// The part of the history that can't be explained.
     pub between: (Time, Time),
     /// The operations of the longest possible order, in the order of the history.

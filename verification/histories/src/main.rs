@@ -5,7 +5,6 @@
 use std::fs::File;
 use std::io::BufReader;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use histories::{Operation, Outcome, Request, intervals, read};
 
@@ -27,17 +26,26 @@ fn main() -> ExitCode {
                 return ExitCode::from(2);
             }
         };
-        let begin = Instant::now();
+        let begin = processor_seconds();
         let checked = intervals::check(&history);
-        let seconds = begin.elapsed().as_secs_f64();
+        let seconds = processor_seconds() - begin;
         let (says, count) = (if checked.is_ok() { "no violation" } else { "VIOLATION" }, history.len());
-        println!("{name}: {says}: {count} operations in {seconds:.2} s, {:.0} a second", count as f64 / seconds);
+        println!(
+            "{name}: {says}: {count} operations in {seconds:.2} s of processor time, {:.0} a second",
+            count as f64 / seconds
+        );
         if let Err(violation) = checked {
             println!("{violation}");
             status = ExitCode::FAILURE;
         }
     }
     status
+}
+
+/// How long this thread has run so far, on a machine that may be busy with something else.
+fn processor_seconds() -> f64 {
+    let statistics = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    statistics.split(' ').next().and_then(|it| it.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e9
 }
 
 /// Eight processes take and release sixteen mutexes and read-write locks in turn, and renew their leases.

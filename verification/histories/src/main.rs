@@ -30,10 +30,8 @@ fn main() -> ExitCode {
         let checked = intervals::check(&history);
         let seconds = processor_seconds() - begin;
         let (says, count) = (if checked.is_ok() { "no violation" } else { "VIOLATION" }, history.len());
-        println!(
-            "{name}: {says}: {count} operations in {seconds:.2} s of processor time, {:.0} a second",
-            count as f64 / seconds
-        );
+        let speed = if seconds > 0.01 { format!(", {:.0} a second", count as f64 / seconds) } else { String::new() };
+        println!("{name}: {says}: {count} operations in {seconds:.2} s of processor time{speed}");
         if let Err(violation) = checked {
             println!("{violation}");
             status = ExitCode::FAILURE;

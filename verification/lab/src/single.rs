@@ -146,11 +146,11 @@ impl Trial {
         let verdict = check(&history);
         wrong.extend(verdict.violations.iter().map(ToString::to_string));
         // Two checkers that know the format only. Where nothing may be lost, one server is one lock service, whatever was done to it.
-        if !self.may_lose
-            && let seen = operations::operations(&history)
-            && let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::check(&seen))
-        {
-            wrong.push(why.to_string());
+        if !self.may_lose {
+            let seen = operations::operations(&history);
+            if let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::check(&seen)) {
+                wrong.push(why.to_string());
+            }
         }
         if lost > 0 && !self.may_lose {
             wrong.push(format!("{lost} holds were lost within their leases"));

@@ -79,13 +79,13 @@ fn lock_top_is_refused_in_scripts() {
     }
 }
 
-/// A server where the owner `one` holds the first key and waits for the other, which the owner `two` holds; and the
+/// A server where the owner `one` holds the first key and waits for the other, which the owner `two##1` holds; and the
 /// connection on which it waits.
 fn about_to_close(one: &str, other: &str) -> (Server, Raw) {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say(&format!("LOCK.ACQUIRE {one} one LEASE 600000")).token();
-    connection.say(&format!("LOCK.ACQUIRE {other} two LEASE 600000")).token();
+    connection.say(&format!("LOCK.ACQUIRE {other} two##1 LEASE 600000")).token();
     let mut waits = server.raw();
     assert_eq!(waits.begin(&format!("LOCK.ACQUIRE {other} one WAIT 60000")), None);
     (server, waits)
@@ -95,7 +95,7 @@ fn about_to_close(one: &str, other: &str) -> (Server, Raw) {
 fn cycle_through_an_unreadable_key_is_not_reported() {
     let (server, mut waits) = about_to_close("app:x", "secret:y");
     let mut app = of_app(&server);
-    let line = "LOCK.ACQUIRE app:x two WAIT 60000";
+    let line = "LOCK.ACQUIRE app:x two##1 WAIT 60000";
     assert_eq!(app.begin(line), None, "it would learn who holds, and waits for, what it may not read");
     // Who may read all of it is told all of it. (The same owner would take the other's place in the queue.)
     let mut connection = server.raw();
@@ -103,7 +103,7 @@ fn cycle_through_an_unreadable_key_is_not_reported() {
     let error = connection.begin(line).expect("it does not wait").error();
     assert!(error.starts_with("DEADLOCK") && error.contains("app:x") && error.contains("secret:y"), "{error}");
 
-    connection.say("LOCK.RELEASE secret:y two");
+    connection.say("LOCK.RELEASE secret:y two##1");
     arrives(&mut waits).token();
     connection.say("LOCK.RELEASE app:x one");
     arrives(&mut app).token();
@@ -119,7 +119,7 @@ fn readable_cycle_is_reported_without_other_keys() {
     assert_eq!(others[0].begin("LOCK.ACQUIRE secret:z fourth WAIT 60000"), None);
     assert_eq!(others[1].begin("LOCK.ACQUIRE app:x third WAIT 60000"), None);
     let mut app = of_app(&server);
-    let error = app.begin("LOCK.MACQUIRE 2 app:x app:w two WAIT 60000").expect("it does not wait").error();
+    let error = app.begin("LOCK.MACQUIRE 2 app:x app:w two##1 WAIT 60000").expect("it does not wait").error();
     assert!(error.starts_with("DEADLOCK") && error.contains("app:x") && error.contains("app:y"), "{error}");
     assert!(!error.contains("secret"), "{error}");
     assert_eq!(waiters(&mut connection, "app:x"), ["third"]);
@@ -132,5 +132,5 @@ fn cycle_through_a_write_only_key_is_not_reported() {
     let mut app = server.raw();
     app.say("ACL SETUSER app reset on >secret ~app:* %W~write:* +@all");
     app.say("AUTH app secret");
-    assert_eq!(app.begin("LOCK.ACQUIRE app:x two WAIT 60000"), None);
+    assert_eq!(app.begin("LOCK.ACQUIRE app:x two##1 WAIT 60000"), None);
 }

@@ -158,17 +158,8 @@ impl Checker {
                     let is_plain = request.command.ends_with("acquire") && request.replicas == 0 && !request.is_unsure;
                     let is_plain = is_plain && !self.causes.iter().chain(&self.lasting).any(leases);
                     // (A hold with `REPLICAS` ends at the confirmed deadline, even if this request re-entered it.)
-                    let has_replicas =
-                        |it: &Request| it.replicas > 0 && keys.iter().any(|key| it.concerns(key, &owner));
-                    let is_confirmed = |key: &Bytes| {
-                        let belief = self.beliefs.get(&(db, key.clone(), owner.clone()));
-                        belief.is_some_and(|it| it.binding.is_some_and(|binding| binding.confirmed.is_some()))
-                    };
-                    let is_plain = is_plain
-                        && !keys.iter().any(is_confirmed)
-                        && !self.received.iter().any(|(_, _, it, ..)| has_replicas(it))
-                        && !self.undecided().any(|(.., it)| has_replicas(it))
-                        && !self.abandoned.iter().any(|(_, it)| has_replicas(it));
+                    let is_replicated = |key: &Bytes| self.replicated.contains(&(key.clone(), owner.clone()));
+                    let is_plain = is_plain && !keys.iter().any(is_replicated);
                     if is_plain && !self.renewals_are_delayed && next.at + lasts + 2 < least {
                         let what =
                             format!("{event:?} at {} lasts until {}, expected {least}", next.at, next.at + lasts);

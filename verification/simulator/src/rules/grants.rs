@@ -82,7 +82,10 @@ impl Checker {
             return;
         }
         let is_raised = |it: &&Belief| it.token == token || request.fence == Some(token);
-        let is_again = |_: &&Belief| self.set_back > 0;
+        // (Unless the owner has requested the lock again, and may hold it under another limit.)
+        let acquires = |it: &Request| it.command.ends_with("acquire") && it.concerns(key, &request.owner);
+        let is_again =
+            |it: &&Belief| self.set_back > 0 && (it.token == token || !self.undecided().any(|(.., it)| acquires(it)));
         let known = self.beliefs.get(&hold).or_else(|| self.expired_holds.get(&hold).filter(is_again));
         let mut before = known.filter(is_raised).cloned();
         if let Some(before) = &mut before {
@@ -130,7 +133,6 @@ impl Checker {
             };
             let ended = self.causes.iter().chain(&self.lasting).filter(|(at, it)| *at > before.since && ends(it));
             let ended = ended.map(|(at, _)| *at).min();
-            let acquires = |it: &Request| it.command.ends_with("acquire") && it.concerns(key, &request.owner);
             let is_acquired_again = ended.is_some_and(|ended| {
                 self.undecided().any(|(at, _, it)| at > ended && acquires(it))
                     || self.abandoned.iter().any(|(_, it)| acquires(it))
@@ -151,8 +153,14 @@ impl Checker {
         let bound = request.binds() || request.is_unsure;
         // Bindings end when the role changes, and this request may have been granted afterwards.
         // A request of another connection without a received reply may have moved the binding.
-        let is_unsure =
-            request.is_unsure || self.role_changed() > position || self.has_concurrent_binding(request, key);
+        // A request of the same connection without a received reply may have made the hold ephemeral.
+        let may_be_ephemeral = |it: &Request| {
+            it.client == request.client && it.ephemeral && !request.ephemeral && it.concerns(key, &request.owner)
+        };
+        let is_unsure = request.is_unsure
+            || self.role_changed() > position
+            || self.has_concurrent_binding(request, key)
+            || self.undecided().any(|(.., it)| may_be_ephemeral(it));
         let mut possible_moves = self.bound_later(position, request, key);
         let binding = Binding { is_unsure, ..Binding::of(request, (position, self.position), ends) };
         // Another request raised the token. It is the same hold, unless that one ended unseen.

@@ -56,6 +56,10 @@ impl Checker {
                         }
                         self.due_losses.retain(|(_, key, owner, _)| !request.concerns(key, owner));
                     }
+                    for request in runs.iter().filter(|request| request.replicas > 0) {
+                        let of_owner = |key: &Bytes| (key.clone(), request.owner.clone());
+                        self.replicated.extend(request.keys.iter().map(of_owner));
+                    }
                     let renewals =
                         runs.iter().filter(|request| request.command.ends_with("renew") && request.replicas > 0);
                     self.keeping_owners.extend(renewals.map(|request| request.owner.clone()));

@@ -217,6 +217,8 @@ pub struct Checker {
     requested_holds: BTreeMap<(Bytes, Bytes), (u64, u64)>,
     /// The connections that requests asked to bind a hold to, with the number of such requests.
     requested_bindings: BTreeMap<Hold, BTreeMap<u64, usize>>,
+    /// Keys and owners that a request with `REPLICAS` named.
+    replicated: BTreeSet<(Bytes, Bytes)>,
     /// Holds with an `unbound` event, and the number of such events for each session, key and owner.
     unbound: BTreeMap<(u64, Bytes, Bytes, u64), Position>,
     times_unbound: BTreeMap<(u64, Bytes, Bytes), usize>,

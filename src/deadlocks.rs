@@ -40,12 +40,13 @@ pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64,
     }
 }
 
-/// Whether a request can't close a cycle: no other lock is waited for, so that the holder of this one waits for nothing, and
-/// it is not held by another owner of the same actor.
+/// Whether a request can't close a cycle: no other lock is waited for, so that the holder of this one waits for nothing. The
+/// holder is of another actor, as far as the queue knows: while a request waits, only another client's write makes one that
+/// it does not know.
 fn is_alone(state: &State, request: &Request) -> bool {
     let [key] = &*request.keys else { return false };
-    let own = usize::from(state.is_contended(key.db, &key.name));
-    state.queue.contended() == own && !actor::is_one_of_several(&request.owner)
+    let holder = state.queue.likely_holder(key);
+    state.queue.contended() == 1 && holder.is_some_and(|holder| actor::name(holder) != actor::name(&request.owner))
 }
 
 /// What a user may see.

@@ -34,7 +34,7 @@ const COUNTED: [(&str, &[(&str, i64)]); 22] = [
     ("LOCK.ACQUIRE k me LEASE 100000", &[("grants_at_once", 1)]),
     ("LOCK.ACQUIRE k me", &[("grants_at_once", 1)]),
     ("LOCK.ACQUIRE k you", &[("refusals", 1)]),
-    ("LOCK.ACQUIRE k you WAIT 1", &[("timeouts", 1)]),
+    ("LOCK.ACQUIRE k you WAIT 1", &[("deadlock_searches", 1), ("timeouts", 1)]),
     ("LOCK.MACQUIRE 2 k l you WAIT 1", &[("deadlock_searches", 1), ("timeouts", 1)]),
     ("LOCK.RENEW k me", &[("renewals", 1)]),
     ("LOCK.RENEW k you", &[("renewals_lost", 1)]),

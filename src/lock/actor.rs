@@ -1,11 +1,11 @@
 //! Actors: those who act under one owner or several.
 //!
-//! A client whose acquisitions have an owner each (`vm7:312:thread4##18`) says by the part up to the first `##` that
+//! A client whose acquisitions have an owner each (`vm7:312:thread4##18`) says by the part before the first `##` that
 //! one thread makes them all. Only the search for deadlocks goes by it.
 
 use super::Owner;
 
-/// Who acts: an owner up to its first `##`, that included, or the whole of it if there is none.
+/// Who acts: an owner up to its first `##`, or the whole of it if there is none.
 pub type Actor = Owner;
 
 /// The actor behind an owner.
@@ -15,7 +15,7 @@ pub fn name(owner: &[u8]) -> &[u8] {
         return owner;
     }
     let end = owner.windows(2).position(|pair| pair == b"##");
-    end.and_then(|end| owner.get(..end.saturating_add(2))).unwrap_or(owner)
+    end.and_then(|end| owner.get(..end)).unwrap_or(owner)
 }
 
 /// The same, to be kept.

@@ -185,7 +185,8 @@ pub fn keep_granted(state: &mut State, locks: &[Lock], decisions: &[Decision], g
 
 /// Of what undelivered grants could still undo of a hold, only `budget` stays. Returns the rest.
 pub fn keep_holds(state: &mut State, lock: &Lock, owner: TextRef, budget: u64) -> u64 {
-    state.undelivered.keep((lock.db(), lock.name().bytes(), owner.bytes()), budget)
+    let token = lock.held().and_then(|held| held.token);
+    token.map_or(0, |token| state.undelivered.keep((lock.db(), lock.name().bytes(), owner.bytes()), token, budget))
 }
 
 /// Records an undelivered grant or renewal: it is revoked if its client is gone.

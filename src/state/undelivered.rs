@@ -200,11 +200,19 @@ impl Undelivered {
         self.by_id.is_empty()
     }
 
+    /// Those of the hold of this key and owner under this token. An earlier hold may have ended before its grant was delivered.
+    fn of_hold(&self, (db, name, owner): (i32, &[u8], &[u8]), token: Token) -> Vec<GrantId> {
+        let mut ids = self.of(db, name, owner);
+        let is_its = |hold: &GrantedHold| *hold.name == *name && hold.token == token;
+        ids.retain(|id| self.get(*id).is_some_and(|grant| grant.holds.iter().any(is_its)));
+        ids
+    }
+
     /// Another grant of this hold has been, or is being, delivered: of what others may still undo, only
     /// `budget` stays. Returns what they may not undo any more: if that grant is not delivered after all, it must be undone with it.
-    pub fn keep(&mut self, (db, name, owner): (i32, &[u8], &[u8]), mut budget: u64) -> u64 {
+    pub fn keep(&mut self, (db, name, owner): (i32, &[u8], &[u8]), token: Token, mut budget: u64) -> u64 {
         let mut kept: u64 = 0;
-        for id in self.of(db, name, owner) {
+        for id in self.of_hold((db, name, owner), token) {
             if let Some(hold) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)) {
                 let undo = hold.undo.min(budget);
                 budget = budget.saturating_sub(undo);
@@ -230,7 +238,7 @@ impl Undelivered {
         let db = grant.home.get();
         for hold in &grant.holds {
             if grant.is_claim() {
-                for other in self.of(db, &hold.name, &grant.owner) {
+                for other in self.of_hold((db, &hold.name, &grant.owner), hold.token) {
                     if let Some((other, _)) = self.by_id.get_mut(&other)
                         && other.basis == Basis::Repetition
                         && let Some(hold) = other.hold_mut(&hold.name)
@@ -289,7 +297,7 @@ impl Undelivered {
         let Some((grant, _)) = self.by_id.get(&id) else { return };
         let (db, owner, holds) = (grant.home.get(), grant.owner.clone(), grant.holds.clone());
         for hold in holds {
-            let others = self.of(db, &hold.name, &owner);
+            let others = self.of_hold((db, &hold.name, &owner), hold.token);
             let heir = others.into_iter().find(|other| self.get(*other).is_some_and(Grant::is_claim));
             let Some(heir) = heir else { continue };
             if let Some(of_heir) = self.by_id.get_mut(&heir).and_then(|(grant, _)| grant.hold_mut(&hold.name)) {

@@ -33,7 +33,7 @@ fn revoked(all: &mut Undelivered) -> Option<u64> {
 
 fn keep(all: &mut Undelivered, budget: u64) -> u64 {
     let (name, who) = (key(1).name, owner(1));
-    all.keep((0, &name, &who), budget)
+    all.keep((0, &name, &who), 7, budget)
 }
 
 #[test]
@@ -51,6 +51,17 @@ fn revoke_undoes_what_grant_added() {
     let id = begin(&mut all, Basis::Renewal, 0);
     all.revoke(id);
     assert!(all.is_empty() && !all.is_revoked());
+}
+
+/// An earlier hold of the owner has ended, and its grant was not delivered.
+#[test]
+fn grant_of_another_hold_is_kept_by_no_repetition() {
+    let mut all = Undelivered::default();
+    let first = begin(&mut all, Basis::New, 1);
+    let (name, who) = (key(1).name, owner(1));
+    assert_eq!(all.keep((0, &name, &who), 8, 0), 0);
+    all.revoke(first);
+    assert_eq!(revoked(&mut all), Some(1));
 }
 
 /// A request that repeats an undelivered one, and is answered at once, keeps what that could have undone.

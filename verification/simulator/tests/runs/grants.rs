@@ -29,6 +29,22 @@ fn waiters_of_deleted_keys_are_served_in_one_slice() {
     }
 }
 
+/// Seed 430975: an earlier hold of the owner has ended, and its grant was not delivered. What repeats a later one takes over
+/// nothing of that.
+#[test]
+fn later_hold_outlives_undelivered_grant_of_an_earlier_one() {
+    breaks_nothing(
+        "!replicas 0
+         b LOCK.ACQUIRE k2 o1 LEASE 2000 REPLICAS 1 SESSION $s
+         +1200
+         +1200
+         b LOCK.ACQUIRE k2 o1
+         +1
+         b LOCK.ACQUIRE k2 o1 HOLDS 1 REPLICAS 1 SESSION $s
+         s !end",
+    );
+}
+
 /// Seeds 1992, 18806: a grant that is about to be revoked.
 #[test]
 fn undeliverable_grant_is_not_reentered() {

@@ -17,6 +17,7 @@ import redis.asyncio
 import holdfast
 import holdfast.asyncio
 from holdfast import LossReason
+from holdfast import _io as io
 from holdfast import _rules as rules
 from kinds import closed
 from servers import HOST, Server, renewed, until
@@ -318,6 +319,19 @@ def test_observer_sees_changes(server, name):
         assert next(changes).value == "x"
         election.close()
         assert next(changes) is None
+
+
+async def test_closed_connection_is_disconnected_when_all_tasks_are_cancelled(server, end_tasks):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+    line = await io.Tasks().open(io.Source(client), None)
+    assert line.raw.is_connected
+    line.close()
+    # As asyncio.run does at its end, before any of them has begun.
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not line.raw.is_connected
+    await closed(client)
 
 
 async def test_asyncio_observer_sees_changes(server, name):

@@ -144,8 +144,9 @@ class TaskLine(_Line):
             self._task.cancel()
             # An error that was fetched is not logged.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        with contextlib.suppress(RuntimeError):
-            _start(lambda: _disconnect(self.raw), _closing)
+        # It awaits nothing. A task for it might be cancelled before it begins, as by asyncio.run at its end.
+        with contextlib.suppress(StopIteration):
+            _disconnect(self.raw).send(None)
 
 
 async def _disconnect(raw: Any) -> None:
@@ -155,13 +156,12 @@ async def _disconnect(raw: Any) -> None:
 
 # A loop refers to its tasks weakly only.
 _tasks: set[asyncio.Task[Any]] = set()
-_closing: set[asyncio.Task[Any]] = set()
 
 
-def _start(work: Work, tasks: set[asyncio.Task[Any]]) -> None:
+def _start(work: Work) -> None:
     task = asyncio.get_running_loop().create_task(_quietly(work))
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
 
 
 class Threads:
@@ -195,9 +195,6 @@ class Threads:
         with concurrent.futures.ThreadPoolExecutor(max(len(works), 1)) as executor:
             futures = [executor.submit(run, work()) for work in works]
         return [future.exception() or future.result() for future in futures]
-
-    async def drain(self) -> None:
-        """Waits until closed connections are closed."""
 
     def me(self) -> int:
         """Who calls, as threading.RLock has it."""
@@ -235,22 +232,16 @@ class Tasks:
 
     def spawn(self, work: Work) -> bool:
         """Runs something in the background."""
-        _start(work, _tasks)
+        _start(work)
         return True
 
     async def background(self, work: Work) -> None:
         """The same."""
-        _start(work, _tasks)
+        _start(work)
 
     async def gather(self, works: Sequence[Work]) -> list[Any]:
         """The results of what runs at the same time, of which errors are elements."""
         return list(await asyncio.gather(*(work() for work in works), return_exceptions=True))
-
-    async def drain(self) -> None:
-        """Waits until closed connections are closed."""
-        mine = [task for task in _closing if task.get_loop() is asyncio.get_running_loop()]
-        if mine:
-            await asyncio.wait(mine, timeout=1.0)
 
     def me(self) -> Any:
         """Who calls. The object: its number is used again."""

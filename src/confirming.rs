@@ -141,8 +141,9 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
         for (lock, hold) in locks.iter().zip(&holds).filter(|_| binds) {
             // It was not bound meanwhile: another client may have given the key an earlier end.
             let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
+            let was_bound = holds::binding_of(state, lock, grantee.owner).is_some();
             holds::bind(state, lock, (deadline, hold.token), grantee, now);
-            let binding = holds::binding_of(state, lock, grantee.owner);
+            let binding = holds::binding_of(state, lock, grantee.owner).filter(|_| !was_bound);
             state.undelivered.set_binding(id, lock.name().bytes(), binding);
         }
         Holds::There

@@ -38,7 +38,7 @@ pub struct GrantedHold {
     pub deadline: Deadline,
     /// By how much the hold count is lowered if the grant is revoked.
     pub undo: u64,
-    /// The binding that the grant of a new hold made: without the grant, it promises nothing.
+    /// The binding that the grant made, if the hold had none: without the grant, it promises nothing.
     pub binding: Option<BindingId>,
 }
 
@@ -180,12 +180,9 @@ impl Undelivered {
         }
     }
 
-    /// The grant of a new hold has made this binding.
+    /// A grant has made this binding of a hold that had none.
     pub fn set_binding(&mut self, id: GrantId, name: &[u8], binding: Option<BindingId>) {
-        if let Some((grant, _)) = self.by_id.get_mut(&id)
-            && grant.basis == Basis::New
-            && let Some(hold) = grant.hold_mut(name)
-        {
+        if let Some(hold) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)) {
             hold.binding = binding;
         }
     }

@@ -45,6 +45,20 @@ fn later_hold_outlives_undelivered_grant_of_an_earlier_one() {
     );
 }
 
+/// Seed 398115: a re-entry that binds is confirmed, and its client gets an error before the reply is written. The hold from before
+/// is no more bound than it was.
+#[test]
+fn binding_of_revoked_reentry_promises_nothing() {
+    breaks_nothing(
+        "!replicas 20 never 0
+         b LOCK.ACQUIRE k0 o0
+         b LOCK.ACQUIRE k0 o0 EPHEMERAL REPLICAS 1
+         +0
+         !slot k0 unowned
+         +400",
+    );
+}
+
 /// Seeds 1992, 18806: a grant that is about to be revoked.
 #[test]
 fn undeliverable_grant_is_not_reentered() {

@@ -549,14 +549,14 @@ final class Acquisition {
     }
 
     /** Begins the lease anew, with this length from now on. */
-    void renew(Duration length, CompletableFuture<Void> told) {
+    void renew(Duration length, CompletableFuture<Void> future) {
         if (state != State.HELD) {
-            told.completeExceptionally(state == State.LOST ? lost() : released());
+            future.completeExceptionally(state == State.LOST ? lost() : released());
             return;
         }
         lease = Math.max(Rules.MS, length.toNanos());
         route.lease = lease;
-        renewed.add(told);
+        renewed.add(future);
         renewNow();
     }
 
@@ -569,21 +569,21 @@ final class Acquisition {
     }
 
     /** Asks the server whether this owner holds the lock, and lengthens nothing (B9). */
-    void check(CompletableFuture<Boolean> told) {
+    void check(CompletableFuture<Boolean> future) {
         if (state != State.HELD) {
-            told.complete(false);
+            future.complete(false);
             return;
         }
         List<CompletableFuture<@Nullable Object>> infos = spec.names().stream().map(name -> client.ask(name, "LOCK.INFO", name, "COUNT", 5000)).toList();
         CompletableFuture.allOf(infos.toArray(new CompletableFuture<?>[0])).whenComplete((all, why) -> {
             if (why != null) {
-                told.completeExceptionally(why.getCause());
+                future.completeExceptionally(why.getCause());
                 return;
             }
             if (state == State.HELD && !infos.stream().allMatch(info -> holds(info.join()))) {
                 lose(LossReason.GONE);
             }
-            told.complete(isHeld());
+            future.complete(isHeld());
         });
     }
 
@@ -595,14 +595,14 @@ final class Acquisition {
     // ---- Releasing ----
 
     /** Releases the lock, or (with a time) keeps it for so long without renewing it (B36). */
-    void release(@Nullable Duration keep, CompletableFuture<Void> told) {
+    void release(@Nullable Duration keep, CompletableFuture<Void> future) {
         if (state == State.LOST) {
-            told.completeExceptionally(lost());
+            future.completeExceptionally(lost());
         } else if (state == State.HELD) {
             state = State.RELEASING;
             endRenewals(it -> it.completeExceptionally(released()));
         } else {
-            told.completeExceptionally(released());
+            future.completeExceptionally(released());
             return;
         }
         attempts = 0;
@@ -633,9 +633,9 @@ final class Acquisition {
                 client.tell(listener -> listener.released(spec.title(), Duration.ofNanos(client.serial.now() - heldSince)));
             }
             if (loss != null || error != null) {
-                told.completeExceptionally(loss == null ? error : lost());
+                future.completeExceptionally(loss == null ? error : lost());
             } else {
-                told.complete(null);
+                future.complete(null);
             }
         });
     }

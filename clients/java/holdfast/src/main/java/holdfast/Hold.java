@@ -76,7 +76,7 @@ public final class Hold implements AutoCloseable {
 
     /** Begins the lease anew; from now on it has this length, which may be shorter. */
     public void renew(Duration lease) {
-        Holdfast.await(acquisition.client.<Void>call(told -> acquisition.renew(lease, told), acquisition::notRenewed));
+        Holdfast.await(acquisition.client.<Void>call(future -> acquisition.renew(lease, future), acquisition::notRenewed));
     }
 
     /** Whether it is held; renews it first if only the wall clock says that its time is over. */
@@ -121,7 +121,7 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Void> releaseAsync(@Nullable Duration keep) {
-        return acquisition.client.call(told -> acquisition.release(keep, told),
+        return acquisition.client.call(future -> acquisition.release(keep, future),
             () -> new UnavailableException("lock '" + acquisition.spec.title() + "': the release was not confirmed in time and goes on in the background", null));
     }
 

@@ -280,16 +280,16 @@ public final class Holdfast implements AutoCloseable {
 
     /** Sends a command that may be repeated, and repeats it within the client's timeout. */
     CompletableFuture<@Nullable Object> ask(String name, Object... command) {
-        CompletableFuture<@Nullable Object> told = new CompletableFuture<>();
+        CompletableFuture<@Nullable Object> future = new CompletableFuture<>();
         Route route = new Route(this, name, lease.toNanos(), false);
         route.repeat(Request.OTHER, serial.now() + timeout, () -> List.<byte[][]>of(Reply.command(command)), answer -> {
             if (answer.verdict() == Verdict.YES || answer.verdict() == Verdict.NIL) {
-                told.complete(answer.reply());
+                future.complete(answer.reply());
             } else {
-                told.completeExceptionally(answer.verdict().passes() ? late(command[0], answer.error()) : answer.error());
+                future.completeExceptionally(answer.verdict().passes() ? late(command[0], answer.error()) : answer.error());
             }
         });
-        return told;
+        return future;
     }
 
     private static UnavailableException late(Object command, @Nullable Throwable why) {
@@ -300,7 +300,7 @@ public final class Holdfast implements AutoCloseable {
         if (isClosed()) {
             throw new IllegalStateException("the client is closed");
         }
-        return await(call(told -> ask(name, command, name).whenComplete((reply, why) -> pass(reply, why, told)), () -> late(command, null)));
+        return await(call(future -> ask(name, command, name).whenComplete((reply, why) -> pass(reply, why, future)), () -> late(command, null)));
     }
 
     CompletableFuture<Boolean> check(Acquisition acquisition) {
@@ -309,17 +309,17 @@ public final class Holdfast implements AutoCloseable {
 
     /** Runs a step that completes a future, which ends within the client's timeout in any case. */
     <T> CompletableFuture<T> call(Consumer<CompletableFuture<T>> step, Supplier<Throwable> late) {
-        CompletableFuture<T> told = new CompletableFuture<>();
-        calls.add(told);
-        told.whenComplete((outcome, why) -> calls.remove(told));
+        CompletableFuture<T> future = new CompletableFuture<>();
+        calls.add(future);
+        future.whenComplete((outcome, why) -> calls.remove(future));
         serial.run(() -> {
-            step.accept(told);
-            if (!told.isDone()) {
-                Serial.Timer limit = serial.after(timeout, () -> told.completeExceptionally(late.get()));
-                told.whenComplete((outcome, why) -> serial.run(limit::cancel));
+            step.accept(future);
+            if (!future.isDone()) {
+                Serial.Timer limit = serial.after(timeout, () -> future.completeExceptionally(late.get()));
+                future.whenComplete((outcome, why) -> serial.run(limit::cancel));
             }
         });
-        return told;
+        return future;
     }
 
     static <T> void pass(@Nullable T outcome, @Nullable Throwable why, CompletableFuture<T> to) {

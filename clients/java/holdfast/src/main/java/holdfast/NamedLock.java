@@ -68,20 +68,20 @@ public final class NamedLock {
 
     private <T> CompletableFuture<T> async(long wait, Function<@Nullable Hold, T> outcome) {
         Acquisition acquisition = client.start(spec, wait, null);
-        CompletableFuture<T> told = new CompletableFuture<>();
+        CompletableFuture<T> future = new CompletableFuture<>();
         acquisition.result.thenApply(outcome).whenComplete((value, why) -> {
-            Runnable delivery = () -> Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, told);
+            Runnable delivery = () -> Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, future);
             if (!client.callback(delivery)) {
                 delivery.run();
             }
         });
-        told.whenComplete((value, why) -> {
+        future.whenComplete((value, why) -> {
             if (why != null) {
                 // Cancelled, or ended by the application's own timeout.
                 client.serial.run(() -> acquisition.cancel(why));
             }
         });
-        return told;
+        return future;
     }
 
     /** What the server says of the lock (of its first name). */

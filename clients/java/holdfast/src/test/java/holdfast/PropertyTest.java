@@ -43,7 +43,7 @@ class PropertyTest {
             if (held.isPresent()) {
                 try {
                     clock.get(held.get().releaseAsync());
-                } catch (HoldfastException told) {
+                } catch (HoldfastException refusal) {
                     assertThat(server.read("LOCK.RELEASE")).isNotEmpty();
                 }
                 assertThat(held.get().isHeld()).isFalse();

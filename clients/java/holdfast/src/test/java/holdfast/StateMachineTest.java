@@ -416,20 +416,20 @@ class StateMachineTest {
     @ParameterizedTest
     @ValueSource(strings = {NIL, "-WRONGTYPE x\r\n"})
     void renewal_that_finds_nothing_is_a_loss_that_is_told_once(String answer) throws Exception {
-        List<LossReason> told = new ArrayList<>();
+        List<LossReason> reported = new ArrayList<>();
         Hold hold = acquired(lease(1600));
-        hold.onLost(told::add);
+        hold.onLost(reported::add);
         server.always(RENEW, answer);
-        clock.until(() -> told.size() == 1);
-        assertThat(told.get(0)).isEqualTo(answer.equals(NIL) ? LossReason.GONE : LossReason.CHANGED);
+        clock.until(() -> reported.size() == 1);
+        assertThat(reported.get(0)).isEqualTo(answer.equals(NIL) ? LossReason.GONE : LossReason.CHANGED);
         assertThat(hold.isHeld()).isFalse();
         assertThat(hold.remaining()).isZero();
         assertThatThrownBy(() -> release(hold)).isInstanceOf(LockLostException.class);
         assertThat(eventually(RELEASE, 1)).hasSize(1);
         clock.advance(10_000);
-        assertThat(told).hasSize(1);
-        hold.onLost(told::add);
-        clock.until(() -> told.size() == 2);
+        assertThat(reported).hasSize(1);
+        hold.onLost(reported::add);
+        clock.until(() -> reported.size() == 2);
     }
 
     @ParameterizedTest
@@ -444,11 +444,11 @@ class StateMachineTest {
 
     @Test
     void hold_is_lost_when_its_certainty_is_over() throws Exception {
-        List<LossReason> told = new ArrayList<>();
+        List<LossReason> reported = new ArrayList<>();
         Hold hold = acquired(lease(600));
-        hold.onLost(told::add);
+        hold.onLost(reported::add);
         server.always(RENEW, "-MISCONF x\r\n");
-        clock.until(() -> told.equals(List.of(LossReason.EXPIRED)));
+        clock.until(() -> reported.equals(List.of(LossReason.EXPIRED)));
         assertThat(hold.check()).isFalse();
         assertThatThrownBy(hold::renew).isInstanceOf(LockLostException.class);
     }

@@ -122,8 +122,8 @@ class ClientTest {
     void forced_lock_is_lost(Clients library) throws Exception {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "force");
-            List<LossReason> told = new CopyOnWriteArrayList<>();
-            Hold hold = first.client().lock(LockSpec.builder(name).lease(Duration.ofSeconds(8)).build()).acquire(WAIT).onLost(told::add);
+            List<LossReason> reported = new CopyOnWriteArrayList<>();
+            Hold hold = first.client().lock(LockSpec.builder(name).lease(Duration.ofSeconds(8)).build()).acquire(WAIT).onLost(reported::add);
             LockInfo info = second.client().info(name).orElseThrow();
             assertThat(info.holders()).singleElement().satisfies(it -> {
                 assertThat(it.owner()).isEqualTo(hold.owner());
@@ -131,7 +131,7 @@ class ClientTest {
             });
             assertThat(second.client().force(name)).isTrue();
             assertThat(second.client().force(name)).isFalse();
-            await().until(() -> told.equals(List.of(LossReason.GONE)));
+            await().until(() -> reported.equals(List.of(LossReason.GONE)));
             assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
         }
     }
@@ -237,10 +237,10 @@ class ClientTest {
     @EnumSource(names = {"LETTUCE", "JEDIS"})
     void lock_survives_cut_connections_and_a_pause_of_the_server(Clients library) throws Exception {
         try (RedisServer own = RedisServer.withModule(); FaultProxy proxy = new FaultProxy(own.port); Clients.Opened opened = library.open(proxy.port())) {
-            List<LossReason> told = new CopyOnWriteArrayList<>();
+            List<LossReason> reported = new CopyOnWriteArrayList<>();
             List<Hold> holds = new ArrayList<>();
             for (int i = 0; i < 20; i++) {
-                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(12)).build()).acquire(WAIT).onLost(told::add));
+                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(12)).build()).acquire(WAIT).onLost(reported::add));
             }
             for (int i = 0; i < 3; i++) {
                 proxy.cutAll();
@@ -250,7 +250,7 @@ class ClientTest {
             Thread.sleep(1500);
             own.signal("CONT");
             await().until(() -> holds.stream().allMatch(it -> it.remaining().toMillis() > 9000));
-            assertThat(told).isEmpty();
+            assertThat(reported).isEmpty();
             for (Hold hold : holds) {
                 assertThat(hold.check()).isTrue();
                 hold.release();

@@ -23,7 +23,7 @@ const SHOWN: usize = 100;
 ///
 /// The reply that names the cycle.
 pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64, now: Now) -> Result<(), String> {
-    if !config::detects_deadlocks() || is_alone(state, request) {
+    if !config::detects_deadlocks() || closes_no_cycle(state, request) {
         return Ok(());
     }
     count(|it| &mut it.deadlock_searches);
@@ -40,10 +40,10 @@ pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64,
     }
 }
 
-/// Whether a request can't close a cycle: no other lock is waited for, so that the holder of this one waits for nothing. The
-/// holder is of another actor, as far as the queue knows: while a request waits, only another client's write makes one that
-/// it does not know.
-fn is_alone(state: &State, request: &Request) -> bool {
+/// Whether it is known without a search that a request closes no cycle: no other lock is waited for, so that the holder of this
+/// one waits for nothing, and the holder that the queue has noted is another actor. (While a request waits, the holder changes
+/// by grants to requests that wait, which are noted, or by what other clients write.)
+fn closes_no_cycle(state: &State, request: &Request) -> bool {
     let [key] = &*request.keys else { return false };
     let holder = state.queue.likely_holder(key);
     state.queue.contended() == 1 && holder.is_some_and(|holder| actor::name(holder) != actor::name(&request.owner))

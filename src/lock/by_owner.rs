@@ -2,8 +2,8 @@
 
 use super::Owner;
 
-/// Entries, each of an owner, in the order of owners and entries. Adding or removing one moves those behind it: there are no more
-/// than a lock has holders, but for an owner that asks again and again.
+/// Entries, each of an owner, in the order of owners and entries. Adding or removing one moves those behind it. There are about as
+/// many as the lock has holders, which `holdfast.max-holders` bounds.
 #[derive(Debug)]
 pub struct ByOwner<T>(Vec<(Owner, T)>);
 
@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_by_owner_is_like_a_set_of_pairs(steps in prop::collection::vec((any::<bool>(), 0_u8..4, 0_u64..8), 0..100)) {
+        fn list_equals_set_of_pairs(steps in prop::collection::vec((any::<bool>(), 0_u8..4, 0_u64..8), 0..100)) {
             let (mut list, mut set) = (ByOwner::default(), BTreeSet::new());
             for (adds, owner, entry) in steps {
                 let owner: Owner = Owner::from([b'o', owner]);

@@ -193,8 +193,8 @@ impl<T> Queue<T> {
             let listed = self.by_owner.remove(&(waiter.owner.clone(), key.clone()));
             internal_errors::expect(listed, "a waiter is not listed under its owner");
         }
-        if actor::is_one_of_several(&waiter.owner) {
-            self.by_actor.remove(&(actor::of(&waiter.owner), id));
+        if actor::is_one_of_several(&waiter.owner) && !self.by_actor.remove(&(actor::of(&waiter.owner), id)) {
+            internal_errors::report("a waiter is not listed under its actor");
         }
         Some(waiter)
     }

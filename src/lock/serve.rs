@@ -91,7 +91,7 @@ pub struct Attempt {
     /// Whether it is the first in the queue of each of its keys.
     is_head: Heads,
     scope: Scope,
-    /// The position of a key that somebody else wrote, or that the owner may hold now.
+    /// The position of a key that another client wrote, or that the owner may hold now.
     foreign: Option<usize>,
 }
 

@@ -190,7 +190,7 @@ fn module_registers_documented_commands() {
     let mut raw = server.raw();
     let reply = ask(&mut raw, "COMMAND LIST FILTERBY MODULE holdfast");
     let mut listed: BTreeSet<String> = array(&reply).iter().map(|name| text(name).to_uppercase()).collect();
-    assert!(listed.remove("LOCK.OWNER"), "clients of earlier versions are told what to do");
+    assert!(listed.remove("LOCK.OWNER"), "clients of earlier versions get an error that says what to do");
     assert_eq!(listed, NAMES.map(String::from).into());
     assert_eq!(listed, EXPECTED.map(|it| it.name.to_owned()).into());
 }

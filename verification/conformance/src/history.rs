@@ -358,7 +358,7 @@ impl History {
     }
 }
 
-/// Whether somebody has done something to a lock, or to all of them, since then.
+/// Whether another client has changed a lock, or all of them, since then.
 fn is_meddled(meddled: &BTreeMap<Option<String>, Micros>, key: &str, since: Micros) -> bool {
     [Some(key.to_owned()), None].iter().filter_map(|it| meddled.get(it)).any(|at| *at >= since)
 }

@@ -3,8 +3,8 @@
 //!
 //! * **Limits.** Certain holds of a lock never overlap beyond the smallest of their limits. A hold is certain from the reply that granted it
 //!   to the first moment at which it can have ended: its owner sends a release, its lease is over, a loss or a force is possible. A later
-//!   reply that speaks of the same hold makes it certain until that was asked.
-//! * **Tokens.** Each is of one owner, and greater than those of all grants that were answered before it was asked for.
+//!   reply that speaks of the same hold makes it certain until that request was sent.
+//! * **Tokens.** Each is of one owner, and greater than those of all grants with a reply before its request was sent.
 //! * **Order.** A request that was sent when another one was known to be queued (`queued`) is granted later than that one.
 
 use std::collections::{BTreeSet, HashMap};
@@ -149,9 +149,9 @@ impl<'a> Claims<'a> {
                 Request::Renew { fence: Some(_), .. } => (true, false),
                 _ => continue,
             };
-            // An owner that asks again takes over the place of its earlier request; and it may be the first to hear of the token that one got.
-            let is_told = claims.last().is_none_or(|before| before.token.is_some());
-            let is_alone = !is_raised && !several && is_told && asked.is_none_or(|before| before < operation.from);
+            // A repeated request takes over the place of its owner's earlier one, and may be the first to return that one's token.
+            let is_known = claims.last().is_none_or(|before| before.token.is_some());
+            let is_alone = !is_raised && !several && is_known && asked.is_none_or(|before| before < operation.from);
             asked = asked.max(Some(operation.latest()));
             let token = match operation.outcome {
                 Outcome::Token(token) if !is_raised => Some(token),
@@ -216,7 +216,7 @@ fn holds_of<'a>(operations: &[&'a Operation], claims: &Claims, forces: &Bounds) 
         hold.begin = hold.begin.min(operation.latest());
         hold.end = hold.end.max(end);
     }
-    // Of a hold that no acquisition granted under this token, nobody knows the limit.
+    // The limit of a hold that no acquisition granted under this token is unknown.
     holds.into_values().filter(|it| it.begin <= it.end && it.limit > 0).collect()
 }
 

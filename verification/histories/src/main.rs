@@ -11,7 +11,13 @@ use histories::{Operation, Outcome, Request, intervals, read};
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let histories: Vec<(String, std::io::Result<Vec<Operation>>)> = match &words[..] {
-        [speed, count] if speed == "--speed" => vec![(speed.clone(), Ok(made(count.parse().unwrap_or(1_000_000))))],
+        [speed, count] if speed == "--speed" => match count.parse() {
+            Ok(count) => vec![(speed.clone(), Ok(made(count)))],
+            Err(_) => {
+                eprintln!("--speed must be followed by a number of operations, got {count:?}");
+                return ExitCode::from(2);
+            }
+        },
         files => {
             let history = |file: &String| (file.clone(), File::open(file).and_then(|it| read(BufReader::new(it))));
             files.iter().map(history).collect()

@@ -385,7 +385,7 @@ fn injected_server_faults_are_found() {
     }
 }
 
-/// What breaks a rule of the intervals shows in them, but for this: the owner was granted the token before, nobody asked for the lock
+/// What breaks a rule of the intervals shows in them, but for this: the owner was granted the token before, no other owner requested the lock
 /// during the rest of the lease, and the wait of the first one ended.
 #[test]
 fn intervals_show_the_faults_that_break_their_rules() {

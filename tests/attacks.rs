@@ -1,4 +1,4 @@
-//! What a client could do to others of the same server: stop it, read what it may not, keep what it has lost.
+//! What one client could do to the others of its server: delay them, read keys without the right to, keep a lost lock.
 
 mod bounds;
 mod crowds;

@@ -1,6 +1,6 @@
-//! docs/operations.md, "Disks": a disk that hangs, and a fork that fails, do to locks what stands there.
+//! docs/operations.md, "Disks": what a disk that hangs, or a fork that fails, does to locks.
 
-use crate::speak::{Reply, Speak, Watched};
+use crate::lines::{Commands, Reply, Watched};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::common::{ask, ask_int, ask_ok, ask_token, words};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What a server that is started with it believes of its disk.
+/// Controls the disk as one server sees it, through a preloaded library.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -23,7 +23,7 @@ impl Disk {
         fs::create_dir_all(&folder).expect("a folder");
         let library = folder.join("preload.so");
         let source = workspace().join("tests/bad_disk/preload.c");
-        // Whatever links Rust programs is here.
+        // The linker of the Rust toolchain is installed here.
         let done =
             Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).arg("-ldl").status();
         assert!(done.expect("a compiler").success());
@@ -41,13 +41,13 @@ impl Disk {
         settings.iter().fold(builder, |builder, (name, value)| builder.arg(name, value)).start()
     }
 
-    /// What the disk does from now on: `hangs`, is `broken`, or has `no-fork`.
+    /// The disk `hangs`, is `broken`, or has `no-fork`, from now until [`Disk::end`].
     fn begin(&self, what: &str) {
         fs::write(self.0.join(what), "").expect("a file");
     }
 
     fn end(&self, what: &str) {
-        fs::remove_file(self.0.join(what)).expect("it has begun");
+        fs::remove_file(self.0.join(what)).expect("the fault is on");
     }
 
     fn is_waited_for(&self) {
@@ -68,31 +68,31 @@ fn persistence(server: &Server, field: &str) -> String {
 #[test]
 fn slow_disk_delays_all_clients_with_appendfsync_always() {
     if in_containers() {
-        return skip("its disk is elsewhere");
+        return skip("the server's disk is not on this machine");
     }
     let disk = Disk::new("slow-always");
     let server = disk.start(&[("appendfsync", "always"), ("latency-monitor-threshold", "20")]);
     let [mut plain, watched, mut bob, mut erin, mut carol, mut dave] = [(); 6].map(|()| server.raw());
     ask_token(&mut plain, "LOCK.ACQUIRE plain alice LEASE 1500");
     let mut watched = Watched::over(watched, &server);
-    watched.say("LOCK.ACQUIRE watched alice LEASE 1500 WATCHDOG").token();
+    watched.run("LOCK.ACQUIRE watched alice LEASE 1500 WATCHDOG").token();
     bob.send(&words("LOCK.ACQUIRE plain bob WAIT 600000")).unwrap();
     erin.send(&words("LOCK.ACQUIRE watched erin WAIT 600000")).unwrap();
 
     disk.begin("hangs");
     carol.send(&words("LOCK.ACQUIRE ledger carol LEASE 600000")).unwrap();
     disk.is_waited_for();
-    // Nothing is renewed from here on.
+    // From here on the server renews nothing.
     let end = Instant::now() + Duration::from_millis(1500);
     dave.send(&words("PING")).unwrap();
-    until(SOON, "the leases are over", || Instant::now() > end);
-    assert!(carol.pending() && dave.pending(), "somebody is answered though the disk hangs");
+    until(SOON, "the leases have expired", || Instant::now() > end);
+    assert!(carol.pending() && dave.pending(), "a reply arrived while the disk hangs");
 
     disk.end("hangs");
     assert!(matches!(carol.read().unwrap(), Value::Int(_)));
     assert_eq!(dave.read().unwrap(), Value::SimpleString("PONG".to_owned()));
-    assert!(matches!(bob.read().unwrap(), Value::Int(_)), "who waits has what ran out meanwhile");
-    assert!(matches!(erin.read().unwrap(), Value::Int(_)), "also where a watchdog would have renewed it");
+    assert!(matches!(bob.read().unwrap(), Value::Int(_)), "the waiter has the lock that expired");
+    assert!(matches!(erin.read().unwrap(), Value::Int(_)), "also the lock that a watchdog would have renewed");
     assert_eq!(ask(&mut plain, "LOCK.RENEW plain alice"), Value::Nil);
     assert_eq!(ask(&mut watched, "LOCK.RENEW watched alice"), Value::Nil);
     let slow = format!("{:?}", ask(&mut dave, "LATENCY LATEST"));
@@ -102,7 +102,7 @@ fn slow_disk_delays_all_clients_with_appendfsync_always() {
 #[test]
 fn hanging_disk_delays_nothing_with_appendfsync_everysec() {
     if in_containers() {
-        return skip("its disk is elsewhere");
+        return skip("the server's disk is not on this machine");
     }
     let disk = Disk::new("slow-everysec");
     let server = disk.start(&[("appendfsync", "everysec")]);
@@ -110,8 +110,8 @@ fn hanging_disk_delays_nothing_with_appendfsync_everysec() {
     disk.begin("hangs");
     ask_token(&mut alice, "LOCK.ACQUIRE ledger alice LEASE 600000");
     disk.is_waited_for();
-    // Each of these is answered while the first sync is still under way.
-    until(SOON, "a write has waited for the sync, and then no longer", || {
+    // The server replies to each of these while the first sync runs.
+    until(SOON, "a write waited for the sync, and completed", || {
         ask_token(&mut alice, "LOCK.ACQUIRE printer alice");
         assert_eq!(ask_int(&mut alice, "LOCK.RELEASE printer alice"), 1);
         persistence(&server, "aof_delayed_fsync") != "0"
@@ -123,7 +123,7 @@ fn hanging_disk_delays_nothing_with_appendfsync_everysec() {
 #[test]
 fn failed_disk_ends_appendfsync_always_and_stops_writes_else() {
     if in_containers() {
-        return skip("its disk is elsewhere");
+        return skip("the server's disk is not on this machine");
     }
     let disk = Disk::new("broken-disk");
     let mut server = disk.start(&[("appendfsync", "always")]);
@@ -140,7 +140,7 @@ fn failed_disk_ends_appendfsync_always_and_stops_writes_else() {
     let server = disk.start(&[("appendfsync", "everysec")]);
     let mut alice = server.raw();
     disk.begin("broken");
-    // One write, and so one sync.
+    // One write causes one sync.
     ask_token(&mut alice, "LOCK.ACQUIRE printer alice LEASE 600000");
     let refused = |reply: Value| format!("{reply:?}").contains("MISCONF");
     until(SOON, "the server notices", || refused(ask(&mut alice, "PING")));
@@ -155,7 +155,7 @@ fn failed_disk_ends_appendfsync_always_and_stops_writes_else() {
         ask_ok(&mut alice, "CONFIG SET appendonly yes");
     }
     until(SOON, "it goes on", || !refused(ask(&mut alice, "LOCK.RELEASE printer alice")));
-    until(SOON, "all is written", || {
+    until(SOON, "all data is written", || {
         ["aof_last_write_status", "aof_last_bgrewrite_status"].map(|field| persistence(&server, field)) == ["ok", "ok"]
             && persistence(&server, "aof_rewrite_in_progress") == "0"
     });
@@ -164,7 +164,7 @@ fn failed_disk_ends_appendfsync_always_and_stops_writes_else() {
 #[test]
 fn failed_fork_stops_locks_only_with_snapshots() {
     if in_containers() {
-        return skip("its disk is elsewhere");
+        return skip("the server's disk is not on this machine");
     }
     let disk = Disk::new("no-fork");
     let server = disk.start(&[("save", "3600 1")]);
@@ -177,7 +177,7 @@ fn failed_fork_stops_locks_only_with_snapshots() {
     let refused = format!("{:?}", ask(&mut alice, "LOCK.RELEASE printer alice"));
     assert!(refused.contains("MISCONF"), "{refused}");
 
-    // As the example has it.
+    // As in redis.conf.example.
     assert_eq!(alice.call(&[b"CONFIG".as_slice(), b"SET", b"save", b""]), Value::Okay);
     assert_eq!(ask_int(&mut alice, "LOCK.RELEASE printer alice"), 1);
     assert!(matches!(ask(&mut alice, "BGREWRITEAOF"), Value::ServerError(_)));
@@ -186,5 +186,5 @@ fn failed_fork_stops_locks_only_with_snapshots() {
 
     disk.end("no-fork");
     ask(&mut alice, "BGREWRITEAOF");
-    until(SOON, "the file is rewritten", || persistence(&server, "aof_last_bgrewrite_status") == "ok");
+    until(SOON, "the append-only file is rewritten", || persistence(&server, "aof_last_bgrewrite_status") == "ok");
 }

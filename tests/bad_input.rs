@@ -1,4 +1,4 @@
-//! Every kind of bad argument: a clear error, nothing changed, and the server lives.
+//! Invalid arguments of every kind: each returns a clear error and changes nothing.
 
 use redis::Value;
 use support::{Raw, Server};
@@ -6,11 +6,11 @@ use support::{Raw, Server};
 use crate::common::{
     Contents, Protocol, array, ask, ask_int, ask_ok, ask_token, bytes, error, info_number, text, words,
 };
-use crate::speak::{Reply, until_gone};
+use crate::lines::{Reply, until_gone};
 
 const MAX_LEASE: i64 = 315_360_000_000;
 
-/// An argument that is a number behind a word.
+/// An option with a number, and its range.
 #[derive(Clone, Copy)]
 struct Number {
     word: &'static str,
@@ -28,7 +28,7 @@ const COUNT: Number = Number { word: "COUNT", least: 1, most: i64::MAX };
 const REPLICAS: Number = Number { word: "REPLICAS", least: 0, most: i64::MAX };
 const FENCE: Number = Number { word: "FENCE", ..TOKEN };
 
-/// Requests that are right as they stand (but for the reply that they get), and the numbers that may follow.
+/// Valid requests, and the options with a number that each may have.
 const REQUESTS: [(&str, &[Number]); 18] = [
     ("LOCK.ACQUIRE held me", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE held you", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
@@ -50,7 +50,7 @@ const REQUESTS: [(&str, &[Number]); 18] = [
     ("LOCK.TOP", &[COUNT]),
 ];
 
-/// Requests on behalf of a session, right as they stand if what follows is one.
+/// Requests on behalf of a session, valid if a session id follows.
 const OF_SESSIONS: [&str; 6] = [
     "LOCK.ACQUIRE held me SESSION",
     "LOCK.ACQUIRE free you WAIT 0 SESSION",
@@ -60,7 +60,7 @@ const OF_SESSIONS: [&str; 6] = [
     "LOCK.MRENEW 2 held free me SESSION",
 ];
 
-/// What is no integer of 64 bits in plain decimal digits.
+/// Strings that are not a 64-bit integer in plain decimal digits.
 const NO_NUMBERS: [&str; 14] = [
     "abc",
     "1.5",
@@ -78,7 +78,7 @@ const NO_NUMBERS: [&str; 14] = [
     "123456789012345678901234567890123456789012345678901234567890",
 ];
 
-/// The same, not to be seen in the message.
+/// Byte strings that are not an integer, and that the error does not print as they are.
 const NO_TEXTS: [&[u8]; 9] =
     [b"", b" 1", b"1 ", b"1\n", b"1\0", b"\xff", b"%s%s%n", b"1\r\n+OK\r\n", b"\xd9\xa1\xd9\xa2"];
 
@@ -110,13 +110,13 @@ impl Victim {
         Self { server, raw, before, changes }
     }
 
-    /// Is refused with a message that contains all of `mentions`, on one line, and nothing has changed.
+    /// The command is refused with a one-line message that contains all of `mentions`, and changes nothing.
     #[track_caller]
     fn refuses(&mut self, command: &[&[u8]], mentions: &[&str]) {
         self.refuses_as("ERR", command, mentions);
     }
 
-    /// The same, with another code.
+    /// The same, with another error code.
     #[track_caller]
     fn refuses_as(&mut self, expected: &str, command: &[&[u8]], mentions: &[&str]) {
         let shown: Vec<String> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
@@ -128,7 +128,7 @@ impl Victim {
             assert!(message.contains(mention), "{shown:?}: no {mention} in {message:?}");
         }
         assert!(message.len() < 1000, "{shown:?}: {} bytes", message.len());
-        // A line break in the message would make the rest of it the next reply.
+        // A line break in the message would start another reply.
         assert_eq!(ask(&mut self.raw, "ECHO still-in-step"), Value::BulkString(b"still-in-step".to_vec()), "{shown:?}");
         assert_eq!(Contents::read(&mut self.raw), self.before, "{shown:?} has changed something: {message}");
     }
@@ -138,7 +138,7 @@ impl Victim {
         self.refuses(&words(line), mentions);
     }
 
-    /// The id of a connection that has ended.
+    /// The id of a session whose connection has ended.
     fn ended_session(&self) -> String {
         let mut other = self.server.raw();
         let (id, client) = (ask(&mut other, "LOCK.SESSION").field("id").text(), other.client_id());
@@ -147,7 +147,7 @@ impl Victim {
         id
     }
 
-    /// After all: no key was touched, not even to the same value.
+    /// No key was written, not even with the same value.
     fn ends_untouched(self) {
         let changes = info_number(&self.server, "persistence", "rdb_changes_since_last_save");
         assert_eq!(changes, self.changes);
@@ -155,7 +155,7 @@ impl Victim {
     }
 }
 
-/// On a server for each protocol.
+/// Runs `check` on a server for each protocol.
 fn each(check: impl Fn(&mut Victim)) {
     for protocol in Protocol::BOTH {
         let mut victim = Victim::new(protocol);
@@ -164,7 +164,7 @@ fn each(check: impl Fn(&mut Victim)) {
     }
 }
 
-/// For every number of every request.
+/// Runs `check` for every number of every request.
 fn each_number(check: impl Fn(&mut Victim, &str, Number)) {
     each(|victim| {
         for (request, numbers) in REQUESTS {

@@ -1,4 +1,4 @@
-//! Holds that live with their connection: `WATCHDOG` and `EPHEMERAL`.
+//! Holds that are bound to a connection: `WATCHDOG` and `EPHEMERAL`.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, Watched, arrives, deadline, encode, holders, now, owners, until_gone, waiters};
+use crate::lines::{
+    Commands, Reply, SOON, Watched, arrives, deadline, encode, holders, now, owners, until_gone, waiters,
+};
 
-/// What the connection and the flags of a holder are, as `LOCK.INFO` shows them.
+/// A holder's connection and its two flags, as `LOCK.INFO` shows them.
 #[track_caller]
 fn binding(connection: &mut Raw, key: &str, owner: &str) -> (Option<i64>, bool, bool) {
     let holders = holders(connection, key);
@@ -27,30 +29,30 @@ fn until_renewed(connection: &mut Raw, key: &str) {
     until(SOON, "the lease is renewed", || deadline(connection, key) > before);
 }
 
-/// Waits until a key is gone; it must keep the deadline that it has now, and must not go before.
+/// Waits until a key is gone. Its deadline must not change, and it must not go before it.
 #[track_caller]
 fn runs_out(connection: &mut Raw, key: &str) {
     let end = deadline(connection, key);
     runs_out_by(connection, key, end);
 }
 
-/// Waits until a key is gone, which has `end` as its deadline for as long as it is there.
+/// The same, with the deadline `end`.
 #[track_caller]
 fn runs_out_by(connection: &mut Raw, key: &str, end: i64) {
     assert!(end > 0, "{key} has a lease: {end}");
-    until(SOON, "the lease runs out", || match deadline(connection, key) {
+    until(SOON, "the lease expires", || match deadline(connection, key) {
         -2 => true,
         same => {
             assert_eq!(same, end, "the lease of {key} was renewed");
             false
         }
     });
-    assert!(now() >= end, "{key} went before its deadline");
+    assert!(now() >= end, "{key} was deleted before its deadline");
 }
 
 #[track_caller]
 fn until_free(connection: &mut Raw, key: &str) {
-    until(SOON, "the lock is free", || connection.say(&format!("EXISTS {key}")) == Value::Int(0));
+    until(SOON, "the lock is free", || connection.run(&format!("EXISTS {key}")) == Value::Int(0));
 }
 
 #[test]
@@ -59,7 +61,7 @@ fn watched_lease_is_renewed_after_a_third() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    let token = holder.say(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG")).token();
+    let token = holder.run(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG")).token();
     let begin = now();
     let mut deadlines = BTreeSet::new();
     until(SOON, "the lease has been renewed four times", || {
@@ -69,24 +71,23 @@ fn watched_lease_is_renewed_after_a_third() {
     let deadlines: Vec<i64> = deadlines.into_iter().collect();
     let every: Vec<i64> = deadlines.windows(2).map(|pair| pair[1] - pair[0]).collect();
     println!("a lease of {LEASE} ms was renewed every {every:?} ms");
-    // A busy machine makes a renewal late, never early.
+    // A busy machine delays renewals, and never makes one early.
     assert!(every.iter().all(|every| (LEASE / 3..LEASE * 2 / 3).contains(every)), "{every:?}");
     assert!(every.iter().any(|&every| every < LEASE * 5 / 12), "{every:?}");
     assert!(deadlines[4] > begin + LEASE * 2);
     assert_eq!(holders(&mut viewer, "key")["owner"].field("token").int(), token);
-    assert!(viewer.say("LOCK.ACQUIRE key other").is_null());
+    assert!(viewer.run("LOCK.ACQUIRE key other").is_null());
 }
 
-/// A hold that never ends, because its key has lost its expiry, keeps nobody else from being renewed. (It did: its own
-/// deadline had passed and was seen again and again. Found by `verification/simulator/`.)
+/// A hold whose key has lost its expiry never ends. Its own deadline has passed, and must not keep the watchdog busy.
 #[test]
 fn endless_hold_does_not_delay_other_renewals() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    assert!(holder.say("LOCK.ACQUIRE watched w WATCHDOG LEASE 1500").int() > 0);
-    assert!(holder.say("LOCK.ACQUIRE endless e SHARED EPHEMERAL LEASE 300").int() > 0);
-    assert_eq!(viewer.say("PERSIST endless"), Value::Int(1));
+    assert!(holder.run("LOCK.ACQUIRE watched w WATCHDOG LEASE 1500").int() > 0);
+    assert!(holder.run("LOCK.ACQUIRE endless e SHARED EPHEMERAL LEASE 300").int() > 0);
+    assert_eq!(viewer.run("PERSIST endless"), Value::Int(1));
     let end = now() + 300;
     until(SOON, "its own deadline has passed", || now() > end);
     until_renewed(&mut viewer, "watched");
@@ -99,11 +100,11 @@ fn endless_hold_does_not_delay_other_renewals() {
 fn watchdog_never_shortens_longer_lease() {
     let server = Server::start();
     let mut holder = Watched::over(server.raw(), &server);
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
-    holder.say("LOCK.ACQUIRE other owner LEASE 600 WATCHDOG").token();
-    holder.say("LOCK.RENEW key owner LEASE 60000").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE other owner LEASE 600 WATCHDOG").token();
+    holder.run("LOCK.RENEW key owner LEASE 60000").token();
     let end = deadline(&mut holder, "key");
-    // The other lock shows that the watchdog has been round.
+    // The renewal of the other lock shows that the watchdog has run.
     until_renewed(&mut holder, "other");
     until_renewed(&mut holder, "other");
     assert!(deadline(&mut holder, "key") >= end);
@@ -113,11 +114,11 @@ fn watchdog_never_shortens_longer_lease() {
 fn partly_released_watched_hold_is_renewed() {
     let server = Server::start();
     let mut holder = Watched::over(server.raw(), &server);
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 HOLDS 3 WATCHDOG").token();
-    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(0));
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 HOLDS 3 WATCHDOG").token();
+    assert_eq!(holder.run("LOCK.RELEASE key owner"), Value::Int(0));
     until_renewed(&mut holder, "key");
     until_renewed(&mut holder, "key");
-    assert_eq!(holder.say("LOCK.RELEASE key owner ALL"), Value::Int(1));
+    assert_eq!(holder.run("LOCK.RELEASE key owner ALL"), Value::Int(1));
 }
 
 #[test]
@@ -128,9 +129,9 @@ fn watched_lease_expires_after_its_connection_closed() {
         .iter()
         .map(|(key, _)| {
             let mut holder = server.raw();
-            holder.say("LOCK.SESSION");
-            holder.say(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG")).token();
-            holder.say("LOCK.EVENTS");
+            holder.run("LOCK.SESSION");
+            holder.run(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG")).token();
+            holder.run("LOCK.EVENTS");
             holder
         })
         .collect();
@@ -153,8 +154,8 @@ fn ephemeral_hold_ends_with_every_kind_of_disconnect() {
     let mut viewer = server.raw();
     for (key, end) in endings() {
         let (mut holder, mut next) = (server.raw(), server.raw());
-        let token = holder.say(&format!("LOCK.ACQUIRE {key} first HOLDS 3 EPHEMERAL")).token();
-        holder.say(&format!("LOCK.ACQUIRE {key}:unbound first")).token();
+        let token = holder.run(&format!("LOCK.ACQUIRE {key} first HOLDS 3 EPHEMERAL")).token();
+        holder.run(&format!("LOCK.ACQUIRE {key}:unbound first")).token();
         assert_eq!(next.begin(&format!("LOCK.ACQUIRE {key} second WAIT 0")), None);
         let client = holder.client_id();
         end(holder, &mut viewer);
@@ -177,10 +178,10 @@ fn endings() -> [(&'static str, End); 7] {
             holder.send_bytes(b"*2\r\n$3\r\nGET\r\n$5\r\nab").unwrap();
             holder.close();
         }),
-        ("quit", |mut holder, _| assert_eq!(holder.say("QUIT"), Value::Okay)),
+        ("quit", |mut holder, _| assert_eq!(holder.run("QUIT"), Value::Okay)),
         ("killed", |mut holder, viewer| {
             let client = holder.client_id();
-            assert_eq!(viewer.say(&format!("CLIENT KILL ID {client}")), Value::Int(1));
+            assert_eq!(viewer.run(&format!("CLIENT KILL ID {client}")), Value::Int(1));
         }),
         ("protocol-error", |mut holder, _| {
             holder.send_bytes(b"*1\r\nnonsense\r\n").unwrap();
@@ -188,11 +189,11 @@ fn endings() -> [(&'static str, End); 7] {
         }),
         ("killed-in-a-transaction", |mut holder, viewer| {
             let client = holder.client_id();
-            viewer.say("MULTI");
-            viewer.say("PING");
-            viewer.say(&format!("CLIENT KILL ID {client}"));
-            viewer.say("PING");
-            assert_eq!(viewer.say("EXEC").items()[1], Value::Int(1));
+            viewer.run("MULTI");
+            viewer.run("PING");
+            viewer.run(&format!("CLIENT KILL ID {client}"));
+            viewer.run("PING");
+            assert_eq!(viewer.run("EXEC").items()[1], Value::Int(1));
         }),
     ]
 }
@@ -201,17 +202,17 @@ fn endings() -> [(&'static str, End); 7] {
 fn ephemeral_hold_ends_when_server_closes_connection() {
     let server = Server::builder().arg("timeout", "1").start();
     let (mut holder, mut next) = (server.raw(), server.raw());
-    holder.say("LOCK.ACQUIRE idle first EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE idle first EPHEMERAL").token();
     assert_eq!(next.begin("LOCK.ACQUIRE idle second WAIT 0"), None);
-    // Nothing is sent on it any more; one that is blocked is not idle.
+    // The connection sends nothing more. A blocked connection is not idle.
     assert!(arrives(&mut next).token() > 0);
 
     let mut holder = server.raw();
-    holder.say("ACL SETUSER worker on nopass ~* &* +@all");
-    holder.say("AUTH worker any");
-    holder.say("LOCK.ACQUIRE user first EPHEMERAL").token();
+    holder.run("ACL SETUSER worker on nopass ~* &* +@all");
+    holder.run("AUTH worker any");
+    holder.run("LOCK.ACQUIRE user first EPHEMERAL").token();
     assert_eq!(next.begin("LOCK.ACQUIRE user second WAIT 0"), None);
-    assert_eq!(server.raw().say("ACL DELUSER worker"), Value::Int(1));
+    assert_eq!(server.raw().run("ACL DELUSER worker"), Value::Int(1));
     assert!(arrives(&mut next).token() > 0);
 }
 
@@ -220,15 +221,15 @@ fn many_ephemeral_holds_of_one_connection_all_end() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     let lines: Vec<String> = (0..2000).map(|index| format!("LOCK.ACQUIRE key:{index} owner EPHEMERAL")).collect();
-    for reply in holder.say_all(&lines) {
+    for reply in holder.run_all(&lines) {
         reply.token();
     }
-    assert_eq!(viewer.say("DBSIZE"), Value::Int(2000));
+    assert_eq!(viewer.run("DBSIZE"), Value::Int(2000));
     holder.reset();
-    until(SOON, "all are free", || viewer.say("DBSIZE") == Value::Int(0));
+    until(SOON, "all locks are free", || viewer.run("DBSIZE") == Value::Int(0));
 }
 
-/// The end of the connection and the next request come in one turn of the event loop: a client that was granted the lock holds it.
+/// The server handles the disconnect and the next request in one event-loop iteration.
 #[test]
 fn ephemeral_hold_has_ended_for_next_command() {
     let server = Server::start();
@@ -244,7 +245,7 @@ fn ephemeral_hold_has_ended_for_next_command() {
             "LOCK.MACQUIRE 2 key more owner",
         ] {
             let (mut holder, mut waiter) = (server.raw(), server.raw());
-            holder.say("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL").token();
+            holder.run("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL").token();
             assert_eq!(waiter.begin("LOCK.ACQUIRE key next LEASE 600000 WAIT 0"), None);
             let kill = format!("CLIENT KILL ID {}", holder.client_id());
             other.send_bytes(&[kill.as_str(), request].map(encode).concat()).unwrap();
@@ -254,7 +255,7 @@ fn ephemeral_hold_has_ended_for_next_command() {
             assert!(refused, "round {round}, {request}: {reply:?}");
             arrives(&mut waiter).token();
             assert_eq!(owners(&mut other, "key"), ["next"]);
-            other.say("LOCK.FORCE key");
+            other.run("LOCK.FORCE key");
             raced += 1;
         }
     }
@@ -265,9 +266,9 @@ fn ephemeral_hold_has_ended_for_next_command() {
 fn reentry_binds_whole_hold() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
-    holder.say("LOCK.ACQUIRE key owner").token();
+    holder.run("LOCK.ACQUIRE key owner").token();
     assert_eq!(binding(&mut viewer, "key", "owner"), (None, false, false));
-    holder.say("LOCK.ACQUIRE key owner EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner EPHEMERAL").token();
     assert_eq!(binding(&mut viewer, "key", "owner"), (Some(holder.client_id()), false, true));
     holder.close();
     until_free(&mut viewer, "key");
@@ -286,10 +287,10 @@ fn info_shows_binding() {
         (" WATCHDOG EPHEMERAL", true, true),
     ];
     for (words, watchdog, ephemeral) in flags {
-        holder.say(&format!("LOCK.ACQUIRE key owner{words}")).token();
+        holder.run(&format!("LOCK.ACQUIRE key owner{words}")).token();
         let connection = (watchdog || ephemeral).then_some(client);
         assert_eq!(binding(&mut viewer, "key", "owner"), (connection, watchdog, ephemeral), "{words}");
-        assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(1));
+        assert_eq!(holder.run("LOCK.RELEASE key owner"), Value::Int(1));
     }
 }
 
@@ -298,13 +299,13 @@ fn both_flags_at_once_renew_and_release() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL").token();
     let owner = holder.id().to_owned();
     assert_eq!(binding(&mut viewer, "key", &owner), (Some(holder.client_id()), true, true));
     until_renewed(&mut viewer, "key");
     until_renewed(&mut viewer, "key");
-    // Renewed for long, to show that it is not the lease that ends.
-    viewer.say(&format!("LOCK.RENEW key {owner} LEASE 600000")).token();
+    // A long lease, to show that the disconnect ends the hold.
+    viewer.run(&format!("LOCK.RENEW key {owner} LEASE 600000")).token();
     holder.close();
     until_free(&mut viewer, "key");
 }
@@ -314,22 +315,22 @@ fn bindings_follow_the_selected_database() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
-    holder.say("SELECT 3");
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    holder.say("LOCK.ACQUIRE plain owner").token();
-    holder.say("SELECT 7");
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
+    holder.run("SELECT 3");
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE plain owner").token();
+    holder.run("SELECT 7");
     let client = holder.client_id();
     for (database, ephemeral) in [(0, false), (3, true)] {
-        viewer.say(&format!("SELECT {database}"));
+        viewer.run(&format!("SELECT {database}"));
         until_renewed(&mut viewer, "key");
         until_renewed(&mut viewer, "key");
         assert_eq!(binding(&mut viewer, "key", "owner"), (Some(client), true, ephemeral), "database {database}");
     }
     holder.close();
     until_free(&mut viewer, "key");
-    assert_eq!(viewer.say("EXISTS plain"), Value::Int(1));
-    viewer.say("SELECT 0");
+    assert_eq!(viewer.run("EXISTS plain"), Value::Int(1));
+    viewer.run("SELECT 0");
     runs_out(&mut viewer, "key");
 }
 
@@ -341,21 +342,21 @@ fn a_renamed_or_moved_key_loses_its_binding() {
     {
         let (holder, mut viewer) = (server.raw(), server.raw());
         let mut holder = Watched::over(holder, &server);
-        viewer.say("FLUSHALL");
-        holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-        let reply = viewer.say(command);
+        viewer.run("FLUSHALL");
+        holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+        let reply = viewer.run(command);
         assert!(matches!(reply, Value::Okay | Value::Int(1)), "{command}: {reply:?}");
-        viewer.say(&format!("SELECT {database}"));
+        viewer.run(&format!("SELECT {database}"));
         assert_eq!(binding(&mut viewer, key, "owner"), (None, false, false), "{command}");
-        // The old name is free; who takes it now has nothing to do with the binding.
+        // The old name is free. Its next holder has nothing to do with the binding.
         let mut other = server.raw();
-        other.say("LOCK.ACQUIRE key owner LEASE 60000").token();
+        other.run("LOCK.ACQUIRE key owner LEASE 60000").token();
         let client = holder.client_id();
         holder.close();
         until_gone(&mut viewer, client);
-        assert_eq!(viewer.say(&format!("EXISTS {key}")), Value::Int(1), "{command}: released with the connection");
+        assert_eq!(viewer.run(&format!("EXISTS {key}")), Value::Int(1), "{command}: released with the connection");
         runs_out(&mut viewer, key);
-        assert_eq!(other.say("EXISTS key"), Value::Int(1), "{command}: released the next hold");
+        assert_eq!(other.run("EXISTS key"), Value::Int(1), "{command}: released the next hold");
     }
 }
 
@@ -364,8 +365,8 @@ fn a_copy_is_not_bound() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    assert_eq!(viewer.say("COPY key copy"), Value::Int(1));
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    assert_eq!(viewer.run("COPY key copy"), Value::Int(1));
     assert_eq!(binding(&mut viewer, "copy", "owner"), (None, false, false));
     assert_eq!(binding(&mut viewer, "key", "owner"), (Some(holder.client_id()), true, true));
     holder.close();
@@ -373,20 +374,20 @@ fn a_copy_is_not_bound() {
     runs_out(&mut viewer, "copy");
 }
 
-/// A lock may take its binding along or lose it, but `LOCK.INFO` tells which, and no other hold is touched.
+/// `SWAPDB` may move the binding or end it. `LOCK.INFO` shows which, and no other hold is affected.
 #[test]
 fn binding_follows_swapdb_as_info_shows() {
     let server = Server::start();
     let (holder, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    other.say("SELECT 1");
-    other.say("LOCK.ACQUIRE key owner LEASE 2000").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    other.run("SELECT 1");
+    other.run("LOCK.ACQUIRE key owner LEASE 2000").token();
     let unbound_end = deadline(&mut other, "key");
-    assert_eq!(viewer.say("SWAPDB 0 1"), Value::Okay);
-    // The unbound one is in database 0 now, the bound one in 1.
+    assert_eq!(viewer.run("SWAPDB 0 1"), Value::Okay);
+    // The hold without a binding is in database 0 now, the bound one in 1.
     assert_eq!(binding(&mut viewer, "key", "owner"), (None, false, false));
-    viewer.say("SELECT 1");
+    viewer.run("SELECT 1");
     let (client, watchdog, ephemeral) = binding(&mut viewer, "key", "owner");
     assert_eq!((watchdog, ephemeral), (client.is_some(), client.is_some()));
     println!("the binding {} the swapped lock", if client.is_some() { "follows" } else { "leaves" });
@@ -401,7 +402,7 @@ fn binding_follows_swapdb_as_info_shows() {
         until_gone(&mut viewer, id);
         runs_out(&mut viewer, "key");
     }
-    viewer.say("SELECT 0");
+    viewer.run("SELECT 0");
     assert_eq!(deadline(&mut viewer, "key"), unbound_end);
     runs_out(&mut viewer, "key");
 }
@@ -412,8 +413,8 @@ fn renew_moves_a_binding_to_the_calling_connection() {
     let (first, second, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut first = Watched::over(first, &server);
     let mut second = Watched::over(second, &server);
-    let token = first.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    assert_eq!(second.say("LOCK.RENEW key owner LEASE 600 WATCHDOG EPHEMERAL"), Value::Int(token));
+    let token = first.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    assert_eq!(second.run("LOCK.RENEW key owner LEASE 600 WATCHDOG EPHEMERAL"), Value::Int(token));
     assert_eq!(binding(&mut viewer, "key", "owner"), (Some(second.client_id()), true, true));
     let id = first.client_id();
     first.close();
@@ -430,10 +431,10 @@ fn renew_binds_a_hold_that_was_not_bound() {
     let server = Server::start();
     let (mut holder, other) = (server.raw(), server.raw());
     let mut other = Watched::over(other, &server);
-    holder.say("LOCK.ACQUIRE watched owner LEASE 60000").token();
-    holder.say("LOCK.ACQUIRE ephemeral owner LEASE 60000").token();
-    other.say("LOCK.RENEW watched owner LEASE 600 WATCHDOG").token();
-    other.say("LOCK.RENEW ephemeral owner LEASE 60000 EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE watched owner LEASE 60000").token();
+    holder.run("LOCK.ACQUIRE ephemeral owner LEASE 60000").token();
+    other.run("LOCK.RENEW watched owner LEASE 600 WATCHDOG").token();
+    other.run("LOCK.RENEW ephemeral owner LEASE 60000 EPHEMERAL").token();
     until_renewed(&mut holder, "watched");
     until_renewed(&mut holder, "watched");
     other.reset();
@@ -447,8 +448,8 @@ fn renew_without_flags_keeps_binding() {
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
     let id = holder.client_id();
-    holder.say("LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL").token();
-    other.say("LOCK.RENEW key owner LEASE 60000").token();
+    holder.run("LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL").token();
+    other.run("LOCK.RENEW key owner LEASE 60000").token();
     assert_eq!(binding(&mut other, "key", "owner"), (Some(id), true, true));
     holder.close();
     until_free(&mut other, "key");
@@ -458,39 +459,39 @@ fn renew_without_flags_keeps_binding() {
 fn refused_renewal_binds_nothing() {
     let server = Server::start();
     let (mut holder, mut other) = (server.raw(), server.raw());
-    let token = holder.say("LOCK.ACQUIRE key owner LEASE 60000").token();
-    assert!(other.say("LOCK.RENEW key stranger EPHEMERAL").is_null());
-    assert!(other.say(&format!("LOCK.RENEW key owner TOKEN {} EPHEMERAL", token - 1)).is_null());
+    let token = holder.run("LOCK.ACQUIRE key owner LEASE 60000").token();
+    assert!(other.run("LOCK.RENEW key stranger EPHEMERAL").is_null());
+    assert!(other.run(&format!("LOCK.RENEW key owner TOKEN {} EPHEMERAL", token - 1)).is_null());
     assert_eq!(binding(&mut holder, "key", "owner"), (None, false, false));
     let id = other.client_id();
     other.close();
     until_gone(&mut holder, id);
-    assert_eq!(holder.say("EXISTS key"), Value::Int(1));
+    assert_eq!(holder.run("EXISTS key"), Value::Int(1));
 }
 
 #[test]
 fn queued_grant_is_bound_as_immediate_one() {
     let server = Server::start();
     let (mut first, mut second, mut third, mut viewer) = (server.raw(), server.raw(), server.raw(), server.raw());
-    first.say("LOCK.ACQUIRE key first").token();
+    first.run("LOCK.ACQUIRE key first").token();
     let id = second.client_id();
     for session in [&mut second, &mut third] {
-        session.say("LOCK.SESSION");
+        session.run("LOCK.SESSION");
     }
     assert_eq!(second.begin("LOCK.ACQUIRE key second LEASE 600 WAIT 0 WATCHDOG EPHEMERAL"), None);
     assert_eq!(third.begin("LOCK.ACQUIRE key third LEASE 600 WAIT 0 WATCHDOG"), None);
-    first.say("LOCK.RELEASE key first");
+    first.run("LOCK.RELEASE key first");
     arrives(&mut second).token();
     assert_eq!(binding(&mut viewer, "key", "second"), (Some(id), true, true));
-    second.say("LOCK.EVENTS");
+    second.run("LOCK.EVENTS");
     until_renewed(&mut viewer, "key");
     second.reset();
     arrives(&mut third).token();
     assert_eq!(binding(&mut viewer, "key", "third"), (Some(third.client_id()), true, false));
-    third.say("LOCK.EVENTS");
+    third.run("LOCK.EVENTS");
     until_renewed(&mut viewer, "key");
     third.reset();
-    until(SOON, "the binding is gone", || binding(&mut viewer, "key", "third").0.is_none());
+    until(SOON, "the hold is unbound", || binding(&mut viewer, "key", "third").0.is_none());
     runs_out(&mut viewer, "key");
 }
 
@@ -498,10 +499,10 @@ fn queued_grant_is_bound_as_immediate_one() {
 fn withdrawn_waiter_binds_nothing() {
     let server = Server::start();
     let (mut holder, mut waiter) = (server.raw(), server.raw());
-    holder.say("LOCK.ACQUIRE key first").token();
+    holder.run("LOCK.ACQUIRE key first").token();
     assert_eq!(waiter.begin("LOCK.ACQUIRE key second WAIT 0 EPHEMERAL"), None);
     waiter.reset();
-    until(SOON, "the waiter has left", || waiters(&mut holder, "key").is_empty());
+    until(SOON, "the waiter has left the queue", || waiters(&mut holder, "key").is_empty());
     assert_eq!(binding(&mut holder, "key", "first"), (None, false, false));
 }
 
@@ -511,7 +512,7 @@ fn promoted_replica_has_no_bindings() {
     replica.replica_of(&master);
     master.wait_replica_online();
     let mut holder = Watched::over(master.raw(), &master);
-    let token = holder.say("LOCK.ACQUIRE key owner LEASE 2000 WATCHDOG EPHEMERAL").token();
+    let token = holder.run("LOCK.ACQUIRE key owner LEASE 2000 WATCHDOG EPHEMERAL").token();
     master.wait_for_replica(&replica);
     let mut viewer = replica.raw();
     replica.replica_of_no_one();
@@ -528,7 +529,7 @@ fn bindings_end_when_primary_becomes_replica() {
     let (first, second) = (Server::start(), Server::start());
     let (holder, mut viewer) = (first.raw(), first.raw());
     let mut holder = Watched::over(holder, &first);
-    holder.say("LOCK.ACQUIRE key owner LEASE 60000 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 60000 WATCHDOG EPHEMERAL").token();
     second.replica_of(&first);
     second.replica_of_no_one();
     first.replica_of(&second);
@@ -537,31 +538,31 @@ fn bindings_end_when_primary_becomes_replica() {
     let id = holder.client_id();
     holder.close();
     until_gone(&mut viewer, id);
-    assert_eq!(viewer.say("EXISTS key"), Value::Int(1));
+    assert_eq!(viewer.run("EXISTS key"), Value::Int(1));
 }
 
-/// Ends the hold of `owner` on `key` in one of the ways in which a hold ends.
+/// Ends the hold of `owner` on `key`.
 type EndHold = fn(&mut Raw, &str);
 
 const HOLD_ENDINGS: [(&str, EndHold); 9] = [
-    ("released", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner")), Value::Int(1))),
-    ("released-all", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner ALL")), Value::Int(1))),
+    ("released", |any, key| assert_eq!(any.run(&format!("LOCK.RELEASE {key} owner")), Value::Int(1))),
+    ("released-all", |any, key| assert_eq!(any.run(&format!("LOCK.RELEASE {key} owner ALL")), Value::Int(1))),
     ("several-released", |any, key| {
-        assert_eq!(any.say(&format!("LOCK.MRELEASE 1 {key} owner")).items(), [Value::Int(1)]);
+        assert_eq!(any.run(&format!("LOCK.MRELEASE 1 {key} owner")).items(), [Value::Int(1)]);
     }),
-    ("forced", |any, key| assert_eq!(any.say(&format!("LOCK.FORCE {key}")), Value::Int(1))),
-    ("deleted", |any, key| assert_eq!(any.say(&format!("DEL {key}")), Value::Int(1))),
-    ("unlinked", |any, key| assert_eq!(any.say(&format!("UNLINK {key}")), Value::Int(1))),
+    ("forced", |any, key| assert_eq!(any.run(&format!("LOCK.FORCE {key}")), Value::Int(1))),
+    ("deleted", |any, key| assert_eq!(any.run(&format!("DEL {key}")), Value::Int(1))),
+    ("unlinked", |any, key| assert_eq!(any.run(&format!("UNLINK {key}")), Value::Int(1))),
     ("expired", |any, key| {
-        assert_eq!(any.say(&format!("PEXPIRE {key} 2")), Value::Int(1));
+        assert_eq!(any.run(&format!("PEXPIRE {key} 2")), Value::Int(1));
         until_free(any, key);
     }),
-    ("field-deleted", |any, key| assert_eq!(any.say(&format!("HDEL {key} owner #fence")), Value::Int(2))),
+    ("field-deleted", |any, key| assert_eq!(any.run(&format!("HDEL {key} owner #fence")), Value::Int(2))),
     ("taken-over", |any, key| {
-        // By a client that knows nothing of the module.
-        assert_eq!(any.say(&format!("DEL {key}")), Value::Int(1));
-        assert_eq!(any.say(&format!("HSET {key} owner 1")), Value::Int(1));
-        assert_eq!(any.say(&format!("PEXPIRE {key} 5")), Value::Int(1));
+        // By a client that does not use the module's commands.
+        assert_eq!(any.run(&format!("DEL {key}")), Value::Int(1));
+        assert_eq!(any.run(&format!("HSET {key} owner 1")), Value::Int(1));
+        assert_eq!(any.run(&format!("PEXPIRE {key} 5")), Value::Int(1));
         until_free(any, key);
     }),
 ];
@@ -575,15 +576,15 @@ fn ended_hold_and_its_successor_are_not_renewed() {
     for (name, end) in HOLD_ENDINGS {
         for next in ["owner", "other"] {
             let key = format!("{name}:{next}");
-            holder.say(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG EPHEMERAL")).token();
+            holder.run(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG EPHEMERAL")).token();
             end(&mut other, &key);
-            other.say(&format!("LOCK.ACQUIRE {key} {next} LEASE 2500")).token();
+            other.run(&format!("LOCK.ACQUIRE {key} {next} LEASE 2500")).token();
             assert_eq!(binding(&mut other, &key, next), (None, false, false), "{key}");
             ends.push((deadline(&mut other, &key), key));
         }
     }
-    // Proof that the watchdog goes round.
-    holder.say("LOCK.ACQUIRE witness owner LEASE 1200 WATCHDOG").token();
+    // Shows that the watchdog runs.
+    holder.run("LOCK.ACQUIRE witness owner LEASE 1200 WATCHDOG").token();
     for _ in 0..3 {
         until_renewed(&mut other, "witness");
     }
@@ -604,19 +605,19 @@ fn new_hold_has_no_flags_of_earlier_hold() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     let client = holder.client_id();
-    holder.say("LOCK.SESSION");
-    holder.say("LOCK.ACQUIRE key owner EPHEMERAL").token();
-    // In one packet: the server does not go round between them.
+    holder.run("LOCK.SESSION");
+    holder.run("LOCK.ACQUIRE key owner EPHEMERAL").token();
+    // In one packet, so that the watchdog does not run between the commands.
     let lines = ["DEL key", "LOCK.ACQUIRE key owner WATCHDOG"].map(String::from);
-    holder.say_all(&lines)[1].token();
+    holder.run_all(&lines)[1].token();
     assert_eq!(binding(&mut viewer, "key", "owner"), (Some(client), true, false));
-    // A session's holds are bound to it, whatever they ask for.
+    // A request on behalf of a session binds its hold, with or without flags.
     let lines = ["DEL key", "LOCK.ACQUIRE key owner"].map(String::from);
-    holder.say_all(&lines)[1].token();
+    holder.run_all(&lines)[1].token();
     assert_eq!(binding(&mut viewer, "key", "owner"), (Some(client), false, false));
     holder.close();
     until_gone(&mut viewer, client);
-    assert_eq!(viewer.say("EXISTS key"), Value::Int(1));
+    assert_eq!(viewer.run("EXISTS key"), Value::Int(1));
 }
 
 #[test]
@@ -625,12 +626,12 @@ fn hold_rewritten_by_other_client_is_not_renewed() {
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
     let client = holder.client_id();
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    holder.say("LOCK.ACQUIRE witness owner LEASE 600 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE witness owner LEASE 600 WATCHDOG").token();
     for line in ["MULTI", "DEL key", "HSET key owner 1", "PEXPIRE key 2000"] {
-        other.say(line);
+        other.run(line);
     }
-    assert_eq!(other.say("EXEC").items(), [1, 1, 1].map(Value::Int));
+    assert_eq!(other.run("EXEC").items(), [1, 1, 1].map(Value::Int));
     let end = deadline(&mut other, "key");
     until_renewed(&mut other, "witness");
     until_renewed(&mut other, "witness");
@@ -646,9 +647,9 @@ fn flushed_hold_and_its_successor_are_not_renewed() {
     let server = Server::start();
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    other.say("FLUSHALL");
-    other.say("LOCK.ACQUIRE key owner LEASE 1000").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    other.run("FLUSHALL");
+    other.run("LOCK.ACQUIRE key owner LEASE 1000").token();
     let id = holder.client_id();
     holder.close();
     until_gone(&mut other, id);
@@ -660,13 +661,13 @@ fn expired_queued_grant_is_not_bound() {
     let server = Server::start();
     let (holder, mut next) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    // The same owner from another connection, after a release: it has the lock out of the queue's hands, unbound.
-    next.say("LOCK.ACQUIRE gate other").token();
-    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(1));
-    holder.say("LOCK.ACQUIRE key third LEASE 60000").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    // The same owner acquires from another connection, after a release: granted from the queue, and unbound.
+    next.run("LOCK.ACQUIRE gate other").token();
+    assert_eq!(holder.run("LOCK.RELEASE key owner"), Value::Int(1));
+    holder.run("LOCK.ACQUIRE key third LEASE 60000").token();
     assert_eq!(next.begin("LOCK.ACQUIRE key owner LEASE 900 WAIT 0"), None);
-    holder.say("LOCK.RELEASE key third");
+    holder.run("LOCK.RELEASE key third");
     arrives(&mut next).token();
     assert_eq!(binding(&mut next, "key", "owner"), (None, false, false));
     let id = holder.client_id();
@@ -683,10 +684,10 @@ fn renewals_replicate_as_absolute_deadlines() {
     master.wait_replica_online();
     let (holder, mut monitor) = (master.raw(), replica.raw());
     let mut holder = Watched::over(holder, &master);
-    holder.say("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG").token();
-    holder.say("LOCK.ACQUIRE permit owner LEASE 900 LIMIT 3 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE permit owner LEASE 900 LIMIT 3 WATCHDOG").token();
     master.wait_for_replica(&replica);
-    assert_eq!(monitor.say("MONITOR"), Value::Okay);
+    assert_eq!(monitor.run("MONITOR"), Value::Okay);
     let mut renewed = [0, 0];
     let (begin, end) = (now(), Instant::now() + SOON);
     while renewed.iter().any(|&times| times < 3) {
@@ -706,14 +707,16 @@ fn renewals_replicate_as_absolute_deadlines() {
         }
     }
     let mut copy = replica.raw();
-    until(SOON, "both have the same deadline", || deadline(&mut holder, "key") == deadline(&mut copy, "key"));
+    until(SOON, "master and replica have the same deadline", || {
+        deadline(&mut holder, "key") == deadline(&mut copy, "key")
+    });
 }
 
 #[test]
 fn script_cannot_bind() {
     let server = Server::start();
     let mut connection = server.raw();
-    connection.say("LOCK.ACQUIRE held owner LEASE 60000").token();
+    connection.run("LOCK.ACQUIRE held owner LEASE 60000").token();
     let commands = [
         "'LOCK.ACQUIRE', 'key', 'owner', 'WATCHDOG'",
         "'LOCK.ACQUIRE', 'key', 'owner', 'EPHEMERAL'",
@@ -733,7 +736,7 @@ fn script_cannot_bind() {
         let error = reply.error();
         assert!(error.starts_with("ERR ") && error.contains("script"), "{command}: {error}");
     }
-    assert_eq!(connection.say("EXISTS key"), Value::Int(0));
+    assert_eq!(connection.run("EXISTS key"), Value::Int(0));
     assert_eq!(binding(&mut connection, "held", "owner"), (None, false, false));
     let script = b"return redis.call('LOCK.ACQUIRE', 'key', 'owner')";
     connection.call(&[b"EVAL", script, b"1", b"key"]).token();
@@ -744,15 +747,15 @@ fn a_transaction_binds_to_its_connection() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     let client = holder.client_id();
-    let session = holder.say("LOCK.SESSION").field("id").text();
-    holder.say("MULTI");
-    holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL");
-    holder.say("EXEC").items()[0].token();
+    let session = holder.run("LOCK.SESSION").field("id").text();
+    holder.run("MULTI");
+    holder.run("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL");
+    holder.run("EXEC").items()[0].token();
     assert_eq!(binding(&mut viewer, "key", &session), (Some(client), true, true));
     for _ in 0..2 {
         let end = deadline(&mut viewer, "key");
-        until(SOON, "it is renewed while its session reads", || {
-            holder.say("LOCK.EVENTS");
+        until(SOON, "the lease is renewed while its session reads", || {
+            holder.run("LOCK.EVENTS");
             deadline(&mut viewer, "key") > end
         });
     }
@@ -765,9 +768,9 @@ fn foreign_lock_is_bound_by_reentry() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    viewer.say("HSET key owner 1");
-    viewer.say("PEXPIRE key 500");
-    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    viewer.run("HSET key owner 1");
+    viewer.run("PEXPIRE key 500");
+    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     until_renewed(&mut viewer, "key");
     until_renewed(&mut viewer, "key");
     holder.close();

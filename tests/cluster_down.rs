@@ -1,5 +1,5 @@
-//! A cluster that is down, as one of its primaries sees it: nothing is granted or renewed there, every bound hold is reported
-//! as lost at its deadline, and the heartbeat says that the server takes no writes.
+//! A cluster that is down, as one of its primaries sees it: it grants and renews nothing, reports every bound hold as
+//! lost at its deadline, and its heartbeat says that it takes no writes.
 
 use std::time::Instant;
 
@@ -7,9 +7,9 @@ use redis::Value;
 use support::{Cluster, Family, Raw, Server, skip, until};
 
 use crate::common::{array, int, text, unix_millis};
-use crate::speak::{Reply, SOON, Speak, arrives};
+use crate::lines::{Commands, Reply, SOON, arrives};
 
-/// How long a node of the cluster is missed before it counts as failed, in ms.
+/// `cluster-node-timeout`, in ms.
 const NODE_TIMEOUT: &str = "1500";
 const LEASE: i64 = 2_000;
 
@@ -17,13 +17,13 @@ fn start() -> Cluster {
     Cluster::start_with(3, |builder| builder.arg("cluster-node-timeout", NODE_TIMEOUT))
 }
 
-/// A key that this node serves.
+/// A key in a slot of this node.
 fn key_of(cluster: &Cluster, node: usize) -> String {
     (0..).map(|number| format!("key:{number}")).find(|key| cluster.owns_key(node, key.as_bytes())).expect("some key")
 }
 
 fn state(server: &Server) -> String {
-    let info = server.raw().say("CLUSTER INFO").text();
+    let info = server.raw().run("CLUSTER INFO").text();
     info.lines().find_map(|line| line.strip_prefix("cluster_state:")).expect("a state").to_owned()
 }
 
@@ -31,36 +31,36 @@ fn renewals(server: &Server) -> i64 {
     server.info("holdfast", "holdfast_watchdog_renewals").expect("INFO has it").parse().expect("a number")
 }
 
-/// What a session was told: events other than heartbeats by kind and detail, and the last heartbeat's `writes`.
+/// The events that a session received, other than heartbeats, by kind and detail; and the last heartbeat's `writes`.
 #[derive(Debug, Default)]
-struct Told {
+struct Events {
     events: Vec<(String, String)>,
     writes: Option<i64>,
 }
 
-/// Asks for events, and waits for none.
-fn read(session: &mut Raw) -> Told {
-    let mut told = Told::default();
-    for event in session.say("LOCK.EVENTS HEARTBEAT").items() {
+/// Reads the events without blocking.
+fn read(session: &mut Raw) -> Events {
+    let mut events = Events::default();
+    for event in session.run("LOCK.EVENTS HEARTBEAT").items() {
         let [kind, .., detail] = array(event) else { panic!("no event: {event:?}") };
         let (kind, detail) = (text(kind), text(detail));
         match kind.as_str() {
-            "heartbeat" => told.writes = detail.split(' ').nth(3).map(|writes| writes.parse().expect("a number")),
-            _ => told.events.push((kind, detail)),
+            "heartbeat" => events.writes = detail.split(' ').nth(3).map(|writes| writes.parse().expect("a number")),
+            _ => events.events.push((kind, detail)),
         }
     }
-    told
+    events
 }
 
-/// Reads events from the moment at which the cluster is down: until the hold is lost, nothing is renewed and no write is
-/// promised; and it is lost as expired, at its deadline.
-fn is_lost_at_its_deadline(server: &Server, session: &mut Raw, key: &str, end: i64) {
+/// Reads events while the cluster is down. Until the hold is lost, nothing is renewed and the heartbeat promises no
+/// writes. It is lost as `expired`, at its deadline.
+fn assert_lost_at_its_deadline(server: &Server, session: &mut Raw, key: &str, end: i64) {
     let before = renewals(server);
     loop {
-        let told = read(session);
-        assert_eq!(told.writes, Some(0), "the heartbeat says so: {told:?}");
-        if !told.events.is_empty() {
-            assert_eq!(told.events, [("lost".into(), "expired".into())]);
+        let events = read(session);
+        assert_eq!(events.writes, Some(0), "the heartbeat says so: {events:?}");
+        if !events.events.is_empty() {
+            assert_eq!(events.events, [("lost".into(), "expired".into())]);
             break;
         }
         assert!(unix_millis() < end + 10_000, "the hold of {key} is not reported as lost");
@@ -69,7 +69,7 @@ fn is_lost_at_its_deadline(server: &Server, session: &mut Raw, key: &str, end: i
     assert_eq!(renewals(server), before, "renewed while the cluster is down");
 }
 
-/// T1: two of three primaries stand still.
+/// Two of three primaries are paused.
 #[test]
 fn holds_expire_when_cluster_is_down() {
     let cluster = start();
@@ -77,11 +77,11 @@ fn holds_expire_when_cluster_is_down() {
     let node = cluster.node(0);
     let (key, other) = (key_of(&cluster, 0), format!("{{{}}}:other", key_of(&cluster, 0)));
     let [mut session, mut client, mut waiter] = std::array::from_fn(|_| node.raw());
-    let id = session.say("LOCK.SESSION").field("id").text();
-    client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
-    client.say(&format!("LOCK.ACQUIRE {other} plain LEASE 600000")).token();
+    let id = session.run("LOCK.SESSION").field("id").text();
+    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    client.run(&format!("LOCK.ACQUIRE {other} plain LEASE 600000")).token();
     assert_eq!(waiter.begin(&format!("LOCK.ACQUIRE {other} waiter WAIT 0")), None);
-    until(SOON, "it is renewed", || {
+    until(SOON, "the lease is renewed", || {
         read(&mut session);
         renewals(node) > 2
     });
@@ -91,43 +91,43 @@ fn holds_expire_when_cluster_is_down() {
         read(&mut session);
         state(node) == "fail"
     });
-    let error = client.say(&format!("SET {key}:x 1")).error();
+    let error = client.run(&format!("SET {key}:x 1")).error();
     assert!(error.starts_with("CLUSTERDOWN"), "{error}");
-    // No command can read the key now: its deadline is at most a lease away.
-    is_lost_at_its_deadline(node, &mut session, &key, unix_millis() - 1);
-    assert!(arrives(&mut waiter).error().starts_with("CLUSTERDOWN"), "the server tells blocked clients");
+    // No command can read the key now. Its deadline is at most a lease away.
+    assert_lost_at_its_deadline(node, &mut session, &key, unix_millis() - 1);
+    assert!(arrives(&mut waiter).error().starts_with("CLUSTERDOWN"), "the server unblocks clients with an error");
     cluster.node(1).cont();
     cluster.node(2).cont();
-    until(SOON, "the cluster is well again", || state(node) == "ok");
-    until(SOON, "the lock can be had", || matches!(client.say(&format!("LOCK.ACQUIRE {key} next")), Value::Int(_)));
-    until(SOON, "it takes writes", || read(&mut session).writes == Some(1));
+    until(SOON, "the cluster is up again", || state(node) == "ok");
+    until(SOON, "the lock can be had", || matches!(client.run(&format!("LOCK.ACQUIRE {key} next")), Value::Int(_)));
+    until(SOON, "the heartbeat says that the server takes writes", || read(&mut session).writes == Some(1));
     drop(replicas);
 }
 
-/// A slot that no node owns: what is bound there is lost at its deadline, all else goes on.
+/// A hold in a slot that no node owns is lost at its deadline. Other holds are not affected.
 #[test]
 fn hold_expires_when_no_node_owns_slot() {
     let cluster = Cluster::start_with(2, |builder| builder.arg("cluster-require-full-coverage", "no"));
     let node = cluster.node(0);
     let key = key_of(&cluster, 0);
     let [mut session, mut client] = std::array::from_fn(|_| node.raw());
-    let id = session.say("LOCK.SESSION").field("id").text();
-    client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
-    client.say(&format!("CLUSTER DELSLOTS {}", cluster.slot_of(key.as_bytes())));
-    let error = client.say(&format!("SET {key}:x 1"));
+    let id = session.run("LOCK.SESSION").field("id").text();
+    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    client.run(&format!("CLUSTER DELSLOTS {}", cluster.slot_of(key.as_bytes())));
+    let error = client.run(&format!("SET {key}:x 1"));
     assert!(!matches!(error, Value::Int(_)));
     let (before, end, mut lost) = (renewals(node), Instant::now() + SOON, Vec::new());
     while lost.is_empty() {
-        let told = read(&mut session);
-        assert_eq!(told.writes, Some(1), "other slots are served");
-        lost = told.events;
+        let events = read(&mut session);
+        assert_eq!(events.writes, Some(1), "other slots are served");
+        lost = events.events;
         assert!(Instant::now() < end, "not reported as lost");
     }
-    assert_eq!(lost, [("lost".into(), "expired".into())], "and not unbound: no node has it");
+    assert_eq!(lost, [("lost".into(), "expired".into())], "expired, not unbound: no node has it");
     assert_eq!(renewals(node), before, "renewed where no node has the slot");
 }
 
-/// A hold at a node that is importing the slot counts as served there.
+/// A node that imports a slot serves the holds in it.
 #[test]
 fn hold_is_renewed_while_slot_is_imported() {
     let cluster = Cluster::start(2);
@@ -136,39 +136,39 @@ fn hold_is_renewed_while_slot_is_imported() {
     cluster.begin_move(slot, 0, 1);
     let target = cluster.node(1);
     let [mut session, mut client] = std::array::from_fn(|_| target.raw());
-    let id = session.say("LOCK.SESSION").field("id").text();
-    client.say("ASKING");
-    let token = client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    let id = session.run("LOCK.SESSION").field("id").text();
+    client.run("ASKING");
+    let token = client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
     let before = renewals(target);
-    until(SOON, "it is renewed", || {
-        let told = read(&mut session);
-        assert_eq!(told.events, [], "it is neither lost nor unbound");
+    until(SOON, "the lease is renewed", || {
+        let events = read(&mut session);
+        assert_eq!(events.events, [], "the hold is neither lost nor unbound");
         renewals(target) > before + 3
     });
     cluster.finish_move(slot, 0, 1);
-    assert_eq!(int(&client.say(&format!("LOCK.RENEW {key} owner TOKEN {token}"))), token);
+    assert_eq!(int(&client.run(&format!("LOCK.RENEW {key} owner TOKEN {token}"))), token);
 }
 
-/// T1, the double hold: a primary is cut off from the cluster's bus while its replica is promoted.
+/// A primary is cut off from the cluster bus while its replica is promoted.
 #[test]
 fn isolated_primary_lets_holds_expire() {
     let cluster = start();
     let node = cluster.node(0);
     if !node.version().at_least(Family::Valkey, 9, 0) {
-        return skip("this server can't be cut off from the cluster's bus alone");
+        return skip("this server can't be cut off from the cluster bus alone");
     }
     let replicas = cluster.replica_of_each(NODE_TIMEOUT);
     let replica = &replicas[0];
     let key = key_of(&cluster, 0);
     let [mut session, mut client, mut debug] = std::array::from_fn(|_| node.raw());
-    let id = session.say("LOCK.SESSION").field("id").text();
-    client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
-    until(SOON, "it is renewed", || {
+    let id = session.run("LOCK.SESSION").field("id").text();
+    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    until(SOON, "the lease is renewed", || {
         read(&mut session);
         renewals(node) > 2
     });
-    assert_eq!(debug.say("DEBUG DROP-CLUSTER-PACKET-FILTER -2"), Value::Okay);
-    // The owner's belief, by what it is told: it ends with `lost`.
+    assert_eq!(debug.run("DEBUG DROP-CLUSTER-PACKET-FILTER -2"), Value::Okay);
+    // The owner believes that it holds the lock until it reads `lost`.
     let (mut lost_at, mut taken_at) = (None, None);
     let mut there = replica.raw();
     let end = Instant::now() + SOON;
@@ -177,12 +177,12 @@ fn isolated_primary_lets_holds_expire() {
         if !read(&mut session).events.is_empty() {
             lost_at.get_or_insert_with(unix_millis);
         }
-        if let Value::Int(_) = there.say(&format!("LOCK.ACQUIRE {key} another LEASE 600000")) {
+        if let Value::Int(_) = there.run(&format!("LOCK.ACQUIRE {key} another LEASE 600000")) {
             taken_at.get_or_insert_with(unix_millis);
         }
     }
     let (lost, taken) = (lost_at.unwrap_or(0), taken_at.unwrap_or(0));
-    println!("lost {} ms after another client has it", lost - taken);
+    println!("lost {} ms after another client acquired it", lost - taken);
     assert!(lost <= taken + LEASE, "two hold it, and both leases run: {} ms", lost - taken);
     let after = renewals(node);
     assert_eq!(read(&mut session).writes, Some(0));

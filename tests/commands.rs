@@ -1,4 +1,4 @@
-//! What the server tells clients about the commands, and what it lets whom do.
+//! What the server tells clients about the commands, and which users may run them.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub const NAMES: [&str; 14] = [
     "LOCK.HELP",
 ];
 
-/// A command as it should be: arity, whether it writes, its keys in an example, the words of its options.
+/// Expected properties of a command: arity, effect, the keys of an example, its options.
 struct Expected {
     name: &'static str,
     arity: i64,
@@ -37,7 +37,7 @@ struct Expected {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// Writes, and may need memory for it.
+    /// Writes, and is refused when memory is full.
     Takes,
     Writes,
     Reads,
@@ -195,7 +195,7 @@ fn module_registers_documented_commands() {
     assert_eq!(listed, EXPECTED.map(|it| it.name.to_owned()).into());
 }
 
-/// The first command of a client of 0.3.
+/// A client of version 0.3 sends this command first.
 #[test]
 fn lock_owner_says_to_update_the_client() {
     let server = Server::start();
@@ -296,7 +296,7 @@ fn command_docs_are_complete() {
     }
 }
 
-/// What `COMMAND DOCS` says of a command's arguments, alternatives included.
+/// The arguments in `COMMAND DOCS`, alternatives included.
 #[derive(Default)]
 struct Arguments {
     words: BTreeSet<String>,
@@ -304,7 +304,7 @@ struct Arguments {
     keys: usize,
 }
 
-/// Where arguments stand: alternatives are not optional, their group is.
+/// The parent of an argument. Alternatives are not optional, but their group may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Command,
@@ -335,7 +335,7 @@ impl Arguments {
 fn commands_have_acl_categories_if_server_supports_them() {
     let server = Server::start();
     let mut raw = server.raw();
-    // Asked command by command: Valkey 8.0 leaves modules out of ACL CAT.
+    // By command: Valkey 8.0 leaves modules out of `ACL CAT`.
     let categories = |raw: &mut Raw, name: &str| -> BTreeSet<String> {
         let reply = ask(raw, &format!("COMMAND INFO {name}"));
         array(&array(&array(&reply)[0])[6]).iter().map(text).collect()
@@ -343,7 +343,7 @@ fn commands_have_acl_categories_if_server_supports_them() {
     for expected in EXPECTED {
         let (name, found) = (expected.name, categories(&mut raw, expected.name));
         if !server.can(Feature::CommandCategories) {
-            // Redis 7.0; which rights to give there is shown in rights.rs.
+            // Redis 7.0 has no categories for modules. rights.rs shows the rules to use there.
             assert!(found.is_empty(), "{name}: {found:?}");
             continue;
         }

@@ -1,4 +1,4 @@
-//! What several of the files here use.
+//! Helpers for several of the test files: replies, settings, the contents of a server.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use support::{Raw, Server, module_path};
 
 pub type Bytes = Vec<u8>;
 
-/// Names that break whatever takes them for text, for a format, for a pattern or for the end of a line.
+/// Names that break code which takes them for text, for a format, for a pattern or for the end of a line.
 pub const NAMES: [&[u8]; 12] = [
     b"plain",
     b"nul\0inside",
@@ -26,7 +26,7 @@ pub const NAMES: [&[u8]; 12] = [
     b"0:@?*[a]",
 ];
 
-/// A server that is started from a configuration file, and the file, which goes with it.
+/// A server that is started from a configuration file. Dropping it deletes the file.
 pub struct FromFile {
     pub server: Server,
     pub file: PathBuf,
@@ -64,7 +64,7 @@ pub enum Protocol {
 impl Protocol {
     pub const BOTH: [Self; 2] = [Self::Resp2, Self::Resp3];
 
-    /// A new connection that speaks it.
+    /// A new connection with this protocol.
     pub fn connect(self, server: &Server) -> Raw {
         let mut raw = server.raw();
         if self == Self::Resp3 {
@@ -73,7 +73,7 @@ impl Protocol {
         raw
     }
 
-    /// A null as it is on the wire.
+    /// The null reply, as bytes.
     pub fn null(self) -> &'static [u8] {
         match self {
             Self::Resp2 => b"$-1\r\n",
@@ -93,30 +93,29 @@ pub fn ask(raw: &mut Raw, line: &str) -> Value {
     raw.call(&words(line))
 }
 
-/// The same, where the reply is a token.
+/// Sends the words of `line` as a command; the reply must be a fencing token.
 #[track_caller]
 pub fn ask_token(raw: &mut Raw, line: &str) -> i64 {
     token(&ask(raw, line))
 }
 
-/// The same, where the reply is an integer.
+/// Sends the words of `line` as a command; the reply must be an integer.
 #[track_caller]
 pub fn ask_int(raw: &mut Raw, line: &str) -> i64 {
     int(&ask(raw, line))
 }
 
-/// The same for commands that have to succeed with `OK`.
+/// Sends the words of `line` as a command; the reply must be `OK`.
 #[track_caller]
 pub fn ask_ok(raw: &mut Raw, line: &str) {
     assert_eq!(ask(raw, line), Value::Okay, "{line}");
 }
 
-/// An integer.
 #[track_caller]
 pub fn int(value: &Value) -> i64 {
     match value {
         Value::Int(int) => *int,
-        other => panic!("no integer: {other:?}"),
+        other => panic!("not an integer: {other:?}"),
     }
 }
 
@@ -124,21 +123,21 @@ pub fn int(value: &Value) -> i64 {
 #[track_caller]
 pub fn token(value: &Value) -> i64 {
     let token = int(value);
-    assert!(token > 0 && token < 1 << 53, "no token: {token}");
+    assert!(token > 0 && token < 1 << 53, "not a token: {token}");
     token
 }
 
-/// A string of any bytes.
+/// The bytes of a bulk or simple string.
 #[track_caller]
 pub fn bytes(value: &Value) -> &[u8] {
     match value {
         Value::BulkString(bytes) => bytes,
         Value::SimpleString(text) => text.as_bytes(),
-        other => panic!("no string: {other:?}"),
+        other => panic!("not a string: {other:?}"),
     }
 }
 
-/// A string that is text.
+/// A string in UTF-8.
 #[track_caller]
 pub fn text(value: &Value) -> String {
     match value {
@@ -152,11 +151,11 @@ pub fn text(value: &Value) -> String {
 pub fn array(value: &Value) -> &[Value] {
     match value {
         Value::Array(items) | Value::Set(items) => items,
-        other => panic!("no array: {other:?}"),
+        other => panic!("not an array: {other:?}"),
     }
 }
 
-/// A map by its keys: a RESP3 map, or an array of keys and values in turn.
+/// A map by its keys. RESP2 returns an array that alternates keys and values.
 #[track_caller]
 pub fn map(value: &Value) -> BTreeMap<Bytes, Value> {
     match value {
@@ -165,12 +164,12 @@ pub fn map(value: &Value) -> BTreeMap<Bytes, Value> {
     }
 }
 
-/// The code and the message of an error.
+/// An error's code and message.
 #[track_caller]
 pub fn error(value: &Value) -> (&str, &str) {
     match value {
         Value::ServerError(error) => (error.code(), error.details().unwrap_or_default()),
-        other => panic!("no error: {other:?}"),
+        other => panic!("not an error: {other:?}"),
     }
 }
 
@@ -181,13 +180,13 @@ pub fn fields(raw: &mut Raw, key: &[u8]) -> BTreeMap<Bytes, Bytes> {
     fields.into_iter().map(|(field, value)| (field, bytes(&value).to_vec())).collect()
 }
 
-/// When a key expires, Unix ms; -1: never; -2: there is no such key.
+/// When a key expires, Unix ms; -1: never; -2: the key does not exist.
 #[track_caller]
 pub fn deadline(raw: &mut Raw, key: &[u8]) -> i64 {
     int(&raw.call(&[b"PEXPIRETIME", key]))
 }
 
-/// All keys of the selected database.
+/// All keys of the selected database, sorted.
 #[track_caller]
 pub fn keys(raw: &mut Raw) -> Vec<Bytes> {
     let mut keys: Vec<Bytes> = array(&raw.call(&[b"KEYS", b"*"])).iter().map(bytes).map(<[u8]>::to_vec).collect();
@@ -195,17 +194,16 @@ pub fn keys(raw: &mut Raw) -> Vec<Bytes> {
     keys
 }
 
-/// The server's contents: everything that a client could see changed.
+/// What clients can read from the server: all data, and the deadlines of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
-    /// Of all databases; the server's digest says nothing of times.
+    /// `DEBUG DIGEST` of all databases, which leaves out expiry times.
     digest: String,
     /// Of the keys of the selected database.
     deadlines: BTreeMap<Bytes, i64>,
 }
 
 impl Contents {
-    /// As they are now.
     #[track_caller]
     pub fn read(raw: &mut Raw) -> Self {
         let digest = text(&raw.call(&[b"DEBUG", b"DIGEST"]));
@@ -214,25 +212,25 @@ impl Contents {
     }
 }
 
-/// A field of a section of `INFO` that is a number.
+/// A numeric field of an `INFO` section.
 #[track_caller]
 pub fn info_number(server: &Server, section: &str, field: &str) -> i64 {
     let value = server.info(section, field).unwrap_or_else(|| panic!("INFO {section} has no {field}"));
     value.parse().unwrap_or_else(|_| panic!("no number in {field}:{value}"))
 }
 
-/// The present by this machine's clock, in Unix microseconds.
+/// This machine's clock, in Unix microseconds.
 pub fn unix_micros() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as i64
 }
 
-/// The present by this machine's clock, in Unix milliseconds.
+/// This machine's clock, in Unix milliseconds.
 pub fn unix_millis() -> i64 {
     unix_micros() / 1000
 }
 
-/// A command that was replicated or logged, as the plain commands that it stands for: a new mutex comes as `RESTORE`.
-/// `plain` knows no module, and tells what is in it.
+/// Translates a replicated or logged command into plain commands: a new mutex is written as `RESTORE`.
+/// `plain` is a connection to a server without the module, which decodes the dump.
 pub fn spelled_out(plain: &mut Raw, command: Vec<Bytes>) -> Vec<Vec<Bytes>> {
     let [name, key, at, dump, options @ ..] = &command[..] else { return vec![command] };
     if name != b"RESTORE" {

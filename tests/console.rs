@@ -1,4 +1,4 @@
-//! The sessions that the documents show, typed into `redis-cli`: what is printed must be what stands there.
+//! Runs the console blocks of the documents in `redis-cli`, and compares the output.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -10,12 +10,11 @@ use std::time::Duration;
 use support::{Server, module_path, until};
 
 const SOON: Duration = Duration::from_secs(30);
-/// Where the documents have the module, and the ports that their servers have.
+/// The module's path and the servers' ports in the documents.
 const MODULE: &str = "/usr/lib/redis/modules/libholdfast.so";
 const PORTS: [&str; 2] = ["6379", "6380"];
 
-/// Types what the `console` blocks of a text show; the prompt says into which of the servers, the block's name into which
-/// terminal.
+/// Runs the `console` blocks of a text. The prompt names the server, and the block's name the terminal.
 #[track_caller]
 pub fn run(text: &str, servers: &[&Server]) {
     let mut text = text.replace(MODULE, &module_path().display().to_string());
@@ -25,29 +24,29 @@ pub fn run(text: &str, servers: &[&Server]) {
     let mut terminals: BTreeMap<&str, Terminal> = BTreeMap::new();
     let mut seen = Seen::default();
     let blocks = blocks(&text);
-    assert!(!blocks.is_empty(), "there is something to be typed");
+    assert!(!blocks.is_empty(), "the text has a console block");
     for block in &blocks {
         if !terminals.contains_key(block.terminal) {
-            let port = block.port.expect("something is typed first").to_string();
+            let port = block.port.expect("the block begins with a prompt").to_string();
             let at = servers.iter().find(|server| server.port().to_string() == port).expect("one of the servers");
             terminals.insert(block.terminal, Terminal::open(at));
         }
-        let terminal = terminals.get_mut(block.terminal).expect("it is open");
+        let terminal = terminals.get_mut(block.terminal).expect("the terminal is open");
         block.steps.iter().for_each(|step| terminal.run(step, &mut seen));
     }
     terminals.into_values().for_each(Terminal::close);
 }
 
-/// What is typed in one terminal without leaving it.
+/// A console block of one terminal.
 #[derive(Debug)]
 struct Block<'a> {
     terminal: &'a str,
-    /// Of the server that it is typed to; none if nothing is.
+    /// The port of its first prompt, if it has one.
     port: Option<&'a str>,
     steps: Vec<Step<'a>>,
 }
 
-/// A line that is typed, if any, and what is printed then.
+/// An input line, if any, and its expected output.
 #[derive(Debug)]
 struct Step<'a> {
     typed: Option<&'a str>,
@@ -69,7 +68,7 @@ fn block(text: &str) -> Option<Block<'_>> {
                 port = Some(at);
                 steps.push(Step { typed: Some(typed), printed: Vec::new() });
             }
-            // Only a reply that takes long: what redis-cli measured is not repeatable.
+            // The time that redis-cli prints after a slow reply is not repeatable.
             (None, _) if is_elapsed(line) => {}
             (None, Some(step)) => step.printed.push(line),
             (None, None) => steps.push(Step { typed: None, printed: vec![line] }),
@@ -78,7 +77,7 @@ fn block(text: &str) -> Option<Block<'_>> {
     Some(Block { terminal, port, steps })
 }
 
-/// The port in a prompt, and what is typed behind it.
+/// The port in a prompt, and the input behind it.
 fn prompt(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("127.0.0.1:")?.split_once("> ")
 }
@@ -89,7 +88,7 @@ fn is_elapsed(line: &str) -> bool {
     number.is_some_and(|number| number.parse::<f64>().is_ok())
 }
 
-/// A `redis-cli`, typed into through a pipe.
+/// A `redis-cli` whose input is a pipe.
 struct Terminal<'s> {
     server: &'s Server,
     child: Child,
@@ -116,7 +115,7 @@ impl<'s> Terminal<'s> {
         let blocked = || self.server.info("clients", "blocked_clients").and_then(|count| count.parse::<u32>().ok());
         let before = blocked();
         if let Some(typed) = step.typed {
-            // What was given here, a token or a session, is what a later request names.
+            // A later line may name a token or a session that was returned here.
             writeln!(self.input, "{}", seen.translate(typed)).unwrap();
             if step.printed.is_empty() {
                 until(SOON, "the request waits on the server", || blocked() > before);
@@ -127,9 +126,9 @@ impl<'s> Terminal<'s> {
             assert!(seen.fits(expected, &printed), "{:?}: {printed:?} instead of {expected:?}", step.typed);
         }
         if step.typed == Some("FAILOVER") {
-            // It calls itself a replica before the other has agreed to be the master; the link is up only afterwards.
+            // A server reports itself as replica before the handshake. The link is up only afterwards.
             let replication = |field| self.server.info("replication", field);
-            until(SOON, "the replica has taken over", || {
+            until(SOON, "the replica is in step", || {
                 replication("role").as_deref() == Some("slave")
                     && replication("master_link_status").as_deref() == Some("up")
             });
@@ -138,7 +137,7 @@ impl<'s> Terminal<'s> {
 
     fn next_line(&self) -> String {
         loop {
-            let line = self.lines.recv_timeout(SOON).expect("redis-cli prints as much as the document shows");
+            let line = self.lines.recv_timeout(SOON).expect("redis-cli prints all lines of the document");
             if !is_elapsed(&line) {
                 return line;
             }
@@ -149,12 +148,12 @@ impl<'s> Terminal<'s> {
         drop(self.input);
         self.child.wait().unwrap();
         let rest: VecDeque<String> = self.lines.iter().filter(|line| !is_elapsed(line)).collect();
-        assert!(rest.is_empty(), "redis-cli prints no more than the document shows: {rest:?}");
+        assert!(rest.is_empty(), "redis-cli prints only the lines of the document: {rest:?}");
     }
 }
 
-/// The tokens of a document and those that were given for them, which must be in the same order; and its sessions and
-/// theirs, in any order.
+/// Tokens of a document and those that the server returned, which must be in the same order; and its sessions, in any
+/// order.
 #[derive(Default)]
 struct Seen {
     tokens: BTreeMap<u64, u64>,
@@ -162,11 +161,11 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether `printed` is what `expected` stands for: every word the same, but a token for a token, a session for a
-    /// session and a time for a time.
+    /// Whether `printed` matches `expected`: equal words, but any token for a token, any session for a session and any time
+    /// for a time.
     fn fits(&mut self, expected: &str, printed: &str) -> bool {
         let (mut expected, mut printed) = (words(expected), words(printed));
-        // What servers say differently.
+        // Servers word these differently.
         if expected.last() == Some(&"…") {
             expected.pop();
             printed.truncate(expected.len());
@@ -213,7 +212,7 @@ fn console_session_uses_one_connection() {
     let of = |client: u32| format!("\"00000000-0000-4000-8000-000000000000:{client}\"");
     let mut seen = Seen::default();
     assert!(seen.fits(&format!("\"{SHOWN}\""), &of(5)));
-    assert!(seen.fits(&format!("\"{SHOWN}\""), &of(5)), "it is told again");
+    assert!(seen.fits(&format!("\"{SHOWN}\""), &of(5)), "the same session again");
     assert!(!seen.fits(&format!("\"{SHOWN}\""), &of(6)), "another connection");
     assert!(!seen.fits(&format!("\"{SHOWN}0\""), &of(5)), "another session");
     assert!(!seen.fits(&format!("\"{SHOWN}1\""), "\"no session\""));
@@ -239,7 +238,7 @@ fn is_token(word: &str) -> bool {
     bare(word).len() == 16 && number(word).is_some()
 }
 
-/// What `LOCK.SESSION` says: a UUID, a colon, a number.
+/// A session id: a UUID, a colon, a number.
 fn is_session(word: &str) -> bool {
     bare(word).split_once(':').is_some_and(|(run, client)| {
         let parts: Vec<usize> = run.split('-').map(str::len).collect();

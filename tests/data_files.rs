@@ -1,5 +1,5 @@
-//! RDB and AOF files of this version and of every earlier one load, with the module and without, and hold the locks that
-//! were in them. `scripts/data-files` makes them.
+//! RDB and AOF files of this version and of every earlier one load, with the module and without it, with all their locks.
+//! `scripts/data-files` makes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -44,7 +44,7 @@ fn files_of_every_version_load_with_the_module() {
         let mut connection = server.connect();
         has_the_same_contents(data, &mut connection);
         for holder in &data.holders {
-            is_held(data, holder, &mut connection);
+            assert_held(data, holder, &mut connection);
         }
         for (database, key) in &data.free {
             select(*database, &mut connection);
@@ -52,7 +52,7 @@ fn files_of_every_version_load_with_the_module() {
         }
         let newest = data.holders.iter().filter_map(|holder| holder.token).max().expect("there are tokens");
         for holder in &data.holders {
-            can_be_given_back(holder, newest, &mut connection);
+            assert_releasable(holder, newest, &mut connection);
         }
     });
 }
@@ -67,7 +67,7 @@ fn files_of_every_version_load_without_the_module() {
     });
 }
 
-/// With every set of files, as RDB and as AOF.
+/// Runs `check` with every set of files, as RDB and as AOF.
 fn each(check: impl Fn(&Data, Kind)) {
     let versions: Vec<PathBuf> = fs::read_dir(workspace().join("tests/data"))
         .expect("tests/data")
@@ -105,10 +105,10 @@ fn has_the_same_contents(data: &Data, connection: &mut Connection) {
     }
 }
 
-fn is_held(data: &Data, holder: &Holder, connection: &mut Connection) {
+fn assert_held(data: &Data, holder: &Holder, connection: &mut Connection) {
     let name = holder.key.escape_ascii().to_string();
     select(holder.database, connection);
-    assert_eq!(acquire(&holder.key, b"somebody else", connection), Reply::Null, "{name}");
+    assert_eq!(acquire(&holder.key, b"another owner", connection), Reply::Null, "{name}");
 
     let info = map(redis::cmd("LOCK.INFO").arg(&holder.key).query(connection).unwrap());
     assert_eq!(info[&b"limit"[..]], Value::Int(holder.limit), "{name}");
@@ -127,7 +127,7 @@ fn is_held(data: &Data, holder: &Holder, connection: &mut Connection) {
     assert_eq!(found[&b"client"[..]], Value::Nil, "{name}");
 }
 
-fn can_be_given_back(holder: &Holder, newest: i64, connection: &mut Connection) {
+fn assert_releasable(holder: &Holder, newest: i64, connection: &mut Connection) {
     let name = holder.key.escape_ascii().to_string();
     select(holder.database, connection);
     let mut release = redis::cmd("LOCK.RELEASE");
@@ -162,9 +162,9 @@ fn select(database: u32, connection: &mut Connection) {
     redis::cmd("SELECT").arg(database).exec(connection).unwrap();
 }
 
-/// A map as RESP2 has it: names and values in turn.
+/// A map as RESP2 returns it: names and values alternate.
 fn map(value: Value) -> BTreeMap<Bytes, Value> {
-    let Value::Array(items) = value else { panic!("no map: {value:?}") };
+    let Value::Array(items) = value else { panic!("not a map: {value:?}") };
     items
         .as_chunks::<2>()
         .0
@@ -172,7 +172,7 @@ fn map(value: Value) -> BTreeMap<Bytes, Value> {
         .map(|pair| match pair {
             [Value::BulkString(name), value] => (name.clone(), value.clone()),
             [Value::SimpleString(name), value] => (name.clone().into_bytes(), value.clone()),
-            other => panic!("no pair: {other:?}"),
+            other => panic!("not a pair: {other:?}"),
         })
         .collect()
 }
@@ -190,7 +190,7 @@ impl Data {
         for line in text.lines() {
             data.read_line(line);
         }
-        assert!(data.holders.len() > 10, "{} says what is in the files", dir.display());
+        assert!(data.holders.len() > 10, "{} lists the contents of the files", dir.display());
         data
     }
 
@@ -223,14 +223,14 @@ fn unhex(text: &str) -> Bytes {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal")).collect()
 }
 
-/// A server with a copy of the files, which is gone in the end.
+/// A server with a copy of the files, which is deleted with it.
 struct Loaded {
     server: Server,
     _copy: Copied,
 }
 
 impl Loaded {
-    /// None where a server can't be given files of this machine.
+    /// `None` if the server can't read files of this machine.
     fn start(data: &Data, kind: Kind, builder: support::Builder) -> Option<Loaded> {
         if support::in_containers() {
             skip("files of this machine are not in the container");

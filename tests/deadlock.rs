@@ -1,12 +1,12 @@
-//! Cycles of waits are refused, and nothing else is.
+//! Requests that would close a cycle of waits are refused, and no others.
 
 use redis::Value;
 use support::{Random, Raw, Server, until};
 
+use crate::lines::{Commands, Reply, SOON, arrives, encode, setting, waiters};
 use crate::random_run::{Mix, Run};
-use crate::speak::{Reply, SOON, Speak, arrives, encode, setting, waiters};
 
-/// Requires that a request is refused because of a cycle; its message.
+/// Asserts that a request is refused because of a cycle, and returns the message.
 #[track_caller]
 fn refused(connection: &mut Raw, line: &str) -> String {
     let reply = connection.begin(line);
@@ -30,7 +30,7 @@ fn cycles_are_refused_and_named_in_full() {
     for size in [2, 3, 20] {
         let mut clients: Vec<Raw> = (0..size).map(|_| server.raw()).collect();
         for (index, client) in clients.iter_mut().enumerate() {
-            client.say(&format!("LOCK.ACQUIRE {size}:key:{index} owner-{index}-of-{size} LEASE 600000")).token();
+            client.run(&format!("LOCK.ACQUIRE {size}:key:{index} owner-{index}-of-{size} LEASE 600000")).token();
         }
         let line = |index: usize, wait: &str| {
             format!("LOCK.ACQUIRE {size}:key:{} owner-{index}-of-{size} LEASE 600000 {wait}", (index + 1) % size)
@@ -49,10 +49,10 @@ fn cycles_are_refused_and_named_in_full() {
             }
             assert!(message.contains(" waits for ") && message.contains(" held by "), "{message}");
         }
-        // It was only refused: nothing has changed, and all the others get what they wait for in the end.
+        // The refusal changed nothing: the other requests are granted in the end.
         assert_eq!(waiters(&mut clients[last], &format!("{size}:key:0")), Vec::<String>::new());
         for index in (1..size).rev() {
-            clients[index].say(&format!("LOCK.RELEASE {size}:key:{index} owner-{index}-of-{size}"));
+            clients[index].run(&format!("LOCK.RELEASE {size}:key:{index} owner-{index}-of-{size}"));
             arrives(&mut clients[index - 1]).token();
         }
     }
@@ -63,14 +63,14 @@ fn cycles_are_refused_and_named_in_full() {
 fn request_without_wait_is_not_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
-    one.say("LOCK.ACQUIRE a one LEASE 600000").token();
-    two.say("LOCK.ACQUIRE b two LEASE 600000").token();
+    one.run("LOCK.ACQUIRE a one LEASE 600000").token();
+    two.run("LOCK.ACQUIRE b two LEASE 600000").token();
     waits(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
-    assert!(two.say("LOCK.ACQUIRE a two").is_null());
-    two.say("MULTI");
-    two.say("LOCK.ACQUIRE a two WAIT 60000");
-    assert!(two.say("EXEC").items()[0].is_null());
-    two.say("LOCK.ACQUIRE b two WAIT 60000").token();
+    assert!(two.run("LOCK.ACQUIRE a two").is_null());
+    two.run("MULTI");
+    two.run("LOCK.ACQUIRE a two WAIT 60000");
+    assert!(two.run("EXEC").items()[0].is_null());
+    two.run("LOCK.ACQUIRE b two WAIT 60000").token();
     refused(&mut two, "LOCK.ACQUIRE a two WAIT 60000");
 }
 
@@ -78,18 +78,18 @@ fn request_without_wait_is_not_refused() {
 fn cycle_ends_with_one_of_its_waits() {
     let server = Server::start();
     let [mut one, mut two, mut viewer] = connections(&server);
-    one.say("LOCK.ACQUIRE a one LEASE 600000").token();
-    viewer.say("LOCK.ACQUIRE b two LEASE 600000").token();
+    one.run("LOCK.ACQUIRE a one LEASE 600000").token();
+    viewer.run("LOCK.ACQUIRE b two LEASE 600000").token();
     let id = one.client_id();
     waits(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
     refused(&mut two, "LOCK.ACQUIRE a two WAIT 60000");
-    viewer.say(&format!("CLIENT UNBLOCK {id}"));
+    viewer.run(&format!("CLIENT UNBLOCK {id}"));
     assert!(arrives(&mut one).is_null());
     waits(&mut two, "LOCK.ACQUIRE a two WAIT 60000");
-    // And the other way round.
+    // The same in the other direction.
     refused(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
     two.reset();
-    until(SOON, "the waiter has left", || waiters(&mut viewer, "a").is_empty());
+    until(SOON, "the waiter has left the queue", || waiters(&mut viewer, "a").is_empty());
     waits(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
 }
 
@@ -97,8 +97,8 @@ fn cycle_ends_with_one_of_its_waits() {
 fn owner_is_the_same_on_every_connection() {
     let server = Server::start();
     let [mut holding, mut waiting, mut other] = connections(&server);
-    holding.say("LOCK.ACQUIRE a one LEASE 600000").token();
-    other.say("LOCK.ACQUIRE b two LEASE 600000").token();
+    holding.run("LOCK.ACQUIRE a one LEASE 600000").token();
+    other.run("LOCK.ACQUIRE b two LEASE 600000").token();
     waits(&mut waiting, "LOCK.ACQUIRE b one WAIT 60000");
     refused(&mut other, "LOCK.ACQUIRE a two WAIT 60000");
 }
@@ -107,35 +107,35 @@ fn owner_is_the_same_on_every_connection() {
 fn cycle_through_queue_for_several_locks_is_refused() {
     let server = Server::start();
     let [mut holder, mut queued] = connections(&server);
-    holder.say("LOCK.ACQUIRE a holder LEASE 600000").token();
+    holder.run("LOCK.ACQUIRE a holder LEASE 600000").token();
     waits(&mut queued, "LOCK.MACQUIRE 2 a b queued WAIT 60000");
-    // Nobody holds `b`, but the one who is first in its queue waits for `a`.
+    // `b` has no holder, but the head of its queue waits for `a`.
     let message = refused(&mut holder, "LOCK.ACQUIRE b holder WAIT 60000");
     println!("{message}");
     assert!(message.contains("holder") && message.contains("queued"), "{message}");
-    holder.say("LOCK.RELEASE a holder");
+    holder.run("LOCK.RELEASE a holder");
     arrives(&mut queued).token();
 }
 
-/// Nobody can share a lock with a holder who named `LIMIT 1`, so readers wait for it as well.
+/// A holder with `LIMIT 1` does not share the lock, so readers wait for it as well.
 #[test]
 fn cycle_of_two_readers_of_exclusive_locks_is_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
-    one.say("LOCK.ACQUIRE a one LEASE 600000").token();
-    two.say("LOCK.ACQUIRE b two LEASE 600000").token();
+    one.run("LOCK.ACQUIRE a one LEASE 600000").token();
+    two.run("LOCK.ACQUIRE b two LEASE 600000").token();
     waits(&mut one, "LOCK.ACQUIRE b one SHARED WAIT 60000");
     refused(&mut two, "LOCK.ACQUIRE a two SHARED WAIT 60000");
 }
 
-/// A writer waits for readers that may come and go: they are not followed.
+/// A writer waits for readers that may change. The search does not follow them.
 #[test]
 fn search_does_not_follow_readers() {
     let server = Server::start();
     let [mut stuck, mut free, mut writer] = connections(&server);
-    stuck.say("LOCK.ACQUIRE report stuck SHARED LEASE 600000").token();
-    free.say("LOCK.ACQUIRE report free SHARED LEASE 600000").token();
-    writer.say("LOCK.ACQUIRE other writer LEASE 600000").token();
+    stuck.run("LOCK.ACQUIRE report stuck SHARED LEASE 600000").token();
+    free.run("LOCK.ACQUIRE report free SHARED LEASE 600000").token();
+    writer.run("LOCK.ACQUIRE other writer LEASE 600000").token();
     waits(&mut stuck, "LOCK.ACQUIRE other stuck WAIT 60000");
     waits(&mut writer, "LOCK.ACQUIRE report writer WAIT 60000");
 }
@@ -144,38 +144,38 @@ fn search_does_not_follow_readers() {
 fn search_does_not_follow_semaphores() {
     let server = Server::start();
     let [mut one, mut two, mut three] = connections(&server);
-    one.say("LOCK.ACQUIRE permits one LIMIT 2 LEASE 600000").token();
-    two.say("LOCK.ACQUIRE permits two LIMIT 2 LEASE 600000").token();
-    three.say("LOCK.ACQUIRE mutex three LEASE 600000").token();
+    one.run("LOCK.ACQUIRE permits one LIMIT 2 LEASE 600000").token();
+    two.run("LOCK.ACQUIRE permits two LIMIT 2 LEASE 600000").token();
+    three.run("LOCK.ACQUIRE mutex three LEASE 600000").token();
     waits(&mut three, "LOCK.ACQUIRE permits three LIMIT 2 WAIT 60000");
     waits(&mut one, "LOCK.ACQUIRE mutex one WAIT 60000");
     waits(&mut two, "LOCK.ACQUIRE mutex two WAIT 60000");
 }
 
-/// What a client calls a thread: all its acquisitions together are one actor.
+/// A thread of a client is one actor, with all its acquisitions.
 #[test]
 fn thread_that_waits_for_itself_is_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
-    one.say("LOCK.ACQUIRE a vm:1:thread##1 LEASE 600000").token();
+    one.run("LOCK.ACQUIRE a vm:1:thread##1 LEASE 600000").token();
     let message = refused(&mut one, "LOCK.ACQUIRE a vm:1:thread##2 WAIT 60000");
     assert!(message.contains("'vm:1:thread##2' waits for 'a' held by 'vm:1:thread##1'"), "{message}");
-    two.say("LOCK.ACQUIRE b vm:1:other##1 LEASE 600000").token();
+    two.run("LOCK.ACQUIRE b vm:1:other##1 LEASE 600000").token();
     waits(&mut two, "LOCK.ACQUIRE a vm:1:other##2 WAIT 60000");
     refused(&mut one, "LOCK.ACQUIRE b vm:1:thread##3 WAIT 60000");
 }
 
-/// A cycle that a lease would end is refused: that end would be a loss.
+/// A lease would end this cycle, but the expiry would be a loss.
 #[test]
 fn search_ignores_leases() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
-    one.say("LOCK.ACQUIRE x t##1 LEASE 1500").token();
+    one.run("LOCK.ACQUIRE x t##1 LEASE 1500").token();
     for wait in ["WAIT 0", "WAIT 1", "WAIT 60000"] {
         refused(&mut one, &format!("LOCK.ACQUIRE x t##2 {wait}"));
     }
-    one.say("LOCK.ACQUIRE a one LEASE 20000").token();
-    two.say("LOCK.ACQUIRE b two LEASE 20000").token();
+    one.run("LOCK.ACQUIRE a one LEASE 20000").token();
+    two.run("LOCK.ACQUIRE b two LEASE 20000").token();
     waits(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
     refused(&mut two, "LOCK.ACQUIRE a two WAIT 60000");
 }
@@ -184,18 +184,18 @@ fn search_ignores_leases() {
 fn waiting_behind_a_queue_closes_no_cycle() {
     let server = Server::start();
     let [mut one, mut two, mut three] = connections(&server);
-    one.say("LOCK.ACQUIRE a one LEASE 600000").token();
-    two.say("LOCK.ACQUIRE b two LEASE 600000").token();
+    one.run("LOCK.ACQUIRE a one LEASE 600000").token();
+    two.run("LOCK.ACQUIRE b two LEASE 600000").token();
     waits(&mut three, "LOCK.ACQUIRE a three WAIT 60000");
     waits(&mut two, "LOCK.ACQUIRE a two WAIT 60000");
-    // `three` waits for `one` and holds nothing: `b` is a cycle only because `two` waits for `one`.
+    // `three` waits for `one` and holds nothing. The request for `b` closes a cycle only because `two` waits for `one`.
     refused(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
-    one.say("LOCK.RELEASE a one");
+    one.run("LOCK.RELEASE a one");
     arrives(&mut three).token();
     waits(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
-    three.say("LOCK.RELEASE a three");
+    three.run("LOCK.RELEASE a three");
     arrives(&mut two).token();
-    two.say("LOCK.RELEASE b two");
+    two.run("LOCK.RELEASE b two");
     arrives(&mut one).token();
 }
 
@@ -203,39 +203,39 @@ fn waiting_behind_a_queue_closes_no_cycle() {
 fn cycle_through_several_locks_is_refused() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
-    one.say("LOCK.MACQUIRE 2 a b one LEASE 600000").token();
-    two.say("LOCK.MACQUIRE 2 c d two LEASE 600000").token();
+    one.run("LOCK.MACQUIRE 2 a b one LEASE 600000").token();
+    two.run("LOCK.MACQUIRE 2 c d two LEASE 600000").token();
     waits(&mut one, "LOCK.MACQUIRE 2 e c one WAIT 60000");
     refused(&mut two, "LOCK.MACQUIRE 2 f b two WAIT 60000");
 }
 
-/// Owners of the same name in two databases may be two programs that know nothing of each other.
+/// Owners of the same name in two databases may belong to unrelated programs.
 #[test]
 fn same_owner_in_two_databases_closes_no_cycle() {
     let server = Server::start();
     let [mut one, mut two, mut there] = connections(&server);
-    one.say("LOCK.ACQUIRE a1 worker-1 LEASE 600000").token();
+    one.run("LOCK.ACQUIRE a1 worker-1 LEASE 600000").token();
     waits(&mut two, "LOCK.ACQUIRE a1 worker-2 WAIT 60000");
-    there.say("SELECT 5");
-    there.say("LOCK.ACQUIRE b1 worker-2 LEASE 600000").token();
-    assert!(there.say("LOCK.ACQUIRE b1 worker-1 WAIT 20").is_null(), "it waits, and its time is over");
+    there.run("SELECT 5");
+    there.run("LOCK.ACQUIRE b1 worker-2 LEASE 600000").token();
+    assert!(there.run("LOCK.ACQUIRE b1 worker-1 WAIT 20").is_null(), "it waits, and its time is over");
 }
 
-/// The search follows no key that the asker may not read, and shows none: neither to tell what is there, nor to have
-/// somebody refused who has nothing to do with it.
+/// The search does not follow keys that the client may not read. An error would show their names, and a client could
+/// cause refusals for others.
 #[test]
 fn cycle_through_unreadable_key_is_not_found() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
-    one.say("ACL SETUSER app on >secret ~app:* &* +@all");
-    one.say("LOCK.ACQUIRE secret:x one LEASE 600000").token();
+    one.run("ACL SETUSER app on >secret ~app:* &* +@all");
+    one.run("LOCK.ACQUIRE secret:x one LEASE 600000").token();
     let mut app = server.raw();
-    app.say("AUTH app secret");
-    app.say("LOCK.ACQUIRE app:z victim LEASE 600000").token();
-    // "victim" waits for "secret:x", as far as anybody can tell who may look there.
+    app.run("AUTH app secret");
+    app.run("LOCK.ACQUIRE app:z victim LEASE 600000").token();
+    // `victim` waits for `secret:x`, which only users with the right to read it may learn.
     waits(&mut two, "LOCK.ACQUIRE secret:x victim WAIT 60000");
-    assert!(app.say("LOCK.ACQUIRE app:z one WAIT 20").is_null(), "it waits, and its time is over");
-    // Who may read both is told.
+    assert!(app.run("LOCK.ACQUIRE app:z one WAIT 20").is_null(), "it waits, and its time is over");
+    // A user that may read both keys gets the error.
     refused(&mut one, "LOCK.ACQUIRE app:z one WAIT 60000");
 }
 
@@ -258,18 +258,18 @@ fn error_escapes_keys_and_owners() {
     }
 }
 
-/// F14: the search for a cycle is the first to look at a key that has expired, and the server says so in the middle of it.
+/// The search for a cycle is the first to read a key that has expired. The server notifies the module of the expiry during the search.
 #[test]
 fn search_handles_key_that_expired() {
     let server = Server::start();
     let mut raw = server.raw();
-    let session = raw.say("LOCK.SESSION").field("id").text();
-    raw.say("LOCK.ACQUIRE bobs bob LEASE 600000").int();
-    raw.say("LOCK.ACQUIRE alices alice LEASE 600000").int();
-    raw.say("LOCK.ACQUIRE short carol LEASE 1500").int();
-    let waiting = raw.say(&format!("LOCK.MACQUIRE 2 short alices bob WAIT 0 SESSION {session}"));
+    let session = raw.run("LOCK.SESSION").field("id").text();
+    raw.run("LOCK.ACQUIRE bobs bob LEASE 600000").int();
+    raw.run("LOCK.ACQUIRE alices alice LEASE 600000").int();
+    raw.run("LOCK.ACQUIRE short carol LEASE 1500").int();
+    let waiting = raw.run(&format!("LOCK.MACQUIRE 2 short alices bob WAIT 0 SESSION {session}"));
     assert_eq!(waiting.text(), "WAITING");
-    // In one write, so that nothing else looks at it before.
+    // In one write, so that no other command reads the key before.
     let asked = format!("LOCK.ACQUIRE bobs alice WAIT 1000 SESSION {session}");
     raw.send_bytes(&["DEBUG SLEEP 2", &asked].map(encode).concat()).expect("sent");
     assert_eq!(raw.read().expect("a reply"), Value::Okay);
@@ -281,25 +281,25 @@ fn search_handles_key_that_expired() {
 fn detection_can_be_turned_off() {
     let server = Server::start();
     let [mut one, mut two, mut viewer] = connections(&server);
-    assert_eq!(viewer.say("CONFIG SET holdfast.detect-deadlocks no"), Value::Okay);
-    one.say("LOCK.ACQUIRE a one LEASE 600000").token();
-    two.say("LOCK.ACQUIRE b two LEASE 600000").token();
+    assert_eq!(viewer.run("CONFIG SET holdfast.detect-deadlocks no"), Value::Okay);
+    one.run("LOCK.ACQUIRE a one LEASE 600000").token();
+    two.run("LOCK.ACQUIRE b two LEASE 600000").token();
     waits(&mut one, "LOCK.ACQUIRE b one WAIT 60000");
-    assert!(two.say("LOCK.ACQUIRE a two WAIT 20").is_null());
+    assert!(two.run("LOCK.ACQUIRE a two WAIT 20").is_null());
     waits(&mut two, "LOCK.ACQUIRE a two WAIT 60000");
     assert_eq!(waiters(&mut viewer, "a"), ["two"]);
-    // A cycle that stands already keeps nobody else from waiting.
-    assert_eq!(viewer.say("CONFIG SET holdfast.detect-deadlocks yes"), Value::Okay);
+    // An existing cycle does not keep other requests from waiting.
+    assert_eq!(viewer.run("CONFIG SET holdfast.detect-deadlocks yes"), Value::Okay);
     let mut third = server.raw();
-    third.say("LOCK.ACQUIRE c third LEASE 600000").token();
-    viewer.say("LOCK.ACQUIRE d viewer LEASE 600000").token();
+    third.run("LOCK.ACQUIRE c third LEASE 600000").token();
+    viewer.run("LOCK.ACQUIRE d viewer LEASE 600000").token();
     waits(&mut third, "LOCK.ACQUIRE d third WAIT 60000");
-    viewer.say("LOCK.FORCE a");
+    viewer.run("LOCK.FORCE a");
     arrives(&mut two).token();
     assert!(one.pending());
 }
 
-/// Much waiting and little release: each answer is compared with a plain search through everything that could happen.
+/// Many waits and few releases. Each reply is compared with a plain search through all possible orders.
 #[test]
 fn random_run_has_no_false_and_no_missed_cycles() {
     const MIX: Mix =
@@ -314,7 +314,7 @@ fn random_run_has_no_false_and_no_missed_cycles() {
     assert!(run.seen.count("deadlock") > steps / 1000 && run.seen.count("served") > steps / 100);
 }
 
-/// Pipelined requests of a session.
+/// Sends requests of a session in a pipeline.
 fn ask_all(connection: &mut Raw, lines: impl Iterator<Item = String>) {
     let lines: Vec<Vec<u8>> = lines.map(|line| encode(&line)).collect();
     for part in lines.chunks(500) {
@@ -328,37 +328,37 @@ fn figure(server: &Server, name: &str) -> u64 {
     value.parse().expect("a number")
 }
 
-/// Six thousand newcomers to one lock, each of which searches for a cycle: all of them wait. What that costs is measured by the bench.
+/// Six thousand requests for one lock, each of which searches for a cycle. `scripts/bench` measures the cost.
 #[test]
 fn many_new_requests_wait() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
-    let id = session.say("LOCK.SESSION").field("id").text();
+    let id = session.run("LOCK.SESSION").field("id").text();
     ask_all(&mut asking, (0..60).map(|it| format!("LOCK.ACQUIRE k{it} h:{it} LEASE 600000")));
     ask_all(&mut asking, (0..60).map(|it| format!("LOCK.ACQUIRE k{it} w:{it} WAIT 0 SESSION {id}")));
-    asking.say("LOCK.ACQUIRE hot holder LEASE 600000").token();
-    asking.say(&format!("LOCK.MACQUIRE 2 k1 k2 z WAIT 0 SESSION {id}"));
+    asking.run("LOCK.ACQUIRE hot holder LEASE 600000").token();
+    asking.run(&format!("LOCK.MACQUIRE 2 k1 k2 z WAIT 0 SESSION {id}"));
     ask_all(&mut asking, (0..6_000).map(|it| format!("LOCK.ACQUIRE hot o:{it} WAIT 0 SESSION {id}")));
     assert!(figure(&server, "waiters") >= 6_060);
 }
 
-/// A long chain of waits: a search does not look at all of it.
+/// The search does not follow a long chain of waits to its end.
 #[test]
 fn too_long_search_is_aborted_and_counted() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
-    let id = session.say("LOCK.SESSION").field("id").text();
+    let id = session.run("LOCK.SESSION").field("id").text();
     let length = 2_000;
     ask_all(&mut asking, (0..=length).map(|it| format!("LOCK.ACQUIRE c:{it} link:{it} LEASE 600000")));
-    // From its end to its beginning, so that each search is short: nobody waits yet for whom it waits.
+    // From the end to the beginning: each request waits for an owner that does not wait yet, so each search is short.
     let wait = |it: i32| format!("LOCK.ACQUIRE c:{} link:{it} WAIT 60000 SESSION {id}", it + 1);
     ask_all(&mut asking, (0..length).map(wait));
     let counts = || ["deadlock_searches_given_up", "deadlocks_refused"].map(|it| figure(&server, it));
     let [given_up, refused] = counts();
     let waiting = |from: i32| format!("LOCK.ACQUIRE c:{from} link:{length} WAIT 60000 SESSION {id}");
-    assert_eq!(asking.say(&waiting(0)), Value::SimpleString("WAITING".into()), "too long a way to be found");
+    assert_eq!(asking.run(&waiting(0)), Value::SimpleString("WAITING".into()), "the cycle is too long to be found");
     assert_eq!(counts(), [given_up + 1, refused]);
-    let error = asking.say(&waiting(length - 200)).error();
+    let error = asking.run(&waiting(length - 200)).error();
     assert!(error.starts_with("DEADLOCK "), "{error}");
     assert_eq!(counts(), [given_up + 1, refused + 1]);
 }

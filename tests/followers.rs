@@ -1,14 +1,14 @@
-//! A replica, file or monitor that starts at any moment misses nothing: while there is none, the module hands
-//! nothing over for replication (`src/keyspace/listeners.rs`), and must notice in time.
+//! A replica, append-only file or monitor that starts at any moment misses nothing. Without one, the module does not
+//! replicate (`src/keyspace/listeners.rs`), and it must notice a new one in time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use support::{Over, Server, until};
 
-const SOON_ENOUGH: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(20);
 
-/// Locks and releases without a pause until told to stop; some locks stay.
+/// Acquires and releases without a pause until `over` is set. Some locks stay held.
 fn load(server: &Server, over: &AtomicBool) -> u64 {
     let mut connection = server.raw();
     let mut random = support::Random::new();
@@ -38,7 +38,7 @@ fn digest(server: &Server) -> String {
     redis::cmd("DEBUG").arg("DIGEST").query(&mut server.connect()).expect("a digest")
 }
 
-/// Runs `during` while locks come and go; returns when it has, with the load at an end.
+/// Runs `during` under load, and stops the load afterwards. Returns the number of locks.
 fn under_load(server: &Server, during: impl FnOnce()) -> u64 {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -51,23 +51,23 @@ fn under_load(server: &Server, during: impl FnOnce()) -> u64 {
     })
 }
 
-/// Whether the module has found itself alone: then a write leaves no trace in the replication offset, and with the
-/// server's cron that takes a tenth of a second.
-fn let_it_find_itself_alone() {
-    thread::sleep(Duration::from_millis(250)); // Not observable from outside, and only makes the test harder.
+/// Gives the module time to find that it has no replicas. The server's cron tells it within a tenth of a second; a write
+/// then leaves the replication offset unchanged.
+fn wait_until_module_sees_no_replicas() {
+    thread::sleep(Duration::from_millis(250)); // Clients can't observe it. If it takes longer, the test checks less.
 }
 
 #[test]
 fn replica_that_connects_under_load_misses_nothing() {
     for diskless in ["yes", "no"] {
         let master = Server::builder().arg("repl-diskless-sync", diskless).arg("repl-diskless-sync-delay", "0").start();
-        let_it_find_itself_alone();
+        wait_until_module_sees_no_replicas();
         let replica = Server::builder().without_module().start();
         let steps = under_load(&master, || {
             replica.replica_of(&master);
             master.wait_replica_online();
         });
-        until(SOON_ENOUGH, "the replica has what the master has", || digest(&master) == digest(&replica));
+        until(SOON, "the replica has the master's data", || digest(&master) == digest(&replica));
         assert!(steps > 0);
     }
 }
@@ -76,7 +76,7 @@ fn replica_that_connects_under_load_misses_nothing() {
 fn replica_that_reconnects_repeatedly_misses_nothing() {
     let master = Server::builder()
         .arg("repl-diskless-sync-delay", "0")
-        // So that the master is alone once more after each time, and the next copy is a full one.
+        // The master has no replica in between, so the next one gets a full copy.
         .arg("repl-backlog-ttl", "1")
         .start();
     let replica = Server::builder().without_module().start();
@@ -85,15 +85,15 @@ fn replica_that_reconnects_repeatedly_misses_nothing() {
             replica.replica_of(&master);
             master.wait_replica_online();
             replica.replica_of_no_one();
-            until(SOON_ENOUGH, "the backlog is gone", || {
+            until(SOON, "the backlog is freed", || {
                 master.info("replication", "repl_backlog_active").as_deref() == Some("0")
             });
-            let_it_find_itself_alone();
+            wait_until_module_sees_no_replicas();
         }
         replica.replica_of(&master);
         master.wait_replica_online();
     });
-    until(SOON_ENOUGH, "the replica has what the master has", || digest(&master) == digest(&replica));
+    until(SOON, "the replica has the master's data", || digest(&master) == digest(&replica));
 }
 
 #[test]
@@ -110,24 +110,24 @@ fn briefly_disconnected_replica_misses_nothing() {
                 .arg("replica")
                 .query(&mut master.connect())
                 .expect("killed");
-            let_it_find_itself_alone();
+            wait_until_module_sees_no_replicas();
             master.wait_replica_online();
         }
     });
-    until(SOON_ENOUGH, "the replica has what the master has", || digest(&master) == digest(&replica));
+    until(SOON, "the replica has the master's data", || digest(&master) == digest(&replica));
 }
 
 #[test]
 fn append_only_file_enabled_under_load_misses_nothing() {
     let mut server = Server::builder().arg("appendfsync", "always").start();
-    let_it_find_itself_alone();
+    wait_until_module_sees_no_replicas();
     let set = |server: &Server, value: &str| {
         let _: () =
             redis::cmd("CONFIG").arg("SET").arg("appendonly").arg(value).query(&mut server.connect()).expect("set");
     };
     under_load(&server, || {
         set(&server, "yes");
-        until(SOON_ENOUGH, "the file is written", || {
+        until(SOON, "the file is written", || {
             server.info("persistence", "aof_rewrite_in_progress").as_deref() == Some("0")
                 && server.info("persistence", "aof_rewrite_scheduled").as_deref() == Some("0")
         });
@@ -142,7 +142,7 @@ fn append_only_file_enabled_under_load_misses_nothing() {
 #[test]
 fn changes_count_for_snapshots_without_replicas() {
     let server = Server::start();
-    let_it_find_itself_alone();
+    wait_until_module_sees_no_replicas();
     let mut connection = server.connect();
     let changes =
         || server.info("persistence", "rdb_changes_since_last_save").and_then(|text| text.parse::<u64>().ok());

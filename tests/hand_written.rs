@@ -1,18 +1,18 @@
-//! Hashes that somebody wrote by hand: what a lock makes of tokens, deadlines and expiries that it never set.
+//! Hashes that another client wrote by hand: tokens, deadlines and expiries that the module never set.
 
 use redis::Value;
 use support::{Feature, Raw, Server, skip, until};
 
 use crate::common::{Contents, keys, unix_micros, unix_millis, words};
-use crate::speak::{Reply, SOON, Speak, Watched, deadline, fields, holders, now, owners};
+use crate::lines::{Commands, Reply, SOON, Watched, deadline, fields, holders, now, owners};
 
 const HOUR: i64 = 60 * 60 * 1_000_000;
-/// Tokens that no server can have given: the last ones below 2^52 and 2^53, and one a little more than an hour ahead.
-fn tokens_from_nowhere() -> [i64; 3] {
+/// Tokens that no server can have returned: the last ones below 2^52 and 2^53, and one just over an hour ahead.
+fn impossible_tokens() -> [i64; 3] {
     [(1 << 52) - 1, (1 << 53) - 1, unix_micros() + HOUR + HOUR / 60]
 }
 
-/// Hashes with a token in each place where one can stand.
+/// Hashes with the token in each place that can have one.
 fn forged(token: i64) -> [String; 3] {
     let end = now() + 600_000;
     [
@@ -22,20 +22,20 @@ fn forged(token: i64) -> [String; 3] {
     ]
 }
 
-/// A new token that is the time, give or take what a busy machine takes.
+/// The token is the current time, within the delay of a busy machine.
 #[track_caller]
-fn is_of_the_clock(token: i64) {
+fn assert_current_time(token: i64) {
     let ahead = token - unix_micros();
-    assert!(ahead.abs() < HOUR / 60, "{token} lies {ahead} µs ahead of the clock");
+    assert!(ahead.abs() < HOUR / 60, "{token} is {ahead} µs ahead of the clock");
 }
 
-/// Lets the module see the hash in every way there is.
-fn look_at(connection: &mut Raw, key: &str) {
+/// Runs every command that makes the module read the hash.
+fn read_key(connection: &mut Raw, key: &str) {
     for line in ["LOCK.INFO", "LOCK.WAITERS"] {
-        connection.say(&format!("{line} {key}"));
+        connection.run(&format!("{line} {key}"));
     }
     for line in ["LOCK.ACQUIRE # other", "LOCK.ACQUIRE # other SHARED", "LOCK.RENEW # other", "LOCK.RELEASE # other"] {
-        connection.say(&line.replace('#', key));
+        connection.run(&line.replace('#', key));
     }
 }
 
@@ -43,15 +43,15 @@ fn look_at(connection: &mut Raw, key: &str) {
 fn implausible_token_raises_no_other_token() {
     let server = Server::start();
     let mut connection = server.raw();
-    for token in tokens_from_nowhere() {
+    for token in impossible_tokens() {
         for forged in forged(token) {
-            connection.say(&forged);
-            look_at(&mut connection, "app:x");
-            is_of_the_clock(connection.say("LOCK.ACQUIRE elsewhere me").token());
-            assert_eq!(connection.say("LOCK.FORCE elsewhere"), Value::Int(1));
-            connection.say("DEL app:x");
-            is_of_the_clock(connection.say("LOCK.ACQUIRE app:x me").token());
-            connection.say("DEL app:x");
+            connection.run(&forged);
+            read_key(&mut connection, "app:x");
+            assert_current_time(connection.run("LOCK.ACQUIRE elsewhere me").token());
+            assert_eq!(connection.run("LOCK.FORCE elsewhere"), Value::Int(1));
+            connection.run("DEL app:x");
+            assert_current_time(connection.run("LOCK.ACQUIRE app:x me").token());
+            connection.run("DEL app:x");
         }
     }
 }
@@ -64,38 +64,38 @@ fn plausible_token_of_other_server_counts() {
     for (index, forged) in forged(0).iter().enumerate() {
         // Another server's clock may be ahead, by less than an hour.
         let token = unix_micros() + HOUR / 2 + HOUR / 10 * index as i64;
-        connection.say(&forged.replace("#fence 0", &format!("#fence {token}")).replace(":0", &format!(":{token}")));
-        look_at(&mut connection, "app:x");
-        newest = connection.say("LOCK.ACQUIRE elsewhere me SHARED").token();
+        connection.run(&forged.replace("#fence 0", &format!("#fence {token}")).replace(":0", &format!(":{token}")));
+        read_key(&mut connection, "app:x");
+        newest = connection.run("LOCK.ACQUIRE elsewhere me SHARED").token();
         assert!(newest > token, "{newest} after {token}");
-        connection.say("FLUSHALL");
+        connection.run("FLUSHALL");
     }
-    assert!(connection.say("LOCK.ACQUIRE elsewhere me").token() > newest);
+    assert!(connection.run("LOCK.ACQUIRE elsewhere me").token() > newest);
 }
 
 #[test]
 fn hold_with_a_foreign_token_is_valid_until_re_entry() {
     let server = Server::start();
     let mut connection = server.raw();
-    for token in tokens_from_nowhere() {
+    for token in impossible_tokens() {
         for (forged, limit) in forged(token).iter().zip(["", "SHARED"]) {
-            connection.say(forged);
-            connection.say("PEXPIRE app:x 600000");
-            let info = connection.say("LOCK.INFO app:x");
-            assert_eq!(info.field("fence"), Value::Int(token), "as it stands");
-            assert_eq!(holders(&mut connection, "app:x")["me"].field("token"), Value::Int(token), "as it stands");
-            assert!(connection.say(&format!("LOCK.RELEASE app:x me TOKEN {}", token - 1)).is_null());
-            assert_eq!(connection.say(&format!("LOCK.RENEW app:x me TOKEN {token}")), Value::Int(token));
-            // Who enters gets a token that grows, and keeps that one.
-            let entered = connection.say(&format!("LOCK.ACQUIRE app:x me {limit}")).token();
-            is_of_the_clock(entered);
-            assert_eq!(connection.say(&format!("LOCK.ACQUIRE app:x me {limit}")), Value::Int(entered));
-            assert_eq!(connection.say("LOCK.INFO app:x").field("fence"), Value::Int(entered));
+            connection.run(forged);
+            connection.run("PEXPIRE app:x 600000");
+            let info = connection.run("LOCK.INFO app:x");
+            assert_eq!(info.field("fence"), Value::Int(token), "as written");
+            assert_eq!(holders(&mut connection, "app:x")["me"].field("token"), Value::Int(token), "as written");
+            assert!(connection.run(&format!("LOCK.RELEASE app:x me TOKEN {}", token - 1)).is_null());
+            assert_eq!(connection.run(&format!("LOCK.RENEW app:x me TOKEN {token}")), Value::Int(token));
+            // A new holder gets a greater token, and keeps it.
+            let entered = connection.run(&format!("LOCK.ACQUIRE app:x me {limit}")).token();
+            assert_current_time(entered);
+            assert_eq!(connection.run(&format!("LOCK.ACQUIRE app:x me {limit}")), Value::Int(entered));
+            assert_eq!(connection.run("LOCK.INFO app:x").field("fence"), Value::Int(entered));
             assert_eq!(holders(&mut connection, "app:x")["me"].field("token"), Value::Int(entered));
-            assert_eq!(connection.say(&format!("LOCK.RELEASE app:x me ALL TOKEN {entered}")), Value::Int(1));
+            assert_eq!(connection.run(&format!("LOCK.RELEASE app:x me ALL TOKEN {entered}")), Value::Int(1));
 
-            connection.say(forged);
-            assert_eq!(connection.say(&format!("LOCK.RELEASE app:x me TOKEN {token}")), Value::Int(1));
+            connection.run(forged);
+            assert_eq!(connection.run(&format!("LOCK.RELEASE app:x me TOKEN {token}")), Value::Int(1));
         }
     }
 }
@@ -104,43 +104,43 @@ fn hold_with_a_foreign_token_is_valid_until_re_entry() {
 fn next_grant_on_such_a_key_follows_the_clock() {
     let server = Server::start();
     let mut connection = server.raw();
-    for token in tokens_from_nowhere() {
+    for token in impossible_tokens() {
         let [mutex, many, remains] = forged(token);
-        connection.say(&many);
-        connection.say("PEXPIRE app:x 600000");
-        let second = connection.say("LOCK.ACQUIRE app:x you SHARED").token();
-        is_of_the_clock(second);
-        assert_eq!(connection.say("LOCK.INFO app:x").field("fence"), Value::Int(second), "the newest grant's");
+        connection.run(&many);
+        connection.run("PEXPIRE app:x 600000");
+        let second = connection.run("LOCK.ACQUIRE app:x you SHARED").token();
+        assert_current_time(second);
+        assert_eq!(connection.run("LOCK.INFO app:x").field("fence"), Value::Int(second), "the newest grant's");
         assert_eq!(owners(&mut connection, "app:x"), ["me", "you"]);
-        connection.say("DEL app:x");
+        connection.run("DEL app:x");
 
-        connection.say(&remains);
-        let first = connection.say("LOCK.ACQUIRE app:x you").token();
-        is_of_the_clock(first);
-        assert_eq!(connection.say("HGET app:x #fence").text(), first.to_string());
-        connection.say("DEL app:x");
+        connection.run(&remains);
+        let first = connection.run("LOCK.ACQUIRE app:x you").token();
+        assert_current_time(first);
+        assert_eq!(connection.run("HGET app:x #fence").text(), first.to_string());
+        connection.run("DEL app:x");
 
-        connection.say(&mutex);
-        let several = connection.say("LOCK.MACQUIRE 1 app:x me").token();
-        is_of_the_clock(several);
-        assert_eq!(connection.say("HGET app:x #fence").text(), several.to_string());
-        connection.say("FLUSHALL");
+        connection.run(&mutex);
+        let several = connection.run("LOCK.MACQUIRE 1 app:x me").token();
+        assert_current_time(several);
+        assert_eq!(connection.run("HGET app:x #fence").text(), several.to_string());
+        connection.run("FLUSHALL");
     }
 }
 
-/// Forges every token there is and takes locks before, in between and afterwards; the last token that was given.
+/// Writes all of the forged tokens, and acquires locks before, between and afterwards. Returns the last token.
 fn attack(connection: &mut Raw) -> i64 {
-    let mut last = connection.say("LOCK.ACQUIRE given me").token();
-    for token in tokens_from_nowhere() {
+    let mut last = connection.run("LOCK.ACQUIRE given me").token();
+    for token in impossible_tokens() {
         for (index, forged) in forged(token).iter().enumerate() {
             for (key, rest) in [("app:stays", ""), ("app:goes", "DEL app:goes")] {
-                connection.say(&forged.replace("app:x", &format!("{key}{index}")));
-                look_at(connection, &format!("{key}{index}"));
+                connection.run(&forged.replace("app:x", &format!("{key}{index}")));
+                read_key(connection, &format!("{key}{index}"));
                 if !rest.is_empty() {
-                    connection.say(&format!("{rest}{index}"));
+                    connection.run(&format!("{rest}{index}"));
                 }
-                connection.say("LOCK.FORCE given");
-                let next = connection.say("LOCK.ACQUIRE given me").token();
+                connection.run("LOCK.FORCE given");
+                let next = connection.run("LOCK.ACQUIRE given me").token();
                 assert!(next > last, "{next} after {last}");
                 last = next;
             }
@@ -149,16 +149,16 @@ fn attack(connection: &mut Raw) -> i64 {
     last
 }
 
-/// The tokens after a restart or failover go on above `last`, whatever stands in the keyspace.
-fn goes_on(connection: &mut Raw, last: i64) {
-    let new = connection.say("LOCK.ACQUIRE new me").token();
+/// The tokens after a restart or failover are greater than `last`, whatever the keyspace contains.
+fn tokens_continue(connection: &mut Raw, last: i64) {
+    let new = connection.run("LOCK.ACQUIRE new me").token();
     assert!(new > last, "{new} after {last}");
     for index in 0..3 {
-        look_at(connection, &format!("app:stays{index}"));
+        read_key(connection, &format!("app:stays{index}"));
     }
-    let newer = connection.say("LOCK.ACQUIRE newer me").token();
+    let newer = connection.run("LOCK.ACQUIRE newer me").token();
     assert!(newer > new, "{newer} after {new}");
-    is_of_the_clock(newer);
+    assert_current_time(newer);
 }
 
 #[test]
@@ -167,17 +167,17 @@ fn tokens_increase_after_restart_from_append_only_file() {
     let last = attack(&mut server.raw());
     server.kill9();
     server.restart();
-    goes_on(&mut server.raw(), last);
+    tokens_continue(&mut server.raw(), last);
 }
 
 #[test]
 fn tokens_increase_after_restart_from_rdb_file() {
     let mut server = Server::start();
     let last = attack(&mut server.raw());
-    assert_eq!(server.raw().say("SAVE"), Value::Okay);
+    assert_eq!(server.raw().run("SAVE"), Value::Okay);
     server.kill9();
     server.restart();
-    goes_on(&mut server.raw(), last);
+    tokens_continue(&mut server.raw(), last);
 }
 
 #[test]
@@ -188,21 +188,21 @@ fn tokens_increase_after_failover() {
     let last = attack(&mut master.raw());
     master.wait_for_replica(&replica);
     let mut connection = replica.raw();
-    // The replica is looked at as well, while it decides nothing.
+    // The module on the replica reads the locks too, without deciding.
     for index in 0..3 {
-        connection.say(&format!("LOCK.INFO app:stays{index}"));
+        connection.run(&format!("LOCK.INFO app:stays{index}"));
     }
     drop(master);
     replica.replica_of_no_one();
-    goes_on(&mut connection, last);
+    tokens_continue(&mut connection, last);
 }
 
-/// A deadline that no server takes as an expiry: beyond 63 bits.
+/// Deadlines that no server accepts as an expiry: beyond 63 bits.
 const BEYOND: [&str; 3] = ["9223372036854775808", "9999999999999999999", "18446744073709551616"];
-/// The last that servers know, and one that is no end at all: both are beyond every clock.
+/// The last deadline that servers accept, and one that means no expiry. Both are beyond every clock.
 const FARTHEST: [&str; 2] = ["9223372036854775806", "9223372036854775807"];
 
-/// A master and its replica that end rather than go on with different data, and a log from which the master restarts.
+/// A master and a replica that exit if their data differ, and a log from which the master restarts.
 fn strict() -> [Server; 2] {
     let strict = || Server::builder().arg("propagation-error-behavior", "panic");
     let [master, replica] =
@@ -212,9 +212,9 @@ fn strict() -> [Server; 2] {
     [master, replica]
 }
 
-/// Master, replica and append-only file have the same locks, by contents and as the module sees them.
+/// Master, replica and append-only file have the same locks, as data and as the module reads them.
 #[track_caller]
-fn agree([master, replica]: &mut [Server; 2]) {
+fn assert_same_locks([master, replica]: &mut [Server; 2]) {
     let before = shown(master);
     master.wait_for_replica(replica);
     assert_eq!(shown(replica), before, "the replica");
@@ -224,7 +224,7 @@ fn agree([master, replica]: &mut [Server; 2]) {
     assert_eq!(shown(master), before, "the append-only file");
 }
 
-/// The contents, and who holds what: hold count and token.
+/// The contents, and the owner, hold count and token of each hold.
 fn shown(server: &Server) -> (Contents, Vec<(String, i64, Value)>) {
     let mut connection = server.raw();
     let mut holds = Vec::new();
@@ -241,8 +241,8 @@ fn hash_with_impossible_deadline_is_no_lock() {
     let mut servers = strict();
     for end in BEYOND {
         let mut connection = servers[0].raw();
-        connection.say(&format!("HSET g b 1 #limit 0 #@b {end}:5"));
-        connection.say("PEXPIRE g 100000");
+        connection.run(&format!("HSET g b 1 #limit 0 #@b {end}:5"));
+        connection.run("PEXPIRE g 100000");
         let before = Contents::read(&mut connection);
         for line in [
             "LOCK.ACQUIRE g a SHARED LEASE 1000",
@@ -255,16 +255,16 @@ fn hash_with_impossible_deadline_is_no_lock() {
             "LOCK.FORCE g",
             "LOCK.INFO g",
         ] {
-            let error = connection.say(line).error();
+            let error = connection.run(line).error();
             assert!(error.starts_with("WRONGTYPE"), "{line}: {error}");
         }
-        assert_eq!(Contents::read(&mut connection), before, "it stays as it is");
+        assert_eq!(Contents::read(&mut connection), before, "the hash is unchanged");
         servers[0].wait_for_replica(&servers[1]);
         assert_eq!(Contents::read(&mut servers[1].raw()), before);
-        connection.say("DEL g");
+        connection.run("DEL g");
     }
-    servers[0].raw().say("LOCK.ACQUIRE after a SHARED").token();
-    agree(&mut servers);
+    servers[0].raw().run("LOCK.ACQUIRE after a SHARED").token();
+    assert_same_locks(&mut servers);
 }
 
 #[test]
@@ -284,42 +284,42 @@ fn primary_replica_and_log_agree_on_latest_deadlines() {
         .enumerate()
         {
             let key = format!("g{index}:{end}");
-            connection.say(&format!("HSET {key} b 2 c 1 #fence 5 #limit 0 #@b {end}:5"));
-            connection.say(&format!("PEXPIRE {key} 100000"));
-            let reply = connection.say(&line.replace('#', &key));
+            connection.run(&format!("HSET {key} b 2 c 1 #fence 5 #limit 0 #@b {end}:5"));
+            connection.run(&format!("PEXPIRE {key} 100000"));
+            let reply = connection.run(&line.replace('#', &key));
             assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
         }
     }
-    agree(&mut servers);
+    assert_same_locks(&mut servers);
 }
 
 #[test]
 fn holder_without_deadline_lasts_as_long_as_key() {
     let mut servers = strict();
     let mut connection = servers[0].raw();
-    connection.say("HSET g b 1 #limit 0");
-    connection.say("PEXPIRE g 100000");
+    connection.run("HSET g b 1 #limit 0");
+    connection.run("PEXPIRE g 100000");
     let end = deadline(&mut connection, "g");
-    connection.say("LOCK.ACQUIRE g short SHARED LEASE 50000").token();
-    assert_eq!(deadline(&mut connection, "g"), end, "a shorter lease ends nobody's hold");
-    connection.say("LOCK.ACQUIRE g long SHARED LEASE 200000").token();
+    connection.run("LOCK.ACQUIRE g short SHARED LEASE 50000").token();
+    assert_eq!(deadline(&mut connection, "g"), end, "a shorter lease ends no other hold");
+    connection.run("LOCK.ACQUIRE g long SHARED LEASE 200000").token();
     let end = deadline(&mut connection, "g");
-    connection.say("LOCK.RELEASE g long");
+    connection.run("LOCK.RELEASE g long");
     assert_eq!(deadline(&mut connection, "g"), end);
     assert!(owners(&mut connection, "g").contains(&"b".to_owned()));
-    // Entered again it has a deadline of its own.
-    connection.say("LOCK.ACQUIRE g b SHARED LEASE 300000").token();
-    connection.say("LOCK.RELEASE g b HOLDS 1");
-    agree(&mut servers);
+    // A re-entry gives it a deadline of its own.
+    connection.run("LOCK.ACQUIRE g b SHARED LEASE 300000").token();
+    connection.run("LOCK.RELEASE g b HOLDS 1");
+    assert_same_locks(&mut servers);
 }
 
-/// Milliseconds left of what each holder of `key` has, as `LOCK.INFO` shows them.
+/// The remaining ms of each holder of `key`, as `LOCK.INFO` shows them.
 fn left(connection: &mut Raw, key: &str) -> Vec<(String, i64)> {
     holders(connection, key).into_iter().map(|(owner, it)| (owner, it.field("ttl").int())).collect()
 }
 
 #[track_caller]
-fn is_left(connection: &mut Raw, expected: &[(&str, i64)]) {
+fn assert_left(connection: &mut Raw, expected: &[(&str, i64)]) {
     let left = left(connection, "key");
     assert_eq!(left.len(), expected.len(), "{left:?}");
     for ((owner, left), (expected, most)) in left.iter().zip(expected) {
@@ -329,19 +329,19 @@ fn is_left(connection: &mut Raw, expected: &[(&str, i64)]) {
     }
 }
 
-/// Two hold under `LIMIT 2`, `a` twice, then the key loses its expiry.
+/// Two owners hold the lock under `LIMIT 2`, `a` twice. Then the key loses its expiry.
 fn persisted(connection: &mut Raw) {
-    connection.say("FLUSHALL");
-    connection.say("LOCK.ACQUIRE key a LIMIT 2 LEASE 60000 HOLDS 2").token();
-    connection.say("LOCK.ACQUIRE key b LIMIT 2 LEASE 60000").token();
-    assert_eq!(connection.say("PERSIST key"), Value::Int(1));
+    connection.run("FLUSHALL");
+    connection.run("LOCK.ACQUIRE key a LIMIT 2 LEASE 60000 HOLDS 2").token();
+    connection.run("LOCK.ACQUIRE key b LIMIT 2 LEASE 60000").token();
+    assert_eq!(connection.run("PERSIST key"), Value::Int(1));
 }
 
 #[test]
 fn promised_deadline_survives_persist() {
     let server = Server::start();
     let mut connection = server.raw();
-    // What is done while the key never expires, and what is left of a's and of b's lease once it expires again.
+    // Commands that run while the key has no expiry, and the remaining leases of a and b once it has one again.
     for (line, a, b) in [
         ("LOCK.ACQUIRE key a LIMIT 2 LEASE 60000", 60_000, 60_000),
         ("LOCK.ACQUIRE key a LIMIT 2 LEASE 5", 60_000, 60_000),
@@ -353,18 +353,18 @@ fn promised_deadline_survives_persist() {
         ("LOCK.INFO key", 60_000, 60_000),
     ] {
         persisted(&mut connection);
-        connection.say(line);
-        is_left(&mut connection, &[("a", -1), ("b", -1)]);
-        assert_eq!(connection.say("PEXPIRE key 200000"), Value::Int(1));
-        is_left(&mut connection, &[("a", a), ("b", b)]);
-        assert!(connection.say("LOCK.ACQUIRE key c LIMIT 2").is_null(), "{line}");
-        // What counts for this server counts for one that reads the key for the first time.
-        connection.say("COPY key other");
-        connection.say("RENAME other key");
-        is_left(&mut connection, &[("a", a), ("b", b)]);
-        // As somebody else writes it, the expiry of the key ends everybody's hold with it.
-        assert_eq!(connection.say("PEXPIRE key 30000"), Value::Int(1));
-        is_left(&mut connection, &[("a", 30_000), ("b", 30_000)]);
+        connection.run(line);
+        assert_left(&mut connection, &[("a", -1), ("b", -1)]);
+        assert_eq!(connection.run("PEXPIRE key 200000"), Value::Int(1));
+        assert_left(&mut connection, &[("a", a), ("b", b)]);
+        assert!(connection.run("LOCK.ACQUIRE key c LIMIT 2").is_null(), "{line}");
+        // A server that reads the key for the first time gets the same deadlines.
+        connection.run("COPY key other");
+        connection.run("RENAME other key");
+        assert_left(&mut connection, &[("a", a), ("b", b)]);
+        // When another client sets the key's expiry, all holds end with the key.
+        assert_eq!(connection.run("PEXPIRE key 30000"), Value::Int(1));
+        assert_left(&mut connection, &[("a", 30_000), ("b", 30_000)]);
     }
 }
 
@@ -375,9 +375,9 @@ fn no_lease_ends_while_key_has_no_expiry() {
     let begin = unix_millis();
     let taken = ["a", "b"].map(|owner| format!("LOCK.ACQUIRE key {owner} LIMIT 2 LEASE 400"));
     connection.call_all(&["MULTI", &taken[0], &taken[1], "PERSIST key", "EXEC"].map(words));
-    until(SOON, "the leases are over", || unix_millis() > begin + 800);
-    assert!(connection.say("LOCK.ACQUIRE key c LIMIT 2").is_null());
-    is_left(&mut connection, &[("a", -1), ("b", -1)]);
+    until(SOON, "the leases have expired", || unix_millis() > begin + 800);
+    assert!(connection.run("LOCK.ACQUIRE key c LIMIT 2").is_null());
+    assert_left(&mut connection, &[("a", -1), ("b", -1)]);
 }
 
 #[test]
@@ -396,27 +396,27 @@ fn primary_replica_and_log_agree_on_lock_without_expiry() {
     {
         for then in ["PTTL #", "PEXPIRE # 90000"] {
             let key = format!("g{index}:{}", then.len());
-            connection.say(&format!("LOCK.ACQUIRE {key} a LIMIT 2 LEASE 60000 HOLDS 2")).token();
-            connection.say(&format!("LOCK.ACQUIRE {key} b LIMIT 2 LEASE 60000")).token();
-            connection.say(&format!("PERSIST {key}"));
-            let reply = connection.say(&line.replace('#', &key));
+            connection.run(&format!("LOCK.ACQUIRE {key} a LIMIT 2 LEASE 60000 HOLDS 2")).token();
+            connection.run(&format!("LOCK.ACQUIRE {key} b LIMIT 2 LEASE 60000")).token();
+            connection.run(&format!("PERSIST {key}"));
+            let reply = connection.run(&line.replace('#', &key));
             assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
-            connection.say(&then.replace('#', &key));
+            connection.run(&then.replace('#', &key));
         }
     }
-    agree(&mut servers);
+    assert_same_locks(&mut servers);
 }
 
-/// A server whose hashes have fields that expire, its replica, and a log; none where servers have no such fields.
+/// A server whose hashes have field expiry, its replica, and a log. `None` if the server has no such fields.
 fn with_field_expiry() -> Option<[Server; 2]> {
     if !Server::builder().without_module().start().can(Feature::HashFieldExpiry) {
-        skip("this server has no fields that expire");
+        skip("this server has no field expiry");
         return None;
     }
     Some(strict())
 }
 
-/// The fields that the hold of `me` stands on, each with an expiry of its own: in `ms`.
+/// Sets an expiry in `ms` for each field that makes the hold of `me`.
 fn let_fields_expire(connection: &mut Raw, key: &str, ms: i64) -> usize {
     let fields = fields(connection, key.as_bytes());
     for field in fields.keys().filter(|field| !field.ends_with(b"you")) {
@@ -426,7 +426,7 @@ fn let_fields_expire(connection: &mut Raw, key: &str, ms: i64) -> usize {
     fields.len()
 }
 
-/// How many fields of all locks have an expiry.
+/// The number of lock fields that have an expiry.
 fn expiring(connection: &mut Raw) -> usize {
     let mut count = 0;
     for key in keys(connection) {
@@ -457,24 +457,24 @@ fn grant_removes_the_expiry_of_its_fields() {
         .enumerate()
         {
             let key = format!("g{index}:{number}");
-            connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 HOLDS 2 {limit}")).token();
+            connection.run(&format!("LOCK.ACQUIRE {key} me LEASE 60000 HOLDS 2 {limit}")).token();
             assert!(let_fields_expire(&mut connection, &key, 50_000) >= 2);
-            let reply = connection.say(&line.replace('#', &key).replace("LIMIT!", limit));
+            let reply = connection.run(&line.replace('#', &key).replace("LIMIT!", limit));
             assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
             assert_eq!(expiring(&mut connection), 0, "{line} {limit}");
         }
     }
     let mut several = "LOCK.MACQUIRE 2 m n me LEASE 60000";
-    connection.say(several).token();
+    connection.run(several).token();
     for _ in 0..2 {
         let_fields_expire(&mut connection, "m", 50_000);
-        connection.say(several).token();
+        connection.run(several).token();
         assert_eq!(expiring(&mut connection), 0, "{several}");
         several = "LOCK.MACQUIRE 2 m n me LEASE 600000";
     }
-    agree(&mut servers);
+    assert_same_locks(&mut servers);
     for server in &servers {
-        assert_eq!(expiring(&mut server.raw()), 0, "the expiry is gone wherever the lock is");
+        assert_eq!(expiring(&mut server.raw()), 0, "master, replica and log have no field expiry");
     }
 }
 
@@ -484,24 +484,24 @@ fn renewed_hold_outlives_expiry_of_its_fields() {
     let connection = servers[0].raw();
     let mut connection = Watched::over(connection, &servers[0]);
     for (key, limit) in [("mutex", ""), ("many", "SHARED")] {
-        connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 {limit}")).token();
+        connection.run(&format!("LOCK.ACQUIRE {key} me LEASE 60000 {limit}")).token();
         let_fields_expire(&mut connection, key, 3000);
-        connection.say(&format!("LOCK.RENEW {key} me LEASE 70000")).token();
-        // Renewed after two seconds: a machine may stand still for two and a half.
-        connection.say(&format!("LOCK.ACQUIRE {key}:watched me LEASE 6000 WATCHDOG {limit}")).token();
+        connection.run(&format!("LOCK.RENEW {key} me LEASE 70000")).token();
+        // Renewed after two seconds, to allow for a pause of the machine of two and a half.
+        connection.run(&format!("LOCK.ACQUIRE {key}:watched me LEASE 6000 WATCHDOG {limit}")).token();
         let_fields_expire(&mut connection, &format!("{key}:watched"), 4500);
     }
-    // Gone later than those, by the server's own clock: a field that nothing renewed.
-    connection.say("HSET other field value");
-    connection.say("HPEXPIRE other 5000 FIELDS 1 field");
-    until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
+    // An unrenewed field with a later expiry, by the server's own clock.
+    connection.run("HSET other field value");
+    connection.run("HPEXPIRE other 5000 FIELDS 1 field");
+    until(SOON, "the fields would have expired", || connection.run("EXISTS other") == Value::Int(0));
     for key in ["mutex", "many", "mutex:watched", "many:watched"] {
         assert_eq!(owners(&mut connection, key), ["me"], "{key}");
-        assert!(connection.say(&format!("LOCK.ACQUIRE {key} you")).is_null(), "{key}");
+        assert!(connection.run(&format!("LOCK.ACQUIRE {key} you")).is_null(), "{key}");
     }
 }
 
-/// That a mutex's fields have no expiry is found out once, and again when anybody else has touched it.
+/// The module removes the expiry of a mutex's fields once, and again after another client has written the key.
 #[test]
 fn renewal_removes_the_expiry_of_fields() {
     let Some(servers) = with_field_expiry() else { return };
@@ -519,20 +519,20 @@ fn renewal_removes_the_expiry_of_fields() {
         &[expire, "LOCK.ACQUIRE key me", expire, "LOCK.RELEASE key me", expire],
     ];
     for way in ways {
-        connection.say("LOCK.ACQUIRE key me LEASE 60000").token();
+        connection.run("LOCK.ACQUIRE key me LEASE 60000").token();
         for _ in 0..2 {
-            connection.say("LOCK.RENEW key me LEASE 70000").token();
+            connection.run("LOCK.RENEW key me LEASE 70000").token();
         }
         for line in way {
-            let reply = connection.say(line);
+            let reply = connection.run(line);
             assert!(!matches!(reply, Value::ServerError(_)), "{line}: {reply:?}");
         }
-        let left = connection.say("HPTTL key FIELDS 1 me");
+        let left = connection.run("HPTTL key FIELDS 1 me");
         assert!(matches!(left.items(), [Value::Int(1..)]), "{way:?}: {left:?}");
-        connection.say("LOCK.RENEW key me LEASE 80000").token();
-        let left = connection.say("HPTTL key FIELDS 2 me #fence");
+        connection.run("LOCK.RENEW key me LEASE 80000").token();
+        let left = connection.run("HPTTL key FIELDS 2 me #fence");
         assert_eq!(left.items(), [Value::Int(-1), Value::Int(-1)], "{way:?}");
-        connection.say("FLUSHALL");
+        connection.run("FLUSHALL");
     }
 }
 
@@ -540,16 +540,16 @@ fn renewal_removes_the_expiry_of_fields() {
 fn holder_stays_when_limit_field_expires() {
     let Some(servers) = with_field_expiry() else { return };
     let mut connection = servers[0].raw();
-    connection.say("LOCK.ACQUIRE key me SHARED LEASE 60000").token();
+    connection.run("LOCK.ACQUIRE key me SHARED LEASE 60000").token();
     let_fields_expire(&mut connection, "key", 300);
-    connection.say("LOCK.ACQUIRE key you SHARED LEASE 60000").token();
-    connection.say("HSET other field value");
-    connection.say("HPEXPIRE other 1000 FIELDS 1 field");
-    until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
+    connection.run("LOCK.ACQUIRE key you SHARED LEASE 60000").token();
+    connection.run("HSET other field value");
+    connection.run("HPEXPIRE other 1000 FIELDS 1 field");
+    until(SOON, "the fields would have expired", || connection.run("EXISTS other") == Value::Int(0));
     assert_eq!(owners(&mut connection, "key"), ["you"]);
-    assert_eq!(connection.say("LOCK.INFO key").field("limit"), Value::Int(0));
-    connection.say("LOCK.RENEW key you").token();
-    assert!(connection.say("LOCK.ACQUIRE key strict").is_null());
+    assert_eq!(connection.run("LOCK.INFO key").field("limit"), Value::Int(0));
+    connection.run("LOCK.RENEW key you").token();
+    assert!(connection.run("LOCK.ACQUIRE key strict").is_null());
 }
 
 #[test]
@@ -557,18 +557,18 @@ fn expired_field_is_not_renewed() {
     let Some(servers) = with_field_expiry() else { return };
     let mut connection = servers[0].raw();
     for limit in ["", "SHARED"] {
-        connection.say("FLUSHALL");
-        connection.say(&format!("LOCK.ACQUIRE key me LEASE 60000 {limit}")).token();
-        connection.say(&format!("LOCK.ACQUIRE key you LEASE 60000 {limit}"));
-        connection.say("HPEXPIRE key 1 FIELDS 1 me");
-        until(SOON, "the field is gone", || connection.say("HGET key me").is_null());
+        connection.run("FLUSHALL");
+        connection.run(&format!("LOCK.ACQUIRE key me LEASE 60000 {limit}")).token();
+        connection.run(&format!("LOCK.ACQUIRE key you LEASE 60000 {limit}"));
+        connection.run("HPEXPIRE key 1 FIELDS 1 me");
+        until(SOON, "the field is gone", || connection.run("HGET key me").is_null());
         for line in ["LOCK.RENEW key me", "LOCK.RENEW key me LEASE 1000", "LOCK.RELEASE key me"] {
-            assert!(connection.say(line).is_null(), "{line} {limit}");
+            assert!(connection.run(line).is_null(), "{line} {limit}");
         }
     }
 }
 
-/// D. Only the fields of a lock are the remains of one: whatever else somebody has in a hash stays.
+/// A hash without owner fields is a free lock only if all its fields are the module's own.
 #[test]
 fn foreign_hash_is_no_lock_and_stays() {
     let server = Server::start();
@@ -585,26 +585,26 @@ fn foreign_hash_is_no_lock_and_stays() {
     for (number, fields) in hashes.iter().enumerate() {
         let key = format!("tags:{number}");
         let line = if *fields == "#" { format!("HSET {key} # 1") } else { format!("HSET {key} {fields}") };
-        connection.say(&line).int();
+        connection.run(&line).int();
         let before = Contents::read(&mut connection);
         for request in ["LOCK.ACQUIRE # a", "LOCK.ACQUIRE # a SHARED", "LOCK.MACQUIRE 2 # other a", "LOCK.FORCE #"] {
-            let error = connection.say(&request.replace('#', &key)).error();
+            let error = connection.run(&request.replace('#', &key)).error();
             assert!(error.starts_with("WRONGTYPE"), "{fields}: {request}: {error}");
         }
         assert_eq!(Contents::read(&mut connection), before, "{fields}");
     }
     for (number, fields) in ["#fence 7", "#limit 0", "#fence 7 #limit 0 #@o 1800000000000:7"].iter().enumerate() {
-        connection.say(&format!("HSET left:{number} {fields}")).int();
-        connection.say(&format!("LOCK.ACQUIRE left:{number} a")).token();
+        connection.run(&format!("HSET left:{number} {fields}")).int();
+        connection.run(&format!("LOCK.ACQUIRE left:{number} a")).token();
         assert_eq!(fields_of(&mut connection, &format!("left:{number}")), ["#fence", "a"]);
     }
-    // Beside an owner, such fields are tolerated.
-    connection.say("HSET held o 1 #red 1").int();
-    assert!(connection.say("LOCK.ACQUIRE held a").is_null());
+    // Beside an owner field, such fields are ignored.
+    connection.run("HSET held o 1 #red 1").int();
+    assert!(connection.run("LOCK.ACQUIRE held a").is_null());
 }
 
 fn fields_of(connection: &mut Raw, key: &str) -> Vec<String> {
-    let mut names: Vec<String> = connection.say(&format!("HKEYS {key}")).items().iter().map(Reply::text).collect();
+    let mut names: Vec<String> = connection.run(&format!("HKEYS {key}")).items().iter().map(Reply::text).collect();
     names.sort();
     names
 }

@@ -1,4 +1,4 @@
-//! `INFO holdfast` counts what happens.
+//! The counters of `INFO holdfast`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{array, ask, ask_int, ask_token, int, map, text};
-use crate::speak::{Reply, Speak, Watched, encode};
+use crate::lines::{Commands, Reply, Watched, encode};
 
 const SOON: Duration = Duration::from_secs(30);
 
 type Section = BTreeMap<String, i64>;
 
-/// The fields of the section.
+/// The fields of the section, by name.
 #[track_caller]
 fn section(raw: &mut Raw) -> Section {
     let lines = text(&ask(raw, "INFO holdfast"));
@@ -22,14 +22,14 @@ fn section(raw: &mut Raw) -> Section {
     numbers.map(|(name, value)| (name.to_owned(), value.trim().parse().expect("a number"))).collect()
 }
 
-/// The fields that differ, and by how much.
-fn moved(before: &Section, after: &Section) -> BTreeMap<String, i64> {
+/// The fields that changed, and by how much.
+fn changes(before: &Section, after: &Section) -> BTreeMap<String, i64> {
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
     let changes = after.iter().map(|(name, value)| (name.clone(), value - before[name]));
     changes.filter(|(name, change)| *change != 0 && !name.contains("_usec_") && !name.ends_with("_msec")).collect()
 }
 
-/// Requests, and what they add to which counter.
+/// Requests, and the counters that each increments.
 const COUNTED: [(&str, &[(&str, i64)]); 22] = [
     ("LOCK.ACQUIRE k me LEASE 100000", &[("grants_at_once", 1)]),
     ("LOCK.ACQUIRE k me", &[("grants_at_once", 1)]),
@@ -63,7 +63,7 @@ fn each_request_increments_only_its_counter() {
         let before = section(&mut raw);
         ask(&mut raw, line);
         let expected = expected.iter().map(|(name, by)| (name.to_string(), *by)).collect();
-        assert_eq!(moved(&before, &section(&mut raw)), expected, "{line}");
+        assert_eq!(changes(&before, &section(&mut raw)), expected, "{line}");
     }
 }
 
@@ -78,14 +78,14 @@ fn gauges_follow_current_state() {
     assert_eq!(now(&mut raw), [0, 0, 2]);
     let before = section(&mut raw);
     let mut waiting: Vec<Raw> = ["a", "a", "b"].iter().map(|key| waiter(&server, key)).collect();
-    until(SOON, "three wait for two locks", || now(&mut raw) == [3, 2, 2]);
+    until(SOON, "three requests wait for two locks", || now(&mut raw) == [3, 2, 2]);
     assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me"), 1);
     assert!(matches!(waiting[2].read(), Ok(Value::Int(1..))));
     assert_eq!(now(&mut raw), [2, 1, 1]);
-    let change = moved(&before, &section(&mut raw));
+    let change = changes(&before, &section(&mut raw));
     assert_eq!((change["grants_queued"], change["releases"]), (1, 1));
     waiting.clear();
-    until(SOON, "nobody waits", || now(&mut raw) == [0, 0, 1]);
+    until(SOON, "no request waits", || now(&mut raw) == [0, 0, 1]);
     assert_eq!(ask_int(&mut raw, "LOCK.FORCE a"), 1);
     assert_eq!(now(&mut raw), [0, 0, 0]);
 }
@@ -105,17 +105,17 @@ fn ended_leases_and_connections_are_counted() {
     ask_token(&mut raw, "LOCK.ACQUIRE short me LEASE 500");
     let mut next = waiter(&server, "short");
     assert!(matches!(next.read(), Ok(Value::Int(1..))));
-    until(SOON, "the end of the lease is counted", || section(&mut raw)["expired"] == before["expired"] + 1);
+    until(SOON, "the expiry is counted", || section(&mut raw)["expired"] == before["expired"] + 1);
     ask_token(&mut raw, "LOCK.ACQUIRE shared me SHARED LEASE 500");
     ask_token(&mut raw, "LOCK.ACQUIRE shared you SHARED");
-    until(SOON, "the lease has run out", || section(&mut raw)["expired"] == before["expired"] + 2);
+    until(SOON, "the lease has expired", || section(&mut raw)["expired"] == before["expired"] + 2);
     let mut gone = server.raw();
     ask_token(&mut gone, "LOCK.ACQUIRE bound me EPHEMERAL");
     gone.reset();
     let ended = |raw: &mut Raw| section(raw)["released_by_disconnect"];
-    until(SOON, "the hold went with its connection", || ended(&mut raw) == before["released_by_disconnect"] + 1);
+    until(SOON, "the hold ended with its connection", || ended(&mut raw) == before["released_by_disconnect"] + 1);
     let mut watched = Watched::over(server.raw(), &server);
-    watched.say("LOCK.ACQUIRE watched me LEASE 600 WATCHDOG").token();
+    watched.run("LOCK.ACQUIRE watched me LEASE 600 WATCHDOG").token();
     until(SOON, "the watchdog renews", || section(&mut raw)["watchdog_renewals"] >= before["watchdog_renewals"] + 2);
 }
 
@@ -125,9 +125,9 @@ fn waits_and_hand_offs_are_timed() {
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE k me");
     let mut next = waiter(&server, "k");
-    until(SOON, "it waits", || section(&mut raw)["waiters"] == 1);
+    until(SOON, "the request waits", || section(&mut raw)["waiters"] == 1);
     let begin = std::time::Instant::now();
-    until(SOON, "it has waited for 20 ms", || begin.elapsed().as_millis() >= 20);
+    until(SOON, "20 ms have passed", || begin.elapsed().as_millis() >= 20);
     assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 1);
     assert!(matches!(next.read(), Ok(Value::Int(1..))));
     let after = section(&mut raw);
@@ -146,7 +146,7 @@ fn waits_and_hand_offs_are_timed() {
     let within = |limit| buckets(&mut raw, "wait").into_iter().find(|(bound, _)| *bound == limit).expect("a bound").1;
     let [short, long] = [10_000, 100_000_000].map(within);
     assert_eq!((short, long), (0, 1));
-    // To two digits, as the histogram keeps them.
+    // To two digits, the histogram's precision.
     assert!(after["wait_usec_p50"] >= 19_000, "{after:?}");
 }
 
@@ -157,15 +157,18 @@ fn version_is_shown_as_text_and_as_number() {
     let info = text(&ask(&mut raw, "INFO holdfast"));
     let version = info.lines().find_map(|line| line.strip_prefix("holdfast_version:")).expect("the field");
     assert_eq!(version, env!("CARGO_PKG_VERSION"));
-    // MODULE LIST has it as one number, two digits for each part.
+    // MODULE LIST returns it as one integer, with two digits for each part.
     let digits: Vec<String> = version.split('.').map(|part| format!("{part:0>2}")).collect();
     let modules = ask(&mut raw, "MODULE LIST");
-    let ours =
-        array(&modules).iter().map(map).find(|module| text(&module[&b"name"[..]]) == "holdfast").expect("it is there");
+    let ours = array(&modules)
+        .iter()
+        .map(map)
+        .find(|module| text(&module[&b"name"[..]]) == "holdfast")
+        .expect("the module is listed");
     assert_eq!(int(&ours[&b"ver"[..]]), digits.concat().parse::<i64>().expect("a number"));
 }
 
-/// How many took at most so long, by that time.
+/// The cumulative counts of a histogram by their upper bounds.
 fn buckets(raw: &mut Raw, name: &str) -> Vec<(i64, i64)> {
     let info = text(&ask(raw, "INFO holdfast"));
     let prefix = format!("holdfast_{name}_usec_buckets:");
@@ -174,7 +177,7 @@ fn buckets(raw: &mut Raw, name: &str) -> Vec<(i64, i64)> {
     line.trim().split(',').filter_map(|it| it.split_once('=')).map(|(at, count)| (number(at), number(count))).collect()
 }
 
-/// From the grant until the session has read of it.
+/// The time ends when the session has read the event.
 #[test]
 fn hand_off_to_session_is_timed() {
     let server = Server::start();
@@ -186,9 +189,9 @@ fn hand_off_to_session_is_timed() {
         Value::SimpleString("WAITING".into())
     );
     assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 1);
-    assert_eq!(section(&mut raw)["handoff_usec_count"], 0, "nobody has heard of it");
+    assert_eq!(section(&mut raw)["handoff_usec_count"], 0, "the event has not been read");
     let begin = std::time::Instant::now();
-    until(SOON, "the session is late by 20 ms", || begin.elapsed().as_millis() >= 20);
+    until(SOON, "20 ms have passed", || begin.elapsed().as_millis() >= 20);
     assert!(matches!(ask(&mut session, "LOCK.EVENTS"), Value::Array(_)));
     let after = section(&mut raw);
     assert_eq!((after["handoff_usec_count"], after["wait_usec_count"]), (1, 1));
@@ -203,15 +206,15 @@ fn longest_wait_is_that_of_first_waiter() {
     ask_token(&mut raw, "LOCK.ACQUIRE a me");
     ask_token(&mut raw, "LOCK.ACQUIRE b me");
     let mut first = waiter(&server, "a");
-    until(SOON, "it has waited for 50 ms", || section(&mut raw)["oldest_wait_msec"] >= 50);
+    until(SOON, "the oldest wait is 50 ms", || section(&mut raw)["oldest_wait_msec"] >= 50);
     let _second = waiter(&server, "b");
-    until(SOON, "two wait", || section(&mut raw)["waiters"] == 2);
+    until(SOON, "two requests wait", || section(&mut raw)["waiters"] == 2);
     assert!(section(&mut raw)["oldest_wait_msec"] >= 50);
     ask_int(&mut raw, "LOCK.RELEASE a me");
     assert!(matches!(first.read(), Ok(Value::Int(1..))));
     assert_eq!(section(&mut raw)["waiters"], 1);
     assert_eq!(ask_int(&mut raw, "LOCK.FORCE b"), 1);
-    until(SOON, "nobody waits", || section(&mut raw)["oldest_wait_msec"] == 0);
+    until(SOON, "no request waits", || section(&mut raw)["oldest_wait_msec"] == 0);
 }
 
 #[test]
@@ -240,7 +243,7 @@ fn info_section_is_returned_by_name_and_with_all() {
     }
 }
 
-/// A key that expires ends the holds of all who hold it.
+/// An expired key ends the holds of all its holders.
 #[test]
 fn all_holds_that_end_with_key_are_counted() {
     let server = Server::start();
@@ -249,9 +252,9 @@ fn all_holds_that_end_with_key_are_counted() {
         ask_token(&mut raw, &format!("LOCK.ACQUIRE k {owner} SHARED LEASE 300"));
     }
     let before = section(&mut raw);
-    // The server itself finds the key expired, before the module looks.
+    // The server finds the key expired before the module reads it.
     raw.send_bytes(&["DEBUG SLEEP 0.5", "EXISTS k"].map(encode).concat()).expect("sent");
     assert_eq!((raw.read().expect("a reply"), raw.read().expect("a reply")), (Value::Okay, Value::Int(0)));
-    until(SOON, "they are counted", || section(&mut raw)["expired"] > before["expired"]);
+    until(SOON, "the expiries are counted", || section(&mut raw)["expired"] > before["expired"]);
     assert_eq!(section(&mut raw)["expired"] - before["expired"], 3);
 }

@@ -1,5 +1,5 @@
-//! A server with I/O threads, one of which may hand a reply to the network before the event-loop iteration in which it was written has
-//! ended: a client that has read its grant may use it at once, over any connection.
+//! A server with I/O threads may send a reply before the event-loop iteration that wrote it has ended. A client that has
+//! read its grant may use it immediately, over any connection.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -7,16 +7,16 @@ use std::thread;
 use redis::Value;
 use support::{Over, Raw, Server, resp};
 
-use crate::speak::{Reply, SOON, Speak, arrives};
+use crate::lines::{Commands, Reply, SOON, arrives};
 
-/// Clients at the same time, each with a lock of its own.
+/// Concurrent clients, each with its own lock.
 const CLIENTS: usize = 6;
-/// Grants that each of them reads.
+/// Grants that each client reads.
 const ROUNDS: usize = 100;
-/// Connections of others that keep the server busy, so that an iteration does not end as soon as a reply has been sent.
+/// Connections that keep the server busy, so that an iteration does not end as soon as a reply has been sent.
 const BUSY: usize = 2;
 
-/// A session that always reads its events, and the connections that ask for it and use what it was granted.
+/// A session that reads its events all the time, and the connections that send its requests and use the grants.
 struct Client {
     session: Raw,
     asking: Raw,
@@ -27,26 +27,26 @@ struct Client {
 impl Client {
     fn new(server: &Server, number: usize) -> Self {
         let (mut session, asking) = (server.raw(), server.raw());
-        let id = resp::session_id(&session.say("LOCK.SESSION")).expect("a session");
+        let id = resp::session_id(&session.run("LOCK.SESSION")).expect("a session");
         Self { session, asking, id, key: format!("key:{number}") }
     }
 
-    /// Waits for the lock, and returns the token as soon as the event with it has been read.
-    fn is_granted(&mut self) -> i64 {
+    /// Waits for the lock. Returns the token as soon as the event has been read.
+    fn wait_for_grant(&mut self) -> i64 {
         let Self { session, asking, id, key } = self;
-        asking.say(&format!("LOCK.ACQUIRE {key} holder LEASE 600000")).token();
-        let waits = asking.say(&format!("LOCK.ACQUIRE {key} owner LEASE 600000 WAIT 0 SESSION {id}"));
+        asking.run(&format!("LOCK.ACQUIRE {key} holder LEASE 600000")).token();
+        let waits = asking.run(&format!("LOCK.ACQUIRE {key} owner LEASE 600000 WAIT 0 SESSION {id}"));
         assert_eq!(waits, Value::SimpleString("WAITING".into()));
-        session.post(&format!("LOCK.EVENTS WAIT {}", SOON.as_millis()));
-        asking.post(&format!("LOCK.RELEASE {key} holder"));
-        let told = arrives(session);
-        let [granted] = told.items() else { panic!("{told:?}") };
+        session.send_line(&format!("LOCK.EVENTS WAIT {}", SOON.as_millis()));
+        asking.send_line(&format!("LOCK.RELEASE {key} holder"));
+        let received = arrives(session);
+        let [granted] = received.items() else { panic!("{received:?}") };
         assert_eq!(granted.items()[0].text(), "granted");
         granted.items()[4].token()
     }
 }
 
-/// Lets each client use each of its grants by a request over its other connection, and returns how many of these were refused.
+/// Each client uses each of its grants by a request over its other connection. Returns the number of refusals.
 fn refusals(server: &Server, request: &str) -> usize {
     let (refused, over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let pings = vec!["PING".to_owned(); 100];
@@ -55,7 +55,7 @@ fn refusals(server: &Server, request: &str) -> usize {
             let (mut busy, pings, over) = (server.raw(), &pings, &over);
             scope.spawn(move || {
                 while !over.load(Ordering::SeqCst) {
-                    busy.say_all(pings);
+                    busy.run_all(pings);
                 }
             });
         }
@@ -64,13 +64,13 @@ fn refusals(server: &Server, request: &str) -> usize {
             let (mut client, refused) = (Client::new(server, number), &refused);
             scope.spawn(move || {
                 for _ in 0..ROUNDS {
-                    let token = client.is_granted();
-                    client.asking.post(&request.replace("KEY", &client.key).replace('#', &token.to_string()));
+                    let token = client.wait_for_grant();
+                    client.asking.send_line(&request.replace("KEY", &client.key).replace('#', &token.to_string()));
                     let released = arrives(&mut client.asking);
                     assert!(!matches!(released, Value::ServerError(_)), "{released:?}");
                     let is_refused = matches!(arrives(&mut client.asking), Value::ServerError(_));
                     refused.fetch_add(usize::from(is_refused), Ordering::SeqCst);
-                    client.asking.say(&format!("LOCK.RELEASE {} owner ALL", client.key));
+                    client.asking.run(&format!("LOCK.RELEASE {} owner ALL", client.key));
                 }
             })
         });

@@ -1,4 +1,4 @@
-//! A client process that is killed while it holds a thousand ephemeral locks, with a waiter behind each.
+//! A client process that is killed while it holds a thousand ephemeral locks, each with a waiter.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -7,11 +7,11 @@ use std::process::{Child, Command, Stdio};
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, holders};
+use crate::lines::{Commands, Reply, SOON, arrives, holders};
 
 const LOCKS: usize = 1000;
 
-/// Another process with one connection: `redis-cli` that reads its commands from a pipe.
+/// Another process with one connection: `redis-cli`, which reads its commands from a pipe.
 struct Client(Child);
 
 impl Client {
@@ -49,7 +49,7 @@ fn killed_client_frees_a_thousand_ephemeral_locks() {
     let lines: Vec<String> =
         (0..LOCKS).map(|index| format!("LOCK.ACQUIRE key:{index} victim LEASE 600000 EPHEMERAL")).collect();
     client.send(&lines);
-    until(SOON, "the client holds all locks", || viewer.say("DBSIZE") == Value::Int(LOCKS as i64));
+    until(SOON, "the client holds all locks", || viewer.run("DBSIZE") == Value::Int(LOCKS as i64));
 
     let mut waiters: Vec<Raw> = (0..LOCKS).map(|_| server.raw()).collect();
     for (index, waiter) in waiters.iter_mut().enumerate() {
@@ -59,7 +59,7 @@ fn killed_client_frees_a_thousand_ephemeral_locks() {
     client.kill();
     let tokens: BTreeSet<i64> = waiters.iter_mut().map(|waiter| arrives(waiter).token()).collect();
 
-    assert_eq!(tokens.len(), LOCKS, "every grant has a token of its own");
+    assert_eq!(tokens.len(), LOCKS, "every grant has its own token");
     for index in 0..LOCKS {
         let holders = holders(&mut viewer, &format!("key:{index}"));
         assert_eq!(holders.into_keys().collect::<Vec<_>>(), [format!("waiter:{index}")]);

@@ -1,4 +1,4 @@
-//! From load to unload: arguments, settings, what stays in memory, and what stays when the module goes.
+//! Loading and unloading: arguments, settings, memory that stays allocated, and locks without the module.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ const DEFAULTS: [(&str, &str); 9] = [
     ("replicas-timeout", "1000"),
 ];
 
-/// Another value for each, and values that it can't have.
+/// Another value for each setting, and invalid values.
 const OTHERS: [(&str, &str, &[&str]); 9] = [
     ("default-lease", "5000", &["0", "-1", "abc", "", "9223372036854775808"]),
     ("max-lease", "60000", &["0", "-1", "abc", "", "9223372036854775808"]),
@@ -40,7 +40,7 @@ const OTHERS: [(&str, &str, &[&str]); 9] = [
 #[track_caller]
 fn setting(raw: &mut Raw, name: &str) -> String {
     let reply = map(&ask(raw, &format!("CONFIG GET holdfast.{name}")));
-    text(reply.values().next().unwrap_or_else(|| panic!("there is no setting {name}")))
+    text(reply.values().next().unwrap_or_else(|| panic!("no setting {name}")))
 }
 
 #[track_caller]
@@ -91,7 +91,7 @@ fn setting_takes_effect_immediately() {
     ask_token(&mut raw, "LOCK.ACQUIRE after me");
     let left = ask_int(&mut raw, "PTTL after");
     assert!((4000..=5000).contains(&left), "{left}");
-    // A renewal without LEASE never shortens one.
+    // A renewal without LEASE does not shorten one.
     ask_token(&mut raw, "LOCK.RENEW before me");
     assert!(ask_int(&mut raw, "PTTL before") > 5000);
     ask_token(&mut raw, "LOCK.RENEW before me LEASE 100");
@@ -140,7 +140,7 @@ fn temporary_directory(purpose: &str) -> PathBuf {
 
 #[test]
 fn module_is_not_loaded_with_invalid_arguments() {
-    for (arguments, told) in [
+    for (arguments, received) in [
         (&["default-lease"][..], "default-lease"),
         (&["nothing", "5"], "nothing"),
         (&["default-lease", "0"], "default-lease"),
@@ -151,12 +151,14 @@ fn module_is_not_loaded_with_invalid_arguments() {
         (&["publish-releases", "maybe"], "maybe"),
         (&["max-waiters", "5", "nothing", "6"], "nothing"),
     ] {
-        let Err(log) = Server::builder().module_args(arguments).try_start() else { panic!("{arguments:?} is loaded") };
-        assert!(log.lines().any(|line| line.contains("holdfast") && line.contains(told)), "{arguments:?}: {log}");
+        let Err(log) = Server::builder().module_args(arguments).try_start() else {
+            panic!("{arguments:?} was accepted")
+        };
+        assert!(log.lines().any(|line| line.contains("holdfast") && line.contains(received)), "{arguments:?}: {log}");
     }
 }
 
-/// A plain server that modules can be loaded into, and the module's path there.
+/// A server without the module, and the path from which it can load it.
 fn plain() -> (Server, String) {
     let server = Server::builder().without_module().start();
     (server, module_path().to_str().expect("UTF-8").to_owned())
@@ -209,8 +211,8 @@ fn module_warns_of_eviction_policy() {
 fn module_logs_allocator_setting() {
     let server = Server::start();
     let memory = text(&ask(&mut server.raw(), "INFO memory"));
-    let told = server.log().lines().any(|line| line.contains("holdfast") && line.contains("M_MXFAST"));
-    assert_eq!(told, memory.contains("mem_allocator:libc"), "{}", server.log());
+    let received = server.log().lines().any(|line| line.contains("holdfast") && line.contains("M_MXFAST"));
+    assert_eq!(received, memory.contains("mem_allocator:libc"), "{}", server.log());
 }
 
 #[test]
@@ -266,13 +268,13 @@ fn unload_and_load_leak_no_memory() {
         round(&mut raw);
     }
     let each = (info_number(&server, "memory", "used_memory") - before) / ROUNDS as i64;
-    // `redis_module!` makes a detached context (a client of the server's, 17 KB) at each load and never frees it.
+    // `redis_module!` creates a detached context (a client of the server, 17 KB) at each load and never frees it.
     const DETACHED_CONTEXT: i64 = 17 << 10;
     assert!(each < DETACHED_CONTEXT + (7 << 10), "{each} bytes a round");
 }
 
-/// The server keeps a pointer to the last command of each connection, and to those in a transaction. Redis 8.0 and later run
-/// the last one again without looking it up.
+/// The server keeps a pointer to the last command of each connection, and to those queued in a transaction. Redis 8.0 and
+/// later run the last command again without a lookup.
 #[test]
 fn unload_is_refused_while_a_command_may_run() {
     let (server, path) = plain();
@@ -297,7 +299,7 @@ fn unload_is_refused_while_a_command_may_run() {
     }
 }
 
-/// A request, and another that undoes it, on locks number `#`.
+/// A request, and another that reverses it, on the locks number `#`.
 const PAIRS: [[&str; 2]; 10] = [
     ["LOCK.ACQUIRE a-# me-#", "LOCK.RELEASE a-# me-#"],
     ["LOCK.ACQUIRE b-# me LEASE 5000", "LOCK.RELEASE b-# me ALL"],
@@ -311,14 +313,14 @@ const PAIRS: [[&str; 2]; 10] = [
     ["LOCK.MACQUIRE 2 j-# k-# me", "LOCK.MRELEASE 2 j-# k-# me"],
 ];
 
-/// The pairs on locks of these numbers.
+/// The pairs for the locks of these numbers.
 fn pairs(numbers: Range<u32>) -> Vec<String> {
     numbers
         .flat_map(|number| PAIRS.concat().into_iter().map(move |line| line.replace('#', &number.to_string())))
         .collect()
 }
 
-/// None of them is right; `held` is a lock of `me`, `text` is a string.
+/// Invalid requests. `held` is a lock of `me`, `text` is a string.
 const BAD: [&str; 18] = [
     "LOCK.ACQUIRE",
     "LOCK.ACQUIRE free #me",
@@ -359,17 +361,17 @@ fn memory_returns_after_many_pairs_and_bad_requests() {
     let grants = || info_number(&server, "holdfast", "holdfast_grants_at_once");
     let errors = || info_number(&server, "stats", "total_error_replies");
     let (granted, failed) = (grants(), errors());
-    // Names that the module has not seen before.
+    // Names that are new to the module.
     repeat(&server, &pairs(1000..2000), 600_000);
     repeat(&server, &bad, 100_000);
     assert!(grants() - granted >= 300_000, "{} grants", grants() - granted);
     assert!(errors() - failed >= 100_000, "{} errors", errors() - failed);
     assert_eq!(ask_int(&mut raw, "DBSIZE"), 2);
-    // The server's own buffers come and go in steps of 24 KB. 16 bytes lost by one kind of pair would be 480 KB, by one
-    // kind of bad request 114 KB.
+    // The server's own buffers grow and shrink in steps of 24 KB. A leak of 16 bytes in one kind of pair would be 480 KB, in
+    // one kind of invalid request 114 KB.
     const SLACK: i64 = 100 << 10;
     let mut after = 0;
-    until(SOON, "memory is back", || {
+    until(SOON, "memory is freed", || {
         after = info_number(&server, "memory", "used_memory");
         after - before < SLACK
     });
@@ -380,7 +382,7 @@ fn replies(raw: &mut Raw, lines: &[String]) -> Vec<Value> {
     raw.call_all(&lines.iter().map(|line| words(line)).collect::<Vec<_>>())
 }
 
-/// Sends commands over and over, at least `count` in all, on a connection of its own that gets no replies.
+/// Sends commands repeatedly, at least `count` in all, over a connection that gets no replies.
 fn repeat(server: &Server, lines: &[String], count: usize) {
     let mut raw = server.raw();
     raw.send(&[b"CLIENT", b"REPLY", b"OFF"]).expect("sent");
@@ -393,31 +395,31 @@ fn repeat(server: &Server, lines: &[String], count: usize) {
     ask_ok(&mut raw, "CLIENT REPLY ON");
     let id = raw.client_id();
     raw.close();
-    until(SOON, "the connection is gone", || {
+    until(SOON, "the connection is closed", || {
         text(&ask(&mut server.raw(), "CLIENT LIST")).lines().all(|line| !line.starts_with(&format!("id={id} ")))
     });
 }
 
-/// E. With `HDEL` renamed, replicas and the append-only file lost what the module wrote, and nothing said so.
+/// With `HDEL` renamed, replicas and the append-only file would lose the module's writes without an error.
 #[test]
 fn load_is_refused_when_a_needed_command_was_renamed() {
     if Server::start().is_container() {
-        return skip("its configuration file is elsewhere");
+        return skip("the configuration file is not in the container");
     }
     for command in ["HSET", "HDEL", "DEL", "PEXPIREAT", "PERSIST", "PUBLISH", "REPLCONF", "CLIENT", "SETRANGE"] {
         let log = match start_without(command) {
-            Ok(_) => panic!("it starts without {command}"),
+            Ok(_) => panic!("the module was loaded without {command}"),
             Err(log) => log,
         };
         assert!(log.contains(&format!("this server has no command {command}, which the module needs")), "{log}");
     }
     for command in ["RESTORE", "COMMAND", "FLUSHALL"] {
-        let server = start_without(command).unwrap_or_else(|log| panic!("not without {command}: {log}"));
+        let server = start_without(command).unwrap_or_else(|log| panic!("not loaded without {command}: {log}"));
         assert!(ask_token(&mut server.raw(), "LOCK.ACQUIRE k o") > 0);
     }
 }
 
-/// A server with the module whose configuration has taken a command away; the error is its log.
+/// Starts a server with the module and a configuration that renames a command to nothing. The error is the log.
 fn start_without(command: &str) -> Result<Server, String> {
     let dir = env::temp_dir().join(format!("holdfast-renamed-{command}-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("a directory");

@@ -1,10 +1,10 @@
-//! Random requests under limits 1, 2, 3 and none, with leases that end and connections that break: a server and a plain
-//! model of it never differ. Half of the owners block, half of them ask by way of sessions, in the same queues.
+//! Random requests with limits 1, 2, 3 and none, with leases that expire and connections that break. A server and a plain
+//! model never differ. Half of the owners block, the other half requests through sessions, in the same queues.
 
 use support::{Random, Server};
 
+use crate::lines::setting;
 use crate::random_run::{Mix, Run};
-use crate::speak::setting;
 
 const MIX: Mix =
     Mix { owners: 12, keys: 6, release: 45, rare: 4, crash: 2, unblock: 15, several: 12, wait: 60, sessions: 3 };
@@ -23,11 +23,11 @@ fn server_agrees_with_model() {
     run.compare_all();
     println!("{steps} steps: {:?}", run.seen);
     let all = ["granted", "refused", "waits", "served", "released", "expired", "crash", "deadlock", "other limit"];
-    let of_sessions = ["served by an event", "session crash", "asked again", "cancelled"];
+    let of_sessions = ["served by an event", "session crash", "repeated", "cancelled"];
     for what in all.into_iter().chain(of_sessions) {
         assert!(run.seen.count(what) > steps / 1000, "the run had too few of: {what}");
     }
-    for what in ["told of its loss", "told of its timeout"] {
+    for what in ["read a loss", "read a timeout"] {
         assert!(run.seen.count(what) > steps / 20_000, "the run had too few of: {what}");
     }
 }

@@ -8,23 +8,22 @@ use redis::Value;
 use support::{Random, Raw, Server, skip, until};
 
 use crate::common::{array, map, text, token};
-use crate::waiter::{SOON, Speak, Tell, assert_held, count_waiters, until_nobody_waits};
+use crate::waiter::{Commands, SOON, assert_held, count_waiters, until_no_waiters};
 
 const MANY: usize = 10_000;
 const FEW: usize = 100;
-/// As many as `LOCK.WAITERS` shows at most.
+/// The most entries that `LOCK.WAITERS` returns here.
 const SHOWN: usize = 5_000;
-/// Files that a server and a test have open besides their connections.
+/// Open files of server and test besides the connections.
 const OTHERS: u64 = 300;
 const HAND_OFFS: usize = 2000;
-/// So many hand-offs at a stretch; those who had the lock queue again in between.
+/// Hand-offs at a stretch. Their holders queue again afterwards.
 const STRETCH: usize = 50;
 
-/// Lets this process, and the servers that it starts, have as many files open as it may. False if that is too few for so
-/// many connections.
+/// Raises the limit on open files of this process, and so of the servers that it starts. Returns false if it stays too low.
 pub(crate) fn may_open_files(connections: usize) -> bool {
     let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: the structure is there to be filled, and is read only if it has been.
+    // SAFETY: the call fills the structure, which is read only if it succeeds.
     let mut limit = unsafe {
         match libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr()) {
             0 => limit.assume_init(),
@@ -42,15 +41,15 @@ pub(crate) fn may_open_files(connections: usize) -> bool {
     true
 }
 
-/// A process has not enough files for two crowds.
+/// One process has too few files for two tests of this kind at once.
 static PLACE: Mutex<()> = Mutex::new(());
 
-/// A server with as many clients as there may be, none of which has asked for anything.
+/// A server with many idle clients.
 pub(crate) struct Crowd {
     pub(crate) server: Server,
     pub(crate) control: Raw,
     pub(crate) members: Vec<Raw>,
-    // Dropped last: the files are closed when the next crowd comes.
+    // Dropped last: the connections are closed before the next test opens its own.
     _place: MutexGuard<'static, ()>,
 }
 
@@ -69,45 +68,45 @@ impl Crowd {
         Some(Self { server, control, members, _place: place })
     }
 
-    /// `owner-number` asks for the lock, and waits.
-    fn asks(&mut self, number: usize) {
+    /// `owner-number` sends a request, which waits.
+    fn request(&mut self, number: usize) {
         let line = format!("LOCK.ACQUIRE key owner-{number} LEASE 3600000 WAIT 0");
-        self.members[number].tell(&[&line]);
+        self.members[number].send_lines(&[&line]);
     }
 
-    /// All of these do, in whatever order the server finds their requests, until `waiting` are in the queue.
-    fn ask(&mut self, numbers: impl IntoIterator<Item = usize>, waiting: usize) {
+    /// Sends all of these requests, in no particular order, and waits until `waiting` are queued.
+    fn request_all(&mut self, numbers: impl IntoIterator<Item = usize>, waiting: usize) {
         for number in numbers {
-            self.asks(number);
+            self.send_request(number);
         }
         until(SOON, "all of them wait", || count_waiters(&mut self.control, "key") == waiting as i64);
     }
 
-    /// The first `count` in the queue, or as many of them as are shown, as the numbers of their owners.
+    /// The numbers of the owners at the head of the queue, at most `count` or as many as the server shows.
     fn queue(&mut self, count: usize) -> Vec<usize> {
-        let reply = self.control.say(&format!("LOCK.WAITERS key COUNT {count}"));
+        let reply = self.control.run(&format!("LOCK.WAITERS key COUNT {count}"));
         let number = |waiter: &Value| {
             let owner = text(&map(waiter)[b"owner".as_slice()]);
-            owner.trim_start_matches("owner-").parse().expect("one of ours")
+            owner.trim_start_matches("owner-").parse().expect("an owner of this test")
         };
         array(&reply).iter().map(number).collect()
     }
 
-    /// `from` gives the lock back, `to` has it.
-    fn hands_over(&mut self, from: usize, to: usize) -> i64 {
-        assert_eq!(self.control.say(&format!("LOCK.RELEASE key owner-{from}")), Value::Int(1));
+    /// `from` releases the lock, and `to` is granted it.
+    fn hand_over(&mut self, from: usize, to: usize) -> i64 {
+        assert_eq!(self.control.run(&format!("LOCK.RELEASE key owner-{from}")), Value::Int(1));
         token(&self.members[to].read().expect("the wait ends"))
     }
 
-    /// `HAND_OFFS` hand-offs, with as many waiting as do now and `holder` holding; returns the next holder.
+    /// `HAND_OFFS` hand-offs with a constant queue, from `holder` on. Returns the last holder.
     fn hand_offs(&mut self, mut holder: usize, waiting: usize) -> usize {
         for _ in 0..HAND_OFFS / STRETCH {
             let mut former = Vec::new();
             for number in self.queue(STRETCH) {
-                self.hands_over(holder, number);
+                self.hand_over(holder, number);
                 former.push(std::mem::replace(&mut holder, number));
             }
-            self.ask(former, waiting);
+            self.request_all(former, waiting);
         }
         holder
     }
@@ -116,24 +115,24 @@ impl Crowd {
 #[test]
 fn ten_thousand_waiters_are_served_in_order() {
     let Some(mut crowd) = Crowd::gather() else { return };
-    crowd.ask(0..1, 0);
+    crowd.request_all(0..1, 0);
     token(&crowd.members[0].read().expect("it is free"));
-    crowd.ask(1..=FEW, FEW);
+    crowd.request_all(1..=FEW, FEW);
     let holder = crowd.hand_offs(0, FEW);
-    crowd.ask(FEW + 1..MANY, MANY - 1);
+    crowd.request_all(FEW + 1..MANY, MANY - 1);
     let holder = crowd.hand_offs(holder, MANY - 1);
 
-    // And to the last one in their order.
+    // And the rest of the queue, in order.
     let mut tokens = Vec::new();
     let mut order = vec![holder];
     while tokens.len() < MANY - 1 {
         order.drain(..order.len() - 1);
         order.extend(crowd.queue(MANY));
         assert_eq!(order.len() - 1, SHOWN.min(MANY - 1 - tokens.len()));
-        tokens.extend(order.windows(2).map(|pair| crowd.hands_over(pair[0], pair[1])));
+        tokens.extend(order.windows(2).map(|pair| crowd.hand_over(pair[0], pair[1])));
     }
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later));
-    until_nobody_waits(&crowd.server);
+    until_no_waiters(&crowd.server);
 }
 
 #[test]
@@ -141,11 +140,11 @@ fn ten_thousand_waiters_leave_from_any_position() {
     let Some(mut crowd) = Crowd::gather() else { return };
     let control = "LOCK.ACQUIRE key control LEASE 3600000";
     crowd.control.take(control);
-    crowd.ask(0..MANY, MANY);
+    crowd.request_all(0..MANY, MANY);
     let order = crowd.queue(MANY);
     let behind = (0..MANY).filter(|number| !order.contains(number)).collect::<Vec<_>>();
     let mut random = Random::new();
-    // Half of them go, and the others don't notice.
+    // Half of the clients disconnect. The others keep their order.
     let mut members: Vec<Option<Raw>> = std::mem::take(&mut crowd.members).into_iter().map(Some).collect();
     let (gone, left): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|_| random.chance(50));
     let (gone_behind, left_behind): (Vec<usize>, Vec<usize>) = behind.into_iter().partition(|_| random.chance(50));
@@ -153,14 +152,14 @@ fn ten_thousand_waiters_leave_from_any_position() {
     for raw in gone.iter().filter_map(|&number| members[number].take()) {
         if random.chance(50) { raw.reset() } else { raw.close() }
     }
-    until(SOON, "those who went have left the queue", || count_waiters(&mut crowd.control, "key") == all_left);
+    until(SOON, "the closed connections have left the queue", || count_waiters(&mut crowd.control, "key") == all_left);
     let shown = crowd.queue(MANY);
     assert_eq!(shown[..left.len()], left, "in their order");
     assert!(shown[left.len()..].iter().all(|number| left_behind.contains(number)));
     assert_held(&mut crowd.control, "key", "control");
     drop(members);
-    until_nobody_waits(&crowd.server);
-    crowd.control.order("LOCK.RELEASE key control");
-    assert_eq!(crowd.control.say("EXISTS key"), Value::Int(0));
+    until_no_waiters(&crowd.server);
+    crowd.control.run_ok("LOCK.RELEASE key control");
+    assert_eq!(crowd.control.run("EXISTS key"), Value::Int(0));
     crowd.control.take(control);
 }

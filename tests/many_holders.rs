@@ -1,14 +1,14 @@
-//! Many holders of one lock: how many there may be, and every request with ten thousand. What each costs is measured by the bench.
+//! One lock with many holders: the maximum, and every request with ten thousand. The benchmarks measure the cost.
 
 use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::Contents;
-use crate::speak::{Reply, SOON, Speak, arrives, holders, now};
+use crate::lines::{Commands, Reply, SOON, arrives, holders, now};
 
 const HOLDERS: usize = 10_000;
 const REQUESTS: usize = 1_000;
-/// There is room for that many more.
+/// Room for that many more holders.
 const LIMIT: usize = HOLDERS + REQUESTS;
 
 #[test]
@@ -22,34 +22,34 @@ fn one_lock_can_have_ten_thousand_holders() {
 
     server.restart();
     let mut connection = server.raw();
-    connection.say(&format!("LOCK.ACQUIRE key first LEASE 600000 LIMIT {LIMIT}")).token();
-    assert_eq!(connection.say("LOCK.RELEASE key first"), Value::Int(1));
+    connection.run(&format!("LOCK.ACQUIRE key first LEASE 600000 LIMIT {LIMIT}")).token();
+    assert_eq!(connection.run("LOCK.RELEASE key first"), Value::Int(1));
     assert_eq!(count(&mut connection), HOLDERS);
     every_request(&mut connection);
-    assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(HOLDERS as i64));
+    assert_eq!(connection.run("LOCK.FORCE key"), Value::Int(HOLDERS as i64));
 }
 
 fn fill(connection: &mut Raw) {
-    // Deadlines in no order: the next to end is never the next in the hash.
+    // Deadlines in random order: the next to expire is not the next in the hash.
     let lease = |index: usize| 600_000 + (index * 7919) % HOLDERS;
     let lines: Vec<String> = (0..HOLDERS)
         .map(|index| format!("LOCK.ACQUIRE key holder:{index} LEASE {} LIMIT {LIMIT}", lease(index)))
         .collect();
-    for reply in connection.say_all(&lines) {
+    for reply in connection.run_all(&lines) {
         reply.token();
     }
     assert_eq!(count(connection), HOLDERS);
 }
 
-/// Holders, by what lies in the keyspace: two fields each, and two of the lock.
+/// The number of holders, from the number of fields: each holder has two, and the lock two more.
 fn count(connection: &mut Raw) -> usize {
-    (connection.say("HLEN key").int() as usize - 2) / 2
+    (connection.run("HLEN key").int() as usize - 2) / 2
 }
 
 fn every_request(connection: &mut Raw) {
     let mut say_all = |form: &str| {
         let lines: Vec<String> = (0..REQUESTS).map(|index| form.replace('#', &index.to_string())).collect();
-        (connection.say_all(&lines), count(connection))
+        (connection.run_all(&lines), count(connection))
     };
     let (refused, held) = say_all(&format!("LOCK.ACQUIRE key more:# LEASE 600000 LIMIT {HOLDERS}"));
     assert!(refused.iter().all(Reply::is_null) && held == HOLDERS);
@@ -61,137 +61,137 @@ fn every_request(connection: &mut Raw) {
     assert!(released.iter().all(|left| matches!(left, Value::Int(_))) && held == HOLDERS);
 }
 
-/// Holders whose leases end one by one, while somebody waits for each place and while nobody does.
+/// Leases expire one by one, with a request waiting for each place, and without.
 fn expiries(server: &Server, connection: &mut Raw) {
     let ask = |owner: &str, lease: usize| format!("LOCK.ACQUIRE key {owner} LEASE {lease} LIMIT {LIMIT}");
     let brief: Vec<String> = (0..REQUESTS).map(|index| ask(&format!("brief:{index}"), 600_000)).collect();
-    for reply in connection.say_all(&brief) {
+    for reply in connection.run_all(&brief) {
         reply.token();
     }
     let mut waiters: Vec<Raw> = (0..REQUESTS).map(|_| server.raw()).collect();
     for (index, waiter) in waiters.iter_mut().enumerate() {
         assert_eq!(waiter.begin(&format!("{} WAIT 0", ask(&format!("next:{index}"), 600_000))), None);
     }
-    // Not before all of them wait.
+    // Not before all requests wait.
     let end = |index: usize| format!("LOCK.RENEW key brief:{index} LEASE {}", 1000 + index / 2);
-    assert!(connection.say_all(&(0..REQUESTS).map(end).collect::<Vec<_>>()).iter().all(|reply| !reply.is_null()));
+    assert!(connection.run_all(&(0..REQUESTS).map(end).collect::<Vec<_>>()).iter().all(|reply| !reply.is_null()));
     for waiter in &mut waiters {
         arrives(waiter).token();
     }
     let release: Vec<String> = (0..REQUESTS).map(|index| format!("LOCK.RELEASE key next:{index}")).collect();
-    assert!(connection.say_all(&release).iter().all(|left| *left == Value::Int(1)));
-    assert_eq!(count(connection), HOLDERS, "of those who expired nothing is left");
+    assert!(connection.run_all(&release).iter().all(|left| *left == Value::Int(1)));
+    assert_eq!(count(connection), HOLDERS, "no field of expired holders is left");
 
     let brief: Vec<String> = (0..REQUESTS).map(|index| ask(&format!("brief:{index}"), 300)).collect();
-    for reply in connection.say_all(&brief) {
+    for reply in connection.run_all(&brief) {
         reply.token();
     }
     let last = format!("LOCK.RELEASE key brief:{} HOLDS 1", REQUESTS - 1);
-    until(SOON, "the brief leases are over", || connection.say(&last).is_null());
-    connection.say(&ask("after", 600_000)).token();
-    assert_eq!(connection.say("LOCK.RELEASE key after"), Value::Int(1));
-    until(SOON, "of those who expired nothing is left", || count(connection) == HOLDERS);
+    until(SOON, "the brief leases have expired", || connection.run(&last).is_null());
+    connection.run(&ask("after", 600_000)).token();
+    assert_eq!(connection.run("LOCK.RELEASE key after"), Value::Int(1));
+    until(SOON, "no field of expired holders is left", || count(connection) == HOLDERS);
 }
 
-/// A server that keeps five holders of a lock.
-fn of_five() -> Server {
+/// A server with `max-holders` 5.
+fn with_five_holders() -> Server {
     Server::builder().arg("holdfast.max-holders", "5").start()
 }
 
 #[track_caller]
-fn is_one_too_many(reply: &Value) {
+fn assert_too_many_holders(reply: &Value) {
     let error = reply.error();
     assert!(error.starts_with("ERR ") && error.contains("holdfast.max-holders is 5"), "{error}");
 }
 
 #[test]
 fn max_holders_bounds_holders() {
-    let server = of_five();
+    let server = with_five_holders();
     let mut connection = server.raw();
     for limit in ["SHARED", "LIMIT 9"] {
         for index in 0..5 {
-            connection.say(&format!("LOCK.ACQUIRE key owner:{index} {limit}")).token();
+            connection.run(&format!("LOCK.ACQUIRE key owner:{index} {limit}")).token();
         }
         let before = Contents::read(&mut connection);
         for rest in ["", "WAIT 1000", "HOLDS 2 LEASE 5", "EPHEMERAL"] {
-            is_one_too_many(&connection.say(&format!("LOCK.ACQUIRE key late {limit} {rest}")));
+            assert_too_many_holders(&connection.run(&format!("LOCK.ACQUIRE key late {limit} {rest}")));
         }
         assert_eq!(Contents::read(&mut connection), before);
-        assert!(connection.say("LOCK.ACQUIRE key late LIMIT 5").is_null(), "its own limit goes first");
-        connection.say(&format!("LOCK.ACQUIRE key owner:0 {limit}")).token();
-        connection.say("LOCK.RENEW key owner:1").token();
-        assert_eq!(connection.say("LOCK.RELEASE key owner:2"), Value::Int(1));
-        connection.say(&format!("LOCK.ACQUIRE key late {limit}")).token();
-        is_one_too_many(&connection.say(&format!("LOCK.ACQUIRE key owner:2 {limit}")));
-        assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(5));
+        assert!(connection.run("LOCK.ACQUIRE key late LIMIT 5").is_null(), "its own limit goes first");
+        connection.run(&format!("LOCK.ACQUIRE key owner:0 {limit}")).token();
+        connection.run("LOCK.RENEW key owner:1").token();
+        assert_eq!(connection.run("LOCK.RELEASE key owner:2"), Value::Int(1));
+        connection.run(&format!("LOCK.ACQUIRE key late {limit}")).token();
+        assert_too_many_holders(&connection.run(&format!("LOCK.ACQUIRE key owner:2 {limit}")));
+        assert_eq!(connection.run("LOCK.FORCE key"), Value::Int(5));
     }
 }
 
 #[test]
 fn raised_max_holders_counts_at_once_and_lowered_ends_no_hold() {
-    let server = of_five();
+    let server = with_five_holders();
     let mut connection = server.raw();
     for index in 0..5 {
-        connection.say(&format!("LOCK.ACQUIRE key owner:{index} SHARED")).token();
+        connection.run(&format!("LOCK.ACQUIRE key owner:{index} SHARED")).token();
     }
-    connection.say("CONFIG SET holdfast.max-holders 7");
-    connection.say("LOCK.ACQUIRE key owner:5 SHARED").token();
-    connection.say("CONFIG SET holdfast.max-holders 2");
-    assert!(connection.say("LOCK.ACQUIRE key late SHARED").error().contains("holdfast.max-holders is 2"));
+    connection.run("CONFIG SET holdfast.max-holders 7");
+    connection.run("LOCK.ACQUIRE key owner:5 SHARED").token();
+    connection.run("CONFIG SET holdfast.max-holders 2");
+    assert!(connection.run("LOCK.ACQUIRE key late SHARED").error().contains("holdfast.max-holders is 2"));
     assert_eq!(holders(&mut connection, "key").len(), 6);
     for index in 0..5 {
-        connection.say(&format!("LOCK.RENEW key owner:{index}")).token();
-        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner:{index}")), Value::Int(1));
+        connection.run(&format!("LOCK.RENEW key owner:{index}")).token();
+        assert_eq!(connection.run(&format!("LOCK.RELEASE key owner:{index}")), Value::Int(1));
     }
-    connection.say("LOCK.ACQUIRE key late SHARED").token();
+    connection.run("LOCK.ACQUIRE key late SHARED").token();
 }
 
 #[test]
 fn waiter_beyond_max_holders_is_refused() {
-    let server = of_five();
+    let server = with_five_holders();
     let mut connection = server.raw();
-    connection.say("LOCK.ACQUIRE key writer").token();
+    connection.run("LOCK.ACQUIRE key writer").token();
     let mut readers: Vec<Raw> = (0..8).map(|_| server.raw()).collect();
     for (index, reader) in readers.iter_mut().enumerate() {
         assert_eq!(reader.begin(&format!("LOCK.ACQUIRE key reader:{index} SHARED WAIT 0")), None);
     }
-    assert_eq!(connection.say("LOCK.RELEASE key writer"), Value::Int(1));
+    assert_eq!(connection.run("LOCK.RELEASE key writer"), Value::Int(1));
     for (index, reader) in readers.iter_mut().enumerate() {
         match arrives(reader) {
             reply if index < 5 => drop(reply.token()),
-            reply => is_one_too_many(&reply),
+            reply => assert_too_many_holders(&reply),
         }
     }
     assert_eq!(holders(&mut connection, "key").len(), 5);
 }
 
-/// A lock with so many holders, made past the module.
-fn crowd(connection: &mut Raw, holders: usize) {
+/// A lock with that many holders, written without the module.
+fn write_holders(connection: &mut Raw, holders: usize) {
     let end = now() + 600_000;
-    connection.say("DEL key");
+    connection.run("DEL key");
     for first in (0..holders).step_by(1000) {
         let fields: Vec<String> = (first..holders.min(first + 1000))
             .map(|index| {
                 format!("holder:{index} 1 #@holder:{index} {}:{}", end + (index * 7919 % holders) as i64, index + 1)
             })
             .collect();
-        connection.say(&format!("HSET key #limit 0 {}", fields.join(" ")));
+        connection.run(&format!("HSET key #limit 0 {}", fields.join(" ")));
     }
-    connection.say("PEXPIRE key 700000");
+    connection.run("PEXPIRE key 700000");
 }
 
 #[test]
 fn hash_with_more_than_max_holders_is_no_lock() {
-    let server = of_five();
+    let server = with_five_holders();
     let mut connection = server.raw();
-    crowd(&mut connection, 600);
+    write_holders(&mut connection, 600);
     let before = Contents::read(&mut connection);
     for line in ["LOCK.INFO key", "LOCK.ACQUIRE key me SHARED", "LOCK.RELEASE key holder:1", "LOCK.FORCE key"] {
-        let error = connection.say(line).error();
+        let error = connection.run(line).error();
         assert!(error.starts_with("WRONGTYPE"), "{line}: {error}");
     }
     assert_eq!(Contents::read(&mut connection), before);
-    connection.say("CONFIG SET holdfast.max-holders 2000");
+    connection.run("CONFIG SET holdfast.max-holders 2000");
     assert_eq!(holders(&mut connection, "key").len(), 600);
-    assert_eq!(connection.say("LOCK.RELEASE key holder:1"), Value::Int(1));
+    assert_eq!(connection.run("LOCK.RELEASE key holder:1"), Value::Int(1));
 }

@@ -1,76 +1,76 @@
-//! What locks are, written once more and as plainly as can be, to compare a server with. No time passes in it.
+//! A plain model of locks, without time, to compare a server with.
 
 use std::collections::BTreeMap;
 
 /// No limit: `SHARED`.
 pub const SHARED: u64 = u64::MAX;
 
-/// What an owner has of one lock.
+/// An owner's hold of one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// How many times it must be released.
+    /// How many releases end it.
     pub holds: u64,
-    /// The token that the server gave; 0 until [`Model::tell`].
+    /// The token that the server returned; 0 until [`Model::record_token`].
     pub token: i64,
     /// Whether it ends with the connection.
     pub ephemeral: bool,
-    /// Whether it is bound to the connection on whose behalf it was granted: its loss is told there.
+    /// Whether it is bound to a session, which is notified of its loss.
     pub bound: bool,
 }
 
 /// One lock.
 #[derive(Clone, Debug, Default)]
 pub struct Lock {
-    /// The smallest limit that a holder named since it was last free.
+    /// The smallest limit that a holder named since the lock was last free.
     pub limit: u64,
-    /// Who holds it.
+    /// The holders.
     pub holders: BTreeMap<usize, Hold>,
 }
 
 /// One request. Owners and keys are numbers here.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// For whom.
+    /// The owner.
     pub owner: usize,
-    /// For what; for several keys the limit is 1.
+    /// The keys; for several keys the limit is 1.
     pub keys: Vec<usize>,
-    /// How many may hold at once.
+    /// The limit: how many owners may hold the lock at once.
     pub limit: u64,
-    /// The hold count to reach, where one more is not what is asked for.
+    /// The hold count to set, if the request names one.
     pub holds: Option<u64>,
-    /// Whether the hold is to end with the connection.
+    /// Whether the hold ends with the connection.
     pub ephemeral: bool,
-    /// Whether it is made on behalf of a session, to which every hold is bound.
+    /// Whether it is made on behalf of a session, to which the hold is then bound.
     pub of_session: bool,
 }
 
 /// The token that a grant is expected to carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
-    /// That of the hold.
+    /// The hold's token.
     Same(i64),
-    /// One greater than all before.
+    /// Greater than all before.
     New,
 }
 
-/// What is expected of the server.
+/// The expected reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Granted at once.
+    /// Granted immediately.
     Granted(Token),
-    /// Not granted, and not waiting.
+    /// Not granted, and not queued.
     Refused,
-    /// Waiting.
+    /// Queued.
     Waits,
     /// Waiting would close a cycle.
     Deadlock,
-    /// A re-entry under another limit than the lock's.
+    /// A re-entry with a limit other than the lock's.
     OtherLimit,
-    /// Of several locks, the owner holds some, or not all under one token.
+    /// The owner holds some of several locks, or all of them under several tokens.
     HoldsSome,
 }
 
-/// All locks, and all who wait in order of arrival: an owner at most once.
+/// All locks, and the queue in order of arrival, with at most one request for each owner.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     /// Locks that are held.
@@ -80,7 +80,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A request, that waits if need be and `may_wait`.
+    /// Makes a request, which is queued if necessary and `may_wait`.
     pub fn ask(&mut self, request: &Request, may_wait: bool) -> Answer {
         if request.keys.iter().any(|key| self.contradicts(*key, request)) {
             return Answer::OtherLimit;
@@ -104,12 +104,12 @@ impl Model {
         Answer::Waits
     }
 
-    /// A request waits.
+    /// Queues a request.
     pub fn wait(&mut self, request: &Request) {
         self.queue.push(request.clone());
     }
 
-    /// Gives holds back until `left` are left, or one; what is left, none if it is not held.
+    /// Releases holds until `left` are left, or one hold. Returns how many are left, or none if the owner holds nothing.
     pub fn release(&mut self, owner: usize, key: usize, left: Option<u64>) -> Option<u64> {
         let hold = self.locks.get_mut(&key)?.holders.get_mut(&owner)?;
         hold.holds = left.map_or(hold.holds - 1, |left| left.min(hold.holds));
@@ -130,12 +130,12 @@ impl Model {
         }
     }
 
-    /// Breaks a lock; how many held it.
+    /// Forces the lock free. Returns how many owners held it.
     pub fn force(&mut self, key: usize) -> usize {
         self.locks.remove(&key).map_or(0, |lock| lock.holders.len())
     }
 
-    /// An owner waits no longer.
+    /// Removes the owner's request from the queue.
     pub fn leave(&mut self, owner: usize) {
         self.queue.retain(|request| request.owner != owner);
     }
@@ -152,7 +152,7 @@ impl Model {
         }
     }
 
-    /// Every connection ends at once, and with it the queue and the bindings.
+    /// All connections end, and with them the queue and the bindings.
     pub fn restart(&mut self) {
         self.queue.clear();
         for hold in self.locks.values_mut().flat_map(|lock| lock.holders.values_mut()) {
@@ -161,7 +161,7 @@ impl Model {
         }
     }
 
-    /// Grants all that can be granted, first come, first served.
+    /// Grants requests as far as possible, in order of arrival.
     pub fn serve(&mut self) -> Vec<(Request, Token)> {
         let mut served = Vec::new();
         while let Some(place) = (0..self.queue.len()).find(|&place| self.admits(&self.queue[place], place)) {
@@ -172,8 +172,8 @@ impl Model {
         served
     }
 
-    /// Notes the token that the server gave.
-    pub fn tell(&mut self, request: &Request, token: i64) {
+    /// Records the token that the server returned.
+    pub fn record_token(&mut self, request: &Request, token: i64) {
         for key in &request.keys {
             if let Some(hold) = self.locks.get_mut(key).and_then(|lock| lock.holders.get_mut(&request.owner)) {
                 hold.token = token;
@@ -186,12 +186,12 @@ impl Model {
         self.locks.iter().filter(|(_, lock)| lock.holders.contains_key(&owner)).map(|(key, _)| *key).collect()
     }
 
-    /// Whether an owner waits.
+    /// Whether the owner has a queued request.
     pub fn waits(&self, owner: usize) -> bool {
         self.queue.iter().any(|request| request.owner == owner)
     }
 
-    /// Who waits for a key, in order.
+    /// The owners that wait for a key, in order.
     pub fn waiters(&self, key: usize) -> Vec<usize> {
         self.queue.iter().filter(|request| request.keys.contains(&key)).map(|request| request.owner).collect()
     }
@@ -203,12 +203,12 @@ impl Model {
     fn contradicts(&self, key: usize, request: &Request) -> bool {
         let Some(hold) = self.hold(request.owner, key) else { return false };
         let limit = self.locks[&key].limit;
-        // A count that is there already may be named again under a larger limit.
+        // A count that the owner has already may be repeated with a larger limit.
         let is_repeated = request.holds.is_some_and(|holds| hold.holds >= holds) && limit <= request.limit;
         limit != request.limit && !is_repeated
     }
 
-    /// The rule. `place`: how many of the queue came before.
+    /// The admission rule. `place`: how many requests of the queue precede this one.
     fn admits(&self, request: &Request, place: usize) -> bool {
         request.keys.iter().all(|key| {
             let somebody_ahead = self.queue[..place].iter().any(|other| other.keys.contains(key));
@@ -231,14 +231,14 @@ impl Model {
         token.map_or(Token::New, Token::Same)
     }
 
-    /// Whether an owner would wait for itself in the end.
+    /// Whether the owner would wait for itself.
     fn closes_a_cycle(&self, request: &Request) -> bool {
-        let mut reached = self.in_the_way(request, self.queue.len());
+        let mut reached = self.blockers(request, self.queue.len());
         let mut place = 0;
         while let Some(other) = reached.get(place).copied() {
             place += 1;
             let next = self.queue.iter().enumerate().filter(|(_, waiting)| waiting.owner == other);
-            for owner in next.flat_map(|(place, waiting)| self.in_the_way(waiting, place)) {
+            for owner in next.flat_map(|(place, waiting)| self.blockers(waiting, place)) {
                 if !reached.contains(&owner) {
                     reached.push(owner);
                 }
@@ -247,9 +247,9 @@ impl Model {
         reached.contains(&request.owner)
     }
 
-    /// The owners for whom a request has to wait: the holder of a lock that is held with limit 1, and who waits for several
-    /// keys ahead of it. Where more than one may hold, another place would do as well.
-    fn in_the_way(&self, request: &Request, place: usize) -> Vec<usize> {
+    /// The owners that a request waits for: the holder of a lock with limit 1, and owners that wait for several keys ahead of it.
+    /// If more than one owner may hold the lock, another place may become free.
+    fn blockers(&self, request: &Request, place: usize) -> Vec<usize> {
         let mut owners = Vec::new();
         for key in request.keys.iter().filter(|key| self.hold(request.owner, **key).is_none()) {
             let lock = self.locks.get(key);

@@ -1,4 +1,4 @@
-//! A cluster of two nodes, for a slot that moves from one to the other.
+//! A cluster of two nodes, and a slot that moves from one to the other.
 
 use support::{Cluster, Raw, Server};
 
@@ -10,7 +10,7 @@ pub struct MovingSlot {
     pub from: usize,
     /// The node that gets it.
     pub to: usize,
-    /// A connection to the node that has it.
+    /// A connection to the node that has the slot.
     pub client: Raw,
 }
 
@@ -31,7 +31,7 @@ impl MovingSlot {
         self.cluster.node(self.to)
     }
 
-    /// What one who asks at the wrong node is told.
+    /// The redirection that clients of the wrong node get.
     pub fn moved(&self) -> String {
         format!("MOVED {} {}", self.slot, self.target().addr())
     }

@@ -1,4 +1,4 @@
-//! What other clients see of a lock's changes: keyspace notifications, Redisson's channel, replicas, the append-only file.
+//! How other clients see a lock's changes: keyspace notifications, Redisson's channel, replicas, the append-only file.
 
 use std::fs;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::common::{
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// What a subscriber gets: channel and message.
+/// A published message: channel and payload.
 type Message = (Bytes, Bytes);
 
-/// A connection that listens, and gets all that was published up to a moment.
+/// A subscriber that collects messages.
 struct Listener {
     raw: Raw,
     marks: u32,
 }
 
 impl Listener {
-    /// Listens to all channels that match a pattern.
+    /// Subscribes to all channels that match a pattern.
     fn new(server: &Server, pattern: &str) -> Self {
         let mut raw = server.raw();
         for pattern in [pattern.as_bytes(), b"mark"] {
@@ -32,7 +32,7 @@ impl Listener {
         Self { raw, marks: 0 }
     }
 
-    /// What came since the last time. `publisher` is the server listened to, or its master.
+    /// The messages since the last call. `publisher` is a connection to the same server or its master.
     #[track_caller]
     fn heard(&mut self, publisher: &mut Raw) -> Vec<Message> {
         self.marks += 1;
@@ -51,7 +51,7 @@ impl Listener {
     }
 }
 
-/// A step, and the events of its key `k` in order.
+/// A command, and the events of its key `k` in order.
 const EVENTS: [(&str, &[&str]); 22] = [
     ("LOCK.ACQUIRE k me LEASE 100000", &["hset", "expire", "lock.acquired"]),
     ("LOCK.ACQUIRE k you", &[]),
@@ -77,7 +77,7 @@ const EVENTS: [(&str, &[&str]); 22] = [
     ("LOCK.RELEASE k me", &["del", "lock.released"]),
 ];
 
-/// The classes of these events.
+/// The notification class of an event.
 fn class(event: &str) -> char {
     match event {
         "hset" | "hdel" => 'h',
@@ -131,7 +131,7 @@ fn expired_lease_is_notified() {
     let mut hears = |raw: &mut Raw, key: &str, event: &str| {
         let expected = (format!("__keyevent@0__:{event}").into_bytes(), key.as_bytes().to_vec());
         let mut heard = Vec::new();
-        until(SOON, "the end of the lease is told", || {
+        until(SOON, "the expiry is notified", || {
             heard.extend(listener.heard(raw));
             heard.contains(&expected)
         });
@@ -197,7 +197,7 @@ fn handed_off_lock_is_not_published() {
         token(&next.read().expect("a reply"));
         assert_eq!(listener.heard(&mut raw), [], "{end}");
         assert_eq!(ask_int(&mut next, "LOCK.RELEASE k you"), 1);
-        assert_eq!(listener.heard(&mut raw).len(), 1, "nobody waits any more");
+        assert_eq!(listener.heard(&mut raw).len(), 1, "no request waits any more");
     }
 }
 
@@ -216,7 +216,7 @@ fn cluster_publishes_to_shard_channel() {
         let message = shard.read().expect("a message");
         let parts: Vec<&[u8]> = array(&message).iter().map(bytes).collect();
         assert_eq!(parts, [b"smessage", &channel[..], b"0"]);
-        assert_eq!(everywhere.heard(&mut raw), [], "not for those who listen to the whole cluster");
+        assert_eq!(everywhere.heard(&mut raw), [], "not for subscribers of the whole cluster");
     }
 }
 
@@ -228,9 +228,9 @@ fn subscribers_of_a_replica_receive_replicated_releases() {
     master.wait_replica_online();
     let mut raw = master.raw();
     let mut listener = Listener::new(&replica, "redisson_lock__channel:*");
-    // By default it is for those who listen here.
-    token(&raw.call(&[b"LOCK.ACQUIRE", b"unheard", b"me"]));
-    raw.call(&[b"LOCK.RELEASE", b"unheard", b"me"]);
+    // By default, subscribers of `PUBLISH` get it.
+    token(&raw.call(&[b"LOCK.ACQUIRE", b"undelivered", b"me"]));
+    raw.call(&[b"LOCK.RELEASE", b"undelivered", b"me"]);
     assert_eq!(listener.heard(&mut raw), []);
     ask_ok(&mut raw, "CONFIG SET holdfast.publish-releases replicated");
     for key in NAMES {
@@ -244,10 +244,10 @@ fn subscribers_of_a_replica_receive_replicated_releases() {
     assert_eq!(here.heard(&mut raw), [(lua::channel(b"k"), b"0".to_vec())]);
 }
 
-/// A command as it was logged.
+/// A logged command.
 type Logged = Vec<Bytes>;
 
-/// The append-only file, read on.
+/// The append-only file, from a position on.
 struct Log<'a> {
     server: &'a Server,
     plain: Server,
@@ -261,14 +261,14 @@ impl<'a> Log<'a> {
         log
     }
 
-    /// What was logged since the last time: steps of commands that take effect together, spelled out.
+    /// What was logged since the last call, as groups of plain commands that take effect together.
     fn steps(&mut self) -> Vec<Vec<Logged>> {
         let (mut plain, steps) = (self.plain.raw(), self.raw_steps());
         let spell_out = |step: Vec<Logged>| step.into_iter().flat_map(|it| spelled_out(&mut plain, it)).collect();
         steps.into_iter().map(spell_out).collect()
     }
 
-    /// The same as it was logged.
+    /// The same without translating the commands.
     fn raw_steps(&mut self) -> Vec<Vec<Logged>> {
         let all = logged(self.server);
         let new = &all[self.seen..];
@@ -283,12 +283,12 @@ impl<'a> Log<'a> {
                 (_, None) => steps.push(vec![command.clone()]),
             }
         }
-        assert!(open.is_none(), "a step is not whole");
+        assert!(open.is_none(), "a transaction is incomplete");
         steps
     }
 }
 
-/// All commands of the append-only file's newest part.
+/// All commands of the newest append-only file.
 fn logged(server: &Server) -> Vec<Logged> {
     let dir = server.dir().join("appendonlydir");
     let mut files: Vec<_> = fs::read_dir(dir).expect("the files").map(|entry| entry.expect("a file").path()).collect();
@@ -363,8 +363,8 @@ fn log_has_standard_commands_with_absolute_times() {
     }
 }
 
-/// A pair is two commands in the file, neither of them in a transaction: whatever the lengths in a dump, which are written
-/// in another way from some size on.
+/// Each pair is logged as two commands outside a transaction, for all lengths in a dump. Dumps encode lengths differently from
+/// some size on.
 #[test]
 fn acquire_and_release_are_logged_as_two_commands() {
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();

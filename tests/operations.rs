@@ -1,4 +1,4 @@
-//! docs/operations.md: what an operator types does what stands there.
+//! docs/operations.md: its commands do what the text says.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use crate::common::FromFile;
 use crate::console;
 use crate::readme::document;
 
-/// What stands under a heading, with the indentation of lists taken from what is typed.
+/// The text of a chapter, with the indentation of lists removed.
 #[track_caller]
 fn chapter(heading: &str) -> String {
     let text = document("docs/operations.md");
@@ -45,7 +45,7 @@ fn module_is_loaded_into_running_server() {
 fn upgrade_starts_with_replica() {
     let master = Server::start();
     if master.is_container() {
-        return skip("the replica of a server in a container is elsewhere");
+        return skip("a server in a container has no replica here");
     }
     let replica = Server::start();
     replica.replica_of(&master);
@@ -85,14 +85,14 @@ fn check_list_matches_example_configuration() {
     console::run(&chapter("Check list"), &[&it.server]);
 }
 
-/// Whether the key of a lock and one that is none are there.
+/// Whether the lock and the other key exist.
 fn has_both(server: &Server) -> bool {
     let keys =
         ["printer", "value"].map(|key| redis::cmd("EXISTS").arg(key).query::<bool>(&mut server.connect()).unwrap());
     keys == [true, true]
 }
 
-/// With a lock, another key, and both in a snapshot.
+/// A server with a lock and another key, both saved in a snapshot.
 #[track_caller]
 fn with_data(purpose: &str) -> FromFile {
     let it = FromFile::start(purpose, &["save 3600 1", "loadmodule MODULE"]);
@@ -108,14 +108,14 @@ fn with_data(purpose: &str) -> FromFile {
 fn append_only_file_is_enabled_without_losing_data() {
     let mut it = with_data("has-data");
     if it.server.is_container() {
-        return skip("its configuration file is elsewhere");
+        return skip("the configuration file is not in the container");
     }
     let text = chapter("A server that has data");
     let blocks: Vec<&str> = text.split_inclusive("\n```\n").filter(|block| block.contains("```console")).collect();
     let [turn_on, keep] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
     console::run(turn_on, &[&it.server]);
     let is = |field: &str, value: &str| it.server.info("persistence", field).as_deref() == Some(value);
-    support::until(std::time::Duration::from_secs(20), "the file is written", || {
+    support::until(std::time::Duration::from_secs(20), "the append-only file is written", || {
         is("aof_rewrite_in_progress", "0") && is("aof_rewrite_scheduled", "0") && is("aof_last_bgrewrite_status", "ok")
     });
     console::run(keep, &[&it.server]);
@@ -124,17 +124,17 @@ fn append_only_file_is_enabled_without_losing_data() {
     assert_eq!(it.server.info("persistence", "aof_enabled").as_deref(), Some("1"));
 }
 
-/// What the document warns of, and the way back.
+/// The mistake that the document warns of, and how to recover.
 #[test]
 fn append_only_file_enabled_in_the_file_alone_hides_data() {
     let mut it = with_data("hides-data");
     if it.server.is_container() {
-        return skip("its configuration file is elsewhere");
+        return skip("the configuration file is not in the container");
     }
     let lines = fs::read_to_string(&it.file).unwrap();
     fs::write(&it.file, format!("{lines}appendonly yes\n")).unwrap();
     it.server.restart();
-    assert!(!has_both(&it.server), "the document would warn of nothing");
+    assert!(!has_both(&it.server), "no data is hidden: the document's warning is wrong");
     // The connection ends with the server.
     let _ = redis::cmd("SHUTDOWN").arg("NOSAVE").query::<()>(&mut it.server.connect());
     it.server.wait_until_ended();
@@ -144,10 +144,10 @@ fn append_only_file_enabled_in_the_file_alone_hides_data() {
     assert!(has_both(&it.server));
 }
 
-/// What a server says that does not start, if the document has it too.
+/// The server does not start, and its message is in the document.
 #[track_caller]
-fn refuses_to_start(builder: Builder, quoted: &str) {
-    let Err(log) = builder.try_start() else { panic!("it starts, though it should say {quoted}") };
+fn assert_start_fails(builder: Builder, quoted: &str) {
+    let Err(log) = builder.try_start() else { panic!("it starts, without the error {quoted}") };
     assert!(log.contains(quoted), "{log}");
     let text = chapter("A server that does not start");
     assert!(text.contains(quoted), "the document has no {quoted}");
@@ -156,25 +156,25 @@ fn refuses_to_start(builder: Builder, quoted: &str) {
 #[test]
 fn server_that_does_not_start_logs_documented_message() {
     if Server::start().is_container() {
-        return skip("its log is elsewhere");
+        return skip("the log is not on this machine");
     }
     let plain = || Server::builder().without_module();
-    refuses_to_start(plain().arg("loadmodule", "/nowhere/libholdfast.so"), "cannot open shared object file");
+    assert_start_fails(plain().arg("loadmodule", "/nowhere/libholdfast.so"), "cannot open shared object file");
     let again = module_path();
-    refuses_to_start(Server::builder().arg("loadmodule", again.to_str().unwrap()), "initialization failed");
-    refuses_to_start(
+    assert_start_fails(Server::builder().arg("loadmodule", again.to_str().unwrap()), "initialization failed");
+    assert_start_fails(
         plain().arg("holdfast.default-lease", "20000"),
         "Module Configuration detected without loadmodule directive",
     );
     let misspelt = Server::builder().arg("holdfast.misspelt", "1");
-    refuses_to_start(misspelt, "Module Configuration detected without loadmodule directive");
+    assert_start_fails(misspelt, "Module Configuration detected without loadmodule directive");
 }
 
 #[test]
 fn damaged_append_only_file_is_repaired_as_documented() {
     let mut it = FromFile::start("damaged", &["appendonly yes", "loadmodule MODULE"]);
     if it.server.is_container() {
-        return skip("its folder is elsewhere");
+        return skip("the data directory is not on this machine");
     }
     let acquire = |server: &Server, key: &str| {
         redis::cmd("LOCK.ACQUIRE").arg(&[key, "alice", "LEASE", "600000"]).exec(&mut server.connect()).unwrap();
@@ -192,8 +192,8 @@ fn damaged_append_only_file_is_repaired_as_documented() {
     fs::write(&increment, bytes).unwrap();
 
     let from_file = || Server::builder().without_module().config_file(&it.file).dir(it.server.dir().to_owned());
-    refuses_to_start(from_file(), "Bad file format reading the append only file");
-    // The tool that the machine has knows the files of the machine's server.
+    assert_start_fails(from_file(), "Bad file format reading the append only file");
+    // The installed tool reads the files of the installed server.
     if server_program() != Path::new("redis-server") {
         return;
     }
@@ -201,20 +201,20 @@ fn damaged_append_only_file_is_repaired_as_documented() {
     let manifest = manifest.into_iter().find(|path| path.to_string_lossy().ends_with(".manifest")).unwrap();
     let mut check = Command::new("redis-check-aof");
     let check = check.arg("--fix").arg(manifest).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut check = check.expect("it comes with the server");
+    let mut check = check.expect("the tool is installed with the server");
     check.stdin.take().unwrap().write_all(b"y\n").unwrap();
     assert!(check.wait_with_output().unwrap().status.success());
     it.server.restart();
     let there = |key: &str| redis::cmd("EXISTS").arg(key).query::<bool>(&mut it.server.connect()).unwrap();
-    assert_eq!([there("printer"), there("value")], [true, false], "what stood before the damage is there");
+    assert_eq!([there("printer"), there("value")], [true, false], "commands before the damage are kept");
 }
 
-/// A folder lies where the snapshot should be.
+/// A directory takes the place of the snapshot file.
 #[test]
 fn failed_snapshot_stops_locks_until_setting_allows_it() {
     let it = FromFile::start("failed-save", &["save 3600 1", "appendonly yes", "loadmodule MODULE"]);
     if it.server.is_container() {
-        return skip("its folder is elsewhere");
+        return skip("the data directory is not on this machine");
     }
     let say = |line: &str| {
         let mut words = line.split(' ');
@@ -225,7 +225,7 @@ fn failed_snapshot_stops_locks_until_setting_allows_it() {
     fs::create_dir(it.server.dir().join("dump.rdb")).unwrap();
     say("BGSAVE").unwrap();
     let status = |field: &str| it.server.info("persistence", field);
-    support::until(std::time::Duration::from_secs(20), "it fails", || {
+    support::until(std::time::Duration::from_secs(20), "the snapshot fails", || {
         status("rdb_last_bgsave_status").as_deref() == Some("err")
     });
     assert_eq!(status("aof_last_write_status").as_deref(), Some("ok"));
@@ -239,9 +239,9 @@ fn failed_snapshot_stops_locks_until_setting_allows_it() {
         assert_eq!(say(line).unwrap_err().code(), Some("MISCONF"), "{line}");
     }
     assert!(say("LOCK.INFO printer").is_ok());
-    // It wants to save first, and goes on.
+    // It tries to save first, and continues when that fails.
     assert!(Command::new("kill").arg(it.server.pid().to_string()).status().unwrap().success());
-    support::until(std::time::Duration::from_secs(20), "it refuses to end", || {
+    support::until(std::time::Duration::from_secs(20), "the server refuses to shut down", || {
         it.server.log().contains("Error trying to save the DB, can't exit")
     });
     say("CONFIG SET stop-writes-on-bgsave-error no").unwrap();

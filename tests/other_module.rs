@@ -1,5 +1,5 @@
-//! Another module may follow every change of a key by commands of ours, from within the notification: while we write,
-//! while we look for a cycle of waits and a key that we read turns out to have expired, while we serve.
+//! Another module may react to every change of a key within the notification: while this module writes, searches for
+//! cycles, reads a key that turns out to have expired, or serves a queue.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,19 +9,18 @@ use std::{env, fs, process};
 use redis::Value;
 use support::{Server, in_containers, skip, until, workspace};
 
-use crate::speak::{Reply, SOON, Speak};
-use crate::waiter::Tell;
+use crate::lines::{Commands, Reply, SOON};
 
-/// A server with both modules, and the folder of the other one.
-struct Meddled(Server, PathBuf);
+/// A server with both modules, and the directory of the other one.
+struct TwoModules(Server, PathBuf);
 
-impl Meddled {
+impl TwoModules {
     fn start(purpose: &str) -> Self {
         let folder = env::temp_dir().join(format!("holdfast-other_module-{purpose}-{}", process::id()));
         fs::create_dir_all(&folder).expect("a folder");
         let library = folder.join("other_module.so");
         let source = workspace().join("tests/other_module/module.c");
-        // Whatever links Rust programs is here.
+        // The linker of the Rust toolchain is installed here.
         let done = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).status();
         assert!(done.expect("a compiler").success());
         let library = library.to_str().expect("a path in UTF-8").to_owned();
@@ -29,32 +28,32 @@ impl Meddled {
     }
 }
 
-impl Drop for Meddled {
+impl Drop for TwoModules {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.1);
     }
 }
 
-/// One of the locks that a request reads has expired, and nobody has seen it yet: the server says so in the middle.
+/// One of the request's locks has expired unnoticed. The server notifies the modules of the expiry during the request.
 #[test]
 fn other_module_writes_while_several_locks_are_read() {
     if in_containers() {
-        return skip("it is compiled here");
+        return skip("the other module is compiled on this machine");
     }
-    let Meddled(ref server, _) = Meddled::start("reading");
+    let TwoModules(ref server, _) = TwoModules::start("reading");
     let mut client = server.raw();
-    // Nobody but who looks at a key finds out that it has expired.
-    client.order("DEBUG SET-ACTIVE-EXPIRE 0");
-    let session = client.say("LOCK.SESSION").field("id").text();
-    client.order("LOCK.ACQUIRE bobs bob LEASE 600000");
-    client.order("LOCK.ACQUIRE alices alice LEASE 600000");
-    assert_eq!(client.say(&format!("LOCK.ACQUIRE alices bob WAIT 0 SESSION {session}")).text(), "WAITING");
+    // Only a command that reads a key finds it expired.
+    client.run_ok("DEBUG SET-ACTIVE-EXPIRE 0");
+    let session = client.run("LOCK.SESSION").field("id").text();
+    client.run_ok("LOCK.ACQUIRE bobs bob LEASE 600000");
+    client.run_ok("LOCK.ACQUIRE alices alice LEASE 600000");
+    assert_eq!(client.run(&format!("LOCK.ACQUIRE alices bob WAIT 0 SESSION {session}")).text(), "WAITING");
     for round in 0..20 {
         let short = format!("short:{round}");
         // A token is the time in microseconds.
-        let token = client.order(&format!("LOCK.ACQUIRE {short} carol LEASE 1")).int();
-        until(SOON, "its lease is over", || unix_micros() > token + 2_000);
-        let asked = client.say(&format!("LOCK.MACQUIRE 2 {short} bobs alice WAIT 1000 SESSION {session}"));
+        let token = client.run_ok(&format!("LOCK.ACQUIRE {short} carol LEASE 1")).int();
+        until(SOON, "the lease has expired", || unix_micros() > token + 2_000);
+        let asked = client.run(&format!("LOCK.MACQUIRE 2 {short} bobs alice WAIT 1000 SESSION {session}"));
         assert!(asked.error().starts_with("DEADLOCK"), "{asked:?}");
     }
 }
@@ -64,15 +63,15 @@ fn unix_micros() -> i64 {
     i64::try_from(since.as_micros()).expect("for a long time")
 }
 
-/// All kinds of work, with the other module at each change.
+/// All kinds of commands, with the other module writing at each change.
 #[test]
 fn other_module_writes_at_every_change_of_key() {
     if in_containers() {
-        return skip("it is compiled here");
+        return skip("the other module is compiled on this machine");
     }
-    let Meddled(ref server, _) = Meddled::start("change");
+    let TwoModules(ref server, _) = TwoModules::start("change");
     let mut client = server.raw();
-    let session = client.say("LOCK.SESSION").field("id").text();
+    let session = client.run("LOCK.SESSION").field("id").text();
     for line in [
         "LOCK.ACQUIRE k alice",
         "LOCK.ACQUIRE k alice",
@@ -94,10 +93,10 @@ fn other_module_writes_at_every_change_of_key() {
         "RENAME b c",
         "FLUSHALL",
     ] {
-        client.say(&line.replace("{}", &session));
+        client.run(&line.replace("{}", &session));
     }
-    // No wait is forgotten, also if another client took the lock in between.
-    until(SOON, "nobody waits", || server.info("holdfast", "holdfast_waiters").as_deref() == Some("0"));
-    assert_eq!(client.say("DBSIZE"), Value::Int(0));
-    assert_eq!(client.say("LOCK.INFO k"), Value::Nil);
+    // No wait is forgotten, even if another client acquires the lock in between.
+    until(SOON, "no request waits", || server.info("holdfast", "holdfast_waiters").as_deref() == Some("0"));
+    assert_eq!(client.run("DBSIZE"), Value::Int(0));
+    assert_eq!(client.run("LOCK.INFO k"), Value::Nil);
 }

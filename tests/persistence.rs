@@ -1,4 +1,4 @@
-//! What survives: a killed server, a restart from RDB or AOF, a server or a replica without the module.
+//! Persistence: a killed server, a restart from RDB or AOF, a server or a replica without the module.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::common::{
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// A server whose every acknowledged write is on disk.
+/// A server that writes every acknowledged change to disk.
 fn durable() -> Builder {
     Server::builder().arg("appendonly", "yes").arg("appendfsync", "always")
 }
@@ -37,8 +37,8 @@ fn kill_9_loses_no_acknowledged_grant() {
                 let (acknowledged, random) = (&acknowledged, &random);
                 scope.spawn(move || book.work(raw, acknowledged, random));
             }
-            until(SOON, "enough is acknowledged", || acknowledged.load(Ordering::Relaxed) >= enough);
-            // Not `server.kill9()`, which waits: the clients are in the middle of it.
+            until(SOON, "enough requests are acknowledged", || acknowledged.load(Ordering::Relaxed) >= enough);
+            // Not `server.kill9()`, which waits: the clients must still be active.
             server.kill9();
         });
         server.restart();
@@ -50,13 +50,13 @@ fn kill_9_loses_no_acknowledged_grant() {
     assert!(books.iter().any(|book| book.granted > 0) && books.iter().any(|book| book.released > 0));
 }
 
-/// What one client was told about its locks.
+/// A client's record of its locks, from the replies.
 struct Book {
     owner: Bytes,
     keys: Vec<Bytes>,
-    /// Deadline and token of what it holds.
+    /// Deadline and token of each hold.
     held: BTreeMap<Bytes, (i64, i64)>,
-    /// The lock that it asked about when the server was killed: nobody knows.
+    /// The lock of the request without a reply when the server was killed: its outcome is unknown.
     unknown: Option<Bytes>,
     granted: usize,
     released: usize,
@@ -75,7 +75,7 @@ impl Book {
         }
     }
 
-    /// Takes and gives back locks at random until the server is gone.
+    /// Acquires and releases locks at random until the server is gone.
     fn work(&mut self, mut raw: Raw, acknowledged: &AtomicUsize, random: &Mutex<Random>) {
         loop {
             let (key, lease) = {
@@ -110,7 +110,7 @@ impl Book {
         }
     }
 
-    /// What was acknowledged is so on the server; what is unknown is one of both, and is asked.
+    /// Acknowledged changes are on the server. An unknown outcome may be either, and is read from the server.
     fn compare(&mut self, raw: &mut Raw) {
         if let Some(key) = self.unknown.take() {
             self.held.remove(&key);
@@ -135,7 +135,7 @@ impl Book {
     }
 }
 
-/// Locks of every kind, under names of any bytes.
+/// Locks of every kind, with arbitrary bytes in their names.
 fn make_locks(raw: &mut Raw) {
     for (index, key) in NAMES.into_iter().enumerate() {
         let owner = |by: usize| NAMES[(index + by) % NAMES.len()];
@@ -157,7 +157,7 @@ fn make_locks(raw: &mut Raw) {
     }
 }
 
-/// The replies of `LOCK.INFO`, but for times, which go on.
+/// The replies of `LOCK.INFO`, without the remaining times.
 fn infos(raw: &mut Raw) -> Vec<(Bytes, String)> {
     let mut infos = Vec::new();
     for key in keys(raw) {
@@ -180,16 +180,16 @@ fn infos(raw: &mut Raw) -> Vec<(Bytes, String)> {
     infos
 }
 
-/// Whatever `again` does to a server leaves every lock as it was, and a new token is greater than all before.
+/// `again` leaves every lock of the server unchanged, and a new token is greater than all before.
 fn keeps_locks(mut server: Server, again: impl FnOnce(&mut Server)) {
     let mut raw = server.raw();
     make_locks(&mut raw);
     let newest = ask_token(&mut raw, "LOCK.ACQUIRE newest me LEASE 1000000");
-    let (before, told) = (Contents::read(&mut raw), infos(&mut raw));
+    let (before, received) = (Contents::read(&mut raw), infos(&mut raw));
     again(&mut server);
     let mut raw = server.raw();
     assert_eq!(Contents::read(&mut raw), before);
-    assert_eq!(infos(&mut raw), told);
+    assert_eq!(infos(&mut raw), received);
     let mut held = keys(&mut raw);
     held.retain(|key| !key.ends_with(b" shared"));
     for key in held {
@@ -252,7 +252,7 @@ fn debug_reload_keeps_every_lock() {
     });
 }
 
-/// What guarantees.md excepts from promise 6: nobody but the key knows of a token that was raised ahead of the clock.
+/// The exception to promise 6 in guarantees.md: only the key stores a token that was raised ahead of the clock.
 #[test]
 fn raised_token_is_unknown_to_other_keys_after_a_restart() {
     const MINUTES_59: i64 = 59 * 60 * 1_000_000;
@@ -278,7 +278,7 @@ fn lease_continues_while_server_is_down() {
     ask_token(&mut raw, "LOCK.ACQUIRE shared long SHARED LEASE 1000000");
     let end = unix_millis() + 150;
     server.kill9();
-    until(SOON, "the leases have run out", || unix_millis() > end);
+    until(SOON, "the leases have expired", || unix_millis() > end);
     server.restart();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE short you");
@@ -318,7 +318,7 @@ fn without_module(dir: &Path, appendonly: &str) -> Server {
 fn replica_without_module_follows() {
     let master = Server::start();
     let mut raw = master.raw();
-    // Some before it comes, and some while it follows.
+    // Some before the replica connects, and some afterwards.
     make_locks(&mut raw);
     let replica = Server::builder().without_module().start();
     replica.replica_of(&master);
@@ -338,7 +338,7 @@ fn replica_without_module_follows() {
     assert_eq!(error(&ask(&mut replica.raw(), "LOCK.INFO plain")).0, "ERR", "the module is not there");
 }
 
-/// A request that has no lease short enough to run out in between.
+/// A request without a lease that could end during the test.
 fn random_request(random: &mut Random) -> Vec<Bytes> {
     let key = *random.pick(&NAMES);
     let owner = *random.pick(&NAMES[..4]);

@@ -1,7 +1,7 @@
-//! Random requests on a real server, each answer and the state after it compared with the [model](crate::model).
+//! Random requests on a real server. Each reply, and the state after it, is compared with the [model](crate::model).
 //!
-//! An owner is a connection of its own that blocks, or one of those for whom a session asks and hears. All leases are longer
-//! than any wait, but for those that are made to end, and their end is awaited.
+//! An owner has a connection of its own that blocks, or requests through a session. All leases are longer than any wait,
+//! except those that a step ends and waits for.
 
 mod event_queue;
 
@@ -10,41 +10,41 @@ use std::collections::{BTreeMap, VecDeque};
 use redis::Value;
 use support::{Random, Raw, Server};
 
+use crate::lines::{Commands, Reply, SOON, arrives};
 use crate::model::{Answer, Model, Request, SHARED, Token};
-use crate::speak::{Reply, SOON, Speak, arrives};
 use event_queue::EventQueue;
 
 const LEASE: &str = "LEASE 3600000";
 
-/// How often in a hundred something is done; what is left of the hundred are requests.
+/// Percentages of the kinds of steps. The rest are requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
-    /// Connections, each with an owner of its own.
+    /// Connections, each with its own owner.
     pub owners: usize,
     /// Locks.
     pub keys: usize,
-    /// Releases of something held.
+    /// Releases of a hold.
     pub release: u64,
-    /// Renewals, releases of what is not held, forcing, expiry, waits that time out: all that is rare.
+    /// Rare steps: renewals, releases without a hold, forcing, expiry, waits that time out.
     pub rare: u64,
     /// Connections that break.
     pub crash: u64,
-    /// Waits that are ended by somebody else, for a connection that waits.
+    /// Waits that another client ends.
     pub unblock: u64,
     /// Requests for several keys, among all requests.
     pub several: u64,
     /// Requests that may wait, among all requests.
     pub wait: u64,
-    /// Sessions: every second owner is of one of them, and does not block. None: all block.
+    /// Sessions. With some, every second owner requests through one of them, and does not block.
     pub sessions: usize,
 }
 
-/// What happened, to show that a run was worth something.
+/// Counts what happened, to show that a run covered enough.
 #[derive(Clone, Debug, Default)]
 pub struct Seen(BTreeMap<&'static str, u64>);
 
 impl Seen {
-    /// How often.
+    /// The number of times that it happened.
     pub fn count(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or(0)
     }
@@ -54,25 +54,25 @@ impl Seen {
     }
 }
 
-/// A server and the model beside it.
+/// A server and its model.
 pub struct Run {
-    /// The server, with connections to it.
+    /// The server.
     pub server: Server,
-    /// What has happened.
+    /// What happened.
     pub seen: Seen,
     mix: Mix,
     random: Random,
     model: Model,
     clients: Vec<Raw>,
     event_queues: Vec<EventQueue>,
-    /// What the owners are called: one that was cancelled is used up, and goes on under another name.
+    /// The owners' names. An owner that was cancelled gets a new one.
     names: Vec<String>,
-    /// The last request of each owner, to be sent again.
+    /// The last request of each owner, for repetitions.
     lines: Vec<String>,
     ids: Vec<i64>,
     control: Raw,
     newest: i64,
-    /// The last things done, to be shown when the two differ.
+    /// The last steps, printed if server and model differ.
     story: VecDeque<String>,
 }
 
@@ -80,13 +80,17 @@ impl Drop for Run {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let story: Vec<&str> = self.story.iter().map(String::as_str).collect();
-            eprintln!("what was done last:\n{}", story.join("\n"));
+            eprintln!(
+                "the last steps:
+{}",
+                story.join("\n")
+            );
         }
     }
 }
 
 impl Run {
-    fn tell(&mut self, what: String) {
+    fn log(&mut self, what: String) {
         const LINES: usize = 60;
         if self.story.len() == LINES {
             self.story.pop_front();
@@ -94,7 +98,7 @@ impl Run {
         self.story.push_back(what);
     }
 
-    /// Nothing is held.
+    /// A run without any holds.
     pub fn new(server: Server, mix: Mix, random: Random) -> Self {
         let control = server.raw();
         let mut run = Self {
@@ -116,14 +120,14 @@ impl Run {
         run
     }
 
-    /// One random step and what follows from it.
+    /// Runs one random step.
     pub fn step(&mut self) {
         let mut owner = self.random.index(self.mix.owners);
         while self.model.waits(owner) {
             if self.random.chance(self.mix.unblock) {
                 return match self.session_of(owner) {
                     None => self.unblock(owner),
-                    Some(session) => self.cancel_or_ask_again(owner, session),
+                    Some(session) => self.cancel_or_repeat(owner, session),
                 };
             }
             if self.random.chance(self.mix.crash) {
@@ -146,7 +150,7 @@ impl Run {
         }
     }
 
-    /// Kills the server and starts it again from its append-only file.
+    /// Kills the server and restarts it from its append-only file.
     pub fn restart(&mut self) {
         self.server.kill9();
         self.server.restart();
@@ -157,7 +161,7 @@ impl Run {
         self.seen.note("restart");
     }
 
-    /// Compares every lock, and that nobody has a reply who should wait.
+    /// Compares every lock, and checks that waiting clients have no reply.
     #[track_caller]
     pub fn compare_all(&mut self) {
         for key in 0..self.mix.keys {
@@ -175,17 +179,17 @@ impl Run {
         self.event_queues = (0..self.mix.sessions).map(|_| EventQueue::new(&self.server)).collect();
     }
 
-    /// The session that asks for an owner, if one does.
+    /// The session through which an owner requests, if any.
     fn session_of(&self, owner: usize) -> Option<usize> {
         (self.mix.sessions > 0 && owner % 2 == 1).then(|| owner / 2 % self.mix.sessions)
     }
 
-    /// The reply to a request, none if it waits: a blocked client without a reply, or a session that will be told.
+    /// The reply to a request, or `None` if it waits: a client is blocked, or a session will get an event.
     fn begin(&mut self, owner: usize, line: &str) -> Option<Value> {
         self.lines[owner] = line.to_owned();
         match self.session_of(owner) {
             None => self.clients[owner].begin(line),
-            Some(_) => Some(self.clients[owner].say(line)).filter(|reply| !is_waiting(reply)),
+            Some(_) => Some(self.clients[owner].run(line)).filter(|reply| !is_waiting(reply)),
         }
     }
 
@@ -197,7 +201,7 @@ impl Run {
             line += " WAIT 1800000";
         }
         let reply = self.begin(owner, &line);
-        self.tell(format!("{line}: {reply:?}"));
+        self.log(format!("{line}: {reply:?}"));
         let expected = self.model.ask(&request, may_wait);
         match (expected, &reply) {
             (Answer::Waits, None) => self.seen.note("waits"),
@@ -253,14 +257,14 @@ impl Run {
         let mut all: Vec<usize> = (0..self.mix.keys).collect();
         let several = self.random.chance(self.mix.several);
         let count = if several { 2 + self.random.index(2) } else { 1 };
-        // Who holds some of several locks gets an error, but for re-entries.
+        // A holder of some of several locks gets an error, except for re-entries.
         let held = self.model.held_by(owner);
         if several && held.len() + count <= all.len() && self.random.chance(80) {
             all.retain(|key| !held.contains(key));
         }
         let keys = self.random.some(&all, count);
         let mut limit = if several { 1 } else { *self.random.pick(&[1, 2, 3, SHARED]) };
-        // Most who come again know the limit.
+        // Most repeated requests name the lock's limit.
         if let [key] = keys[..]
             && let Some(lock) = self.model.locks.get(&key)
             && self.random.chance(60)
@@ -288,10 +292,10 @@ impl Run {
             2 => line += &format!(" TOKEN {}", self.model.locks[&key].holders[&owner].token),
             _ => {}
         }
-        let reply = self.clients[owner].say(&line);
+        let reply = self.clients[owner].run(&line);
         let expected = self.model.release(owner, key, left);
         let expected = expected.map_or(Value::Nil, |left| Value::Int(i64::from(left == 0)));
-        self.tell(format!("{line}: {reply:?}"));
+        self.log(format!("{line}: {reply:?}"));
         assert_eq!(reply, expected, "{line} in {:#?}", self.model);
         self.seen.note("released");
         self.settle(&[key]);
@@ -303,26 +307,26 @@ impl Run {
         let name = self.names[owner].clone();
         match self.random.index(10) {
             0..3 => {
-                let reply = self.clients[owner].say(&format!("LOCK.RENEW k{key} {name} {LEASE}"));
+                let reply = self.clients[owner].run(&format!("LOCK.RENEW k{key} {name} {LEASE}"));
                 assert_eq!(reply, token.map_or(Value::Nil, Value::Int), "renewal in {:#?}", self.model);
-                self.tell(format!("renewal of k{key} by {name}"));
+                self.log(format!("renewal of k{key} by {name}"));
                 self.seen.note("renewal");
             }
             3..6 => {
                 let wrong = token.map_or(1, |token| token - 1);
-                let reply = self.clients[owner].say(&format!("LOCK.RELEASE k{key} {name} TOKEN {wrong}"));
-                assert!(reply.is_null(), "release under another token: {reply:?} in {:#?}", self.model);
+                let reply = self.clients[owner].run(&format!("LOCK.RELEASE k{key} {name} TOKEN {wrong}"));
+                assert!(reply.is_null(), "release with another token: {reply:?} in {:#?}", self.model);
                 self.seen.note("not held");
             }
             6 => {
-                let reply = self.clients[owner].say(&format!("LOCK.FORCE k{key}"));
+                let reply = self.clients[owner].run(&format!("LOCK.FORCE k{key}"));
                 let losers =
                     self.model.locks.get(&key).map_or(Vec::new(), |lock| lock.holders.keys().copied().collect());
                 for loser in losers {
-                    self.is_told_of_its_loss(key, loser, "forced");
+                    self.expect_lost_event(key, loser, "forced");
                 }
                 assert_eq!(reply, Value::Int(self.model.force(key) as i64));
-                self.tell(format!("k{key} forced"));
+                self.log(format!("k{key} forced"));
                 self.seen.note("forced");
             }
             7 => self.time_out(owner),
@@ -331,44 +335,44 @@ impl Run {
         self.settle(&[key]);
     }
 
-    /// A wait so short that it ends before anything else happens.
+    /// A wait that times out before any other step.
     fn time_out(&mut self, owner: usize) {
         let request = self.any_request(owner);
         if self.model.clone().ask(&request, true) == Answer::Waits {
             let line = self.line_of(&request) + " WAIT 1";
-            let reply = self.clients[owner].say(&line);
+            let reply = self.clients[owner].run(&line);
             match self.session_of(owner) {
                 None => assert!(reply.is_null(), "{reply:?}"),
                 Some(session) => {
                     assert!(is_waiting(&reply), "{reply:?}");
                     self.event_queues[session].timeout(&request.keys, &self.names[owner]);
-                    self.seen.note("told of its timeout");
+                    self.seen.note("read a timeout");
                 }
             }
             self.seen.note("timed out");
         }
     }
 
-    /// One lease ends, and its end is awaited.
+    /// Ends one lease, and waits for its end.
     fn expire(&mut self, key: usize) {
         let Some(lock) = self.model.locks.get(&key) else { return };
         let holders: Vec<usize> = lock.holders.keys().copied().collect();
         let holder = *self.random.pick(&holders);
-        let reply = self.control.say(&format!("LOCK.RENEW k{key} {} LEASE 1", self.names[holder]));
+        let reply = self.control.run(&format!("LOCK.RENEW k{key} {} LEASE 1", self.names[holder]));
         reply.token();
-        self.tell(format!("the lease of {} on k{key} ends", self.names[holder]));
-        self.is_told_of_its_loss(key, holder, "expired");
+        self.log(format!("the lease of {} on k{key} ends", self.names[holder]));
+        self.expect_lost_event(key, holder, "expired");
         self.model.end(holder, key);
         self.settle_later();
         self.seen.note("expired");
     }
 
-    /// Awaits the event if the hold is bound to a session: each such loss is told once.
-    fn is_told_of_its_loss(&mut self, key: usize, owner: usize, why: &str) {
+    /// If the hold is bound to a session, waits for its event: each such loss is notified once.
+    fn expect_lost_event(&mut self, key: usize, owner: usize, why: &str) {
         let hold = &self.model.locks[&key].holders[&owner];
         if let (Some(session), true) = (self.session_of(owner), hold.bound) {
             self.event_queues[session].lost(key, &self.names[owner], hold.token, why);
-            self.seen.note("told of its loss");
+            self.seen.note("read a loss");
         }
     }
 
@@ -380,11 +384,11 @@ impl Run {
         self.settle_later();
     }
 
-    /// Everybody for whom it asked is gone.
+    /// All owners that request through the session are affected.
     fn crash_session(&mut self, session: usize) {
         let fresh = EventQueue::new(&self.server);
         std::mem::replace(&mut self.event_queues[session], fresh).reset();
-        self.tell(format!("session {session} breaks its connection"));
+        self.log(format!("session {session} breaks its connection"));
         for owner in 0..self.mix.owners {
             if self.session_of(owner) == Some(session) {
                 self.model.crash(owner);
@@ -397,33 +401,33 @@ impl Run {
         let fresh = self.server.raw();
         std::mem::replace(&mut self.clients[owner], fresh).reset();
         self.ids[owner] = self.clients[owner].client_id();
-        self.tell(format!("o{owner} breaks its connection"));
+        self.log(format!("o{owner} breaks its connection"));
         self.model.crash(owner);
         self.seen.note("crash");
     }
 
     fn unblock(&mut self, owner: usize) {
         let line = format!("CLIENT UNBLOCK {}", self.ids[owner]);
-        assert_eq!(self.control.say(&line), Value::Int(1), "owner {owner} waits in {:#?}", self.model);
+        assert_eq!(self.control.run(&line), Value::Int(1), "owner {owner} waits in {:#?}", self.model);
         assert!(arrives(&mut self.clients[owner]).is_null());
         let keys = self.model.queue.iter().find(|request| request.owner == owner).map(|request| request.keys.clone());
-        self.tell(format!("o{owner} unblocked"));
+        self.log(format!("o{owner} unblocked"));
         self.model.leave(owner);
         self.seen.note("unblocked");
         self.settle(&keys.unwrap_or_default());
     }
 
-    /// Who waits by way of a session gives up, or asks once more and keeps its place.
-    fn cancel_or_ask_again(&mut self, owner: usize, session: usize) {
-        // An owner that holds something goes on under its name.
+    /// A session cancels a request, or repeats it and keeps its place.
+    fn cancel_or_repeat(&mut self, owner: usize, session: usize) {
+        // An owner with holds keeps its name.
         if self.model.held_by(owner).is_empty() && self.random.chance(50) {
             return self.cancel(owner, session);
         }
         let line = self.lines[owner].clone();
-        let reply = self.clients[owner].say(&line);
-        self.tell(format!("once more {line}: {reply:?}"));
+        let reply = self.clients[owner].run(&line);
+        self.log(format!("repeated {line}: {reply:?}"));
         assert!(is_waiting(&reply), "{reply:?} in {:#?}", self.model);
-        self.seen.note("asked again");
+        self.seen.note("repeated");
     }
 
     fn cancel(&mut self, owner: usize, session: usize) {
@@ -431,16 +435,16 @@ impl Run {
         let keys = request.map(|request| request.keys.clone()).unwrap_or_default();
         let key = *self.random.pick(&keys);
         let line = format!("LOCK.RELEASE k{key} {} ALL", self.names[owner]);
-        assert_eq!(self.clients[owner].say(&line), Value::Int(1), "{line} in {:#?}", self.model);
+        assert_eq!(self.clients[owner].run(&line), Value::Int(1), "{line} in {:#?}", self.model);
         self.event_queues[session].hears_of_withdrawal(&keys, &self.names[owner]);
         self.names[owner] = format!("o{owner}'{}", self.seen.count("cancelled"));
-        self.tell(line);
+        self.log(line);
         self.model.leave(owner);
         self.seen.note("cancelled");
         self.settle(&keys);
     }
 
-    /// Each client that was just granted gets the reply; then some of the state is compared.
+    /// Reads the replies of all clients that were granted a lock, and compares a part of the state.
     fn settle(&mut self, keys: &[usize]) {
         self.take_replies();
         for &key in keys {
@@ -453,7 +457,7 @@ impl Run {
         }
     }
 
-    /// The same after something that the server notices by itself.
+    /// The same after a change that the server notices later.
     fn settle_later(&mut self) {
         self.take_replies();
         for key in 0..self.mix.keys {
@@ -471,7 +475,7 @@ impl Run {
         let mut last: BTreeMap<usize, i64> = BTreeMap::new();
         let before = self.newest;
         for (request, token) in self.model.serve() {
-            let got = self.told_of_its_grant(&request);
+            let got = self.expect_granted_event(&request);
             match token {
                 Token::Same(token) => assert_eq!(got, token, "{request:?}"),
                 Token::New => assert!(got > before, "{request:?}: {got} is not greater than {before}"),
@@ -481,14 +485,14 @@ impl Run {
                 assert!(got >= previous, "{request:?} was served out of order");
             }
             self.newest = self.newest.max(got);
-            self.model.tell(&request, got);
-            self.tell(format!("served: {request:?}"));
+            self.model.record_token(&request, got);
+            self.log(format!("served: {request:?}"));
             self.seen.note("served");
         }
     }
 
-    /// Awaits the token of one that waited.
-    fn told_of_its_grant(&mut self, request: &Request) -> i64 {
+    /// Waits for the token of a queued request.
+    fn expect_granted_event(&mut self, request: &Request) -> i64 {
         if let Some(session) = self.session_of(request.owner) {
             self.seen.note("served by an event");
             return self.event_queues[session].granted(&request.keys, &self.names[request.owner]);
@@ -505,12 +509,12 @@ impl Run {
             Token::New => assert!(got > self.newest, "{request:?}: {got} is not greater than {}", self.newest),
         }
         self.newest = self.newest.max(got);
-        self.model.tell(request, got);
+        self.model.record_token(request, got);
     }
 
-    /// A lock as the server shows it.
+    /// A lock as the server reports it.
     fn actual(&mut self, key: usize) -> Option<Picture> {
-        let info = self.control.say(&format!("LOCK.INFO k{key}"));
+        let info = self.control.run(&format!("LOCK.INFO k{key}"));
         if info.is_null() {
             return None;
         }
@@ -525,7 +529,7 @@ impl Run {
         Some(Picture { limit, holders: holders.collect(), waiters: info.field("waiters").int() })
     }
 
-    /// A lock as it should be.
+    /// A lock as the model has it.
     fn expected(&self, key: usize) -> Option<Picture> {
         let waiters = self.model.waiters(key).len() as i64;
         let Some(lock) = self.model.locks.get(&key) else {
@@ -539,7 +543,7 @@ impl Run {
     }
 }
 
-/// What is compared of a lock. The limit of one that nobody holds says nothing.
+/// The compared properties of a lock. Without holders, the limit means nothing.
 #[derive(Debug, PartialEq, Eq)]
 struct Picture {
     limit: i64,

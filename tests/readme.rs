@@ -1,4 +1,4 @@
-//! What README.md and redis.conf.example show is what happens.
+//! README.md and redis.conf.example: what they show is what happens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,7 +25,7 @@ fn example_configuration_starts_server() {
     fs::create_dir_all(&dir).unwrap();
     let file = dir.join("redis.conf");
     fs::write(&file, example_with(&module_path().display().to_string())).unwrap();
-    // Without its own module argument: the file loads it.
+    // Without the module argument: the file loads the module.
     let server = Server::builder().without_module().dir(&dir).config_file(&file).start();
     for (name, value) in settings(&example_with("")) {
         if ["loadmodule", "bind", "port", "dir", "protected-mode"].contains(&name.as_str()) {
@@ -55,7 +55,7 @@ fn reference_has_every_command_with_syntax_of_help() {
     let server = Server::start();
     let list: Vec<String> =
         redis::cmd("COMMAND").arg(&["LIST", "FILTERBY", "MODULE", "holdfast"]).query(&mut server.connect()).unwrap();
-    // (LOCK.OWNER only refuses clients of earlier versions.)
+    // (LOCK.OWNER only returns an error to clients of earlier versions.)
     let there: BTreeSet<_> =
         list.into_iter().map(|name| name.to_uppercase()).filter(|name| name != "LOCK.OWNER").collect();
     let name = |syntax: &String| syntax.split(' ').next().unwrap_or_default().to_owned();
@@ -101,10 +101,10 @@ fn links_in_documents_resolve() {
             let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
             let folder = Path::new(file).parent().expect("a folder");
             let path = if path.is_empty() { PathBuf::from(file) } else { folder.join(path) };
-            assert!(workspace().join(&path).exists(), "{file} points at {target}");
+            assert!(workspace().join(&path).exists(), "{file} links to {target}");
             if !anchor.is_empty() {
                 let there = document(path.to_str().expect("UTF-8"));
-                assert!(there.lines().filter_map(heading).any(|it| it == anchor), "{file} points at {target}");
+                assert!(there.lines().filter_map(heading).any(|it| it == anchor), "{file} links to {target}");
             }
             links += 1;
         }
@@ -129,7 +129,7 @@ fn table_of_bounds_names_existing_tests() {
     }
 }
 
-/// The text of each source below a folder.
+/// The contents of each source file in a directory.
 fn sources(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -141,7 +141,7 @@ fn sources(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// What a line is called in links, if it is a heading.
+/// The anchor of a heading, or `None` for other lines.
 fn heading(line: &str) -> Option<String> {
     let text = line.strip_prefix('#')?.trim_start_matches('#').strip_prefix(' ')?;
     let kept = text.to_lowercase().replace(' ', "-");
@@ -168,7 +168,7 @@ fn row(line: &str) -> (String, String) {
     (cells.next().unwrap_or_default(), cells.next().unwrap_or_default())
 }
 
-/// The example with the one change that its reader has to make.
+/// The example, with the module path that its reader has to set.
 fn example_with(module: &str) -> String {
     let example = document("redis.conf.example");
     assert_eq!(example.lines().filter(|line| line.starts_with("loadmodule ")).count(), 1);
@@ -184,7 +184,7 @@ fn settings(text: &str) -> Vec<(String, String)> {
     lines.filter_map(|line| line.split_once(' ')).map(|(name, value)| (name.into(), value.into())).collect()
 }
 
-/// A value as `CONFIG GET` tells it: memory in bytes.
+/// A value as `CONFIG GET` returns it: memory in bytes.
 fn plain(value: &str) -> String {
     match value.strip_suffix("mb").and_then(|number| number.parse::<u64>().ok()) {
         Some(number) => (number << 20).to_string(),

@@ -1,5 +1,5 @@
-//! The module beside Redisson's scripts: the same steps give the same replies, the same hash, the same messages, and
-//! deadlines that differ in nothing but that a re-entry never shortens.
+//! The module beside Redisson's scripts: equal steps give equal replies, hashes and messages. Deadlines differ only in that a
+//! re-entry never shortens a lease.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,11 +10,11 @@ use support::{Random, Raw, Server, lua, until};
 use crate::common::{Bytes, NAMES, array, ask_ok, bytes, int, map, text};
 
 const STEPS: usize = 40_000;
-/// Steps sent at once. Their deadlines are compared to within the time that this takes.
+/// Steps in one batch. Their deadlines may differ by as long as a batch takes.
 const BATCH: usize = 250;
 const LOCKS: usize = 8;
 
-/// Who takes a step on the lock `here`. On its twin `there` the scripts take all.
+/// What executes a step on the lock `here`. On its twin `there`, the scripts execute all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Module,
@@ -29,7 +29,7 @@ enum Kind {
     Force,
 }
 
-/// The same step on both twins.
+/// One step, for both twins.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     kind: Kind,
@@ -40,7 +40,7 @@ struct Step {
     lease: u64,
 }
 
-/// What became of a step, in words that both understand.
+/// The outcome of a step, in terms that both share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Granted,
@@ -108,7 +108,7 @@ impl Scripts {
         }
     }
 
-    /// The command that takes a step on the lock `key`.
+    /// The command that executes a step on the lock `key`.
     fn command(&self, step: &Step, by: By, key: &[u8]) -> Vec<Bytes> {
         let lease = step.lease.to_string().into_bytes();
         let (script, name) = match step.kind {
@@ -129,7 +129,7 @@ impl Scripts {
     }
 }
 
-/// What a reply means.
+/// The outcome in a reply.
 #[track_caller]
 fn outcome(kind: Kind, by: By, reply: &Value) -> Outcome {
     match (by, kind, reply) {
@@ -150,7 +150,7 @@ fn outcome(kind: Kind, by: By, reply: &Value) -> Outcome {
     }
 }
 
-/// A lock as a step left it: hold counts, and when it ends.
+/// A lock after a step: hold counts, and its deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     holds: BTreeMap<Bytes, Bytes>,
@@ -174,9 +174,9 @@ struct Twins {
     raw: Raw,
     subscriber: Raw,
     scripts: Scripts,
-    /// Key here, key there.
+    /// The two keys of each lock.
     keys: Vec<[Bytes; 2]>,
-    /// Each lock here as the last step left it.
+    /// Each lock here after the last step.
     here: Vec<Seen>,
     newest_token: i64,
     outcomes: BTreeMap<String, u32>,
@@ -187,7 +187,7 @@ impl Twins {
     fn start() -> Self {
         let server = Server::start();
         let mut raw = server.raw();
-        // What has expired stays until somebody looks: the module must not take it for held.
+        // Expired keys stay until a command reads them: the module must not consider them held.
         ask_ok(&mut raw, "DEBUG SET-ACTIVE-EXPIRE 0");
         let mut subscriber = server.raw();
         subscriber.call(&[b"PSUBSCRIBE", b"redisson_lock__channel:*"]);
@@ -210,14 +210,14 @@ impl Twins {
     fn run(mut self, by: impl Fn(&mut Random) -> By) {
         for batch in 0..STEPS / BATCH {
             let steps: Vec<Step> = (0..BATCH).map(|_| self.step(&by)).collect();
-            self.take(&steps);
+            self.run_steps(&steps);
             if batch % 10 == 9 {
                 self.let_one_expire();
             }
         }
-        self.messages_are_the_same();
+        self.assert_equal_messages();
         for outcome in ["Granted", "Refused", "Left", "Free", "NotHeld", "Renewed"] {
-            assert!(self.outcomes[outcome] > 500, "the sequence has little of some: {:?}", self.outcomes);
+            assert!(self.outcomes[outcome] > 500, "too few of some outcome: {:?}", self.outcomes);
         }
     }
 
@@ -238,8 +238,8 @@ impl Twins {
         }
     }
 
-    /// Takes steps on both twins, looking at both after each.
-    fn take(&mut self, steps: &[Step]) {
+    /// Runs steps on both twins, and reads both after each.
+    fn run_steps(&mut self, steps: &[Step]) {
         let mut commands = Vec::new();
         for step in steps {
             let [here, there] = &self.keys[step.lock];
@@ -279,7 +279,7 @@ impl Twins {
         *self.outcomes.entry(format!("{done:?}")).or_default() += 1;
     }
 
-    /// A hold keeps its token; a new one has a greater one than any before.
+    /// A hold keeps its token. A new hold has a greater one than all before.
     fn check_token(&mut self, reply: &Value, before: &Seen, here: &Seen) {
         let token = int(reply);
         assert_eq!(here.token.as_deref(), Some(token.to_string().as_bytes()));
@@ -292,7 +292,7 @@ impl Twins {
         }
     }
 
-    /// One lock's lease runs out on both sides, and nobody looks.
+    /// Lets one lock's lease expire on both sides, unread.
     fn let_one_expire(&mut self) {
         let lock = self.random.below(LOCKS as u64) as usize;
         for key in &self.keys[lock] {
@@ -304,12 +304,12 @@ impl Twins {
             time[0] * 1000 + time[1] / 1000
         };
         let end = now(&mut self.raw) + 2;
-        until(std::time::Duration::from_secs(10), "the lease has run out", || now(&mut self.raw) > end);
+        until(std::time::Duration::from_secs(10), "the lease has expired", || now(&mut self.raw) > end);
         self.here[lock] = Seen { holds: BTreeMap::new(), token: None, deadline: -2 };
     }
 
-    /// On the channels of both twins the same was published as often.
-    fn messages_are_the_same(&mut self) {
+    /// Both twins' channels have received the same number of messages.
+    fn assert_equal_messages(&mut self) {
         const LAST: &[u8] = b"redisson_lock__channel:last";
         self.server.raw().call(&[b"PUBLISH", LAST, b"0"]);
         let mut counts: BTreeMap<Bytes, u32> = BTreeMap::new();

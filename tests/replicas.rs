@@ -1,4 +1,4 @@
-//! Grants and renewals that count only once enough replicas have them: `REPLICAS n`.
+//! `REPLICAS n`: grants and renewals that count once enough replicas have confirmed them.
 
 mod confirmed;
 mod crowd;

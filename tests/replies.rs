@@ -1,4 +1,4 @@
-//! Every reply of the protocol's tables, for names of any bytes, in both protocols.
+//! Every reply in the reference, for names of arbitrary bytes, in both protocols.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::common::{
     Bytes, Contents, NAMES, Protocol, array, ask, ask_int, ask_ok, ask_token, bytes, deadline, error, fields, int, map,
     text, token, unix_micros, unix_millis,
 };
-use crate::speak::Reply;
+use crate::lines::Reply;
 
 const NULL: Value = Value::Nil;
 const DEFAULT_LEASE: i64 = 30_000;
 
-/// A lock under some name, asked about by two owners.
+/// A lock with some name, and two owners.
 struct Case<'a> {
     raw: &'a mut Raw,
     protocol: Protocol,
@@ -23,14 +23,14 @@ struct Case<'a> {
     other: &'a [u8],
 }
 
-/// With every name as a key and as an owner, in both protocols; the lock is free.
+/// Runs `check` with every name as key and as owner, in both protocols. The lock is free.
 fn each(check: impl Fn(&mut Case)) {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
         let no_name: &[u8] = b"";
         for (index, key) in NAMES.into_iter().chain([no_name]).enumerate() {
-            // The key's own name, and others.
+            // The key's own name, and other names.
             for me in [index, index + 1, index + 5] {
                 let [me, other] = [me, me + 1].map(|index| NAMES[index % NAMES.len()]);
                 ask_ok(&mut raw, "FLUSHALL");
@@ -41,7 +41,7 @@ fn each(check: impl Fn(&mut Case)) {
 }
 
 impl Case<'_> {
-    /// `COMMAND key owner words…`
+    /// `COMMAND key owner option…`
     #[track_caller]
     fn call(&mut self, command: &str, owner: &[u8], rest: &str) -> Value {
         let mut words: Vec<&[u8]> = vec![command.as_bytes(), self.key, owner];
@@ -64,9 +64,9 @@ impl Case<'_> {
         self.call("LOCK.RENEW", self.me, rest)
     }
 
-    /// The lock is held as a mutex with this hold count and token, and by nobody else.
+    /// The lock is a mutex with this hold count and token, and has no other holder.
     #[track_caller]
-    fn is_held(&mut self, holds: i64, token: i64) {
+    fn assert_held(&mut self, holds: i64, token: i64) {
         let expected = BTreeMap::from([
             (self.me.to_vec(), holds.to_string().into_bytes()),
             (b"#fence".to_vec(), token.to_string().into_bytes()),
@@ -75,11 +75,11 @@ impl Case<'_> {
     }
 
     #[track_caller]
-    fn is_free(&mut self) {
+    fn assert_free(&mut self) {
         assert_eq!(self.raw.call(&[b"EXISTS", self.key]), Value::Int(0));
     }
 
-    /// What is left of the key's time, in ms.
+    /// The key's remaining time, in ms.
     #[track_caller]
     fn ttl(&mut self) -> i64 {
         int(&self.raw.call(&[b"PTTL", self.key]))
@@ -90,9 +90,9 @@ impl Case<'_> {
         deadline(self.raw, self.key)
     }
 
-    /// The lease that a step began is `lease` long.
+    /// Runs a step, and asserts that the lease which it starts is `lease` long.
     #[track_caller]
-    fn begins(&mut self, lease: i64, step: impl FnOnce(&mut Self) -> Value) -> Value {
+    fn starts_lease(&mut self, lease: i64, step: impl FnOnce(&mut Self) -> Value) -> Value {
         let before = unix_millis();
         let reply = step(self);
         let (deadline, after) = (self.deadline(), unix_millis());
@@ -100,9 +100,9 @@ impl Case<'_> {
         reply
     }
 
-    /// A command that is refused with null, as it is on the wire, and changes nothing.
+    /// Runs a command that returns the protocol's null and changes nothing.
     #[track_caller]
-    fn is_refused(&mut self, words: &[&[u8]]) {
+    fn assert_refused(&mut self, words: &[&[u8]]) {
         let before = Contents::read(self.raw);
         assert_eq!(self.raw.call_for_bytes(words), self.protocol.null(), "{words:?}");
         assert_eq!(Contents::read(self.raw), before, "{words:?}");
@@ -112,27 +112,27 @@ impl Case<'_> {
 #[test]
 fn acquire_returns_token_or_nil() {
     each(|case| {
-        let granted = case.begins(DEFAULT_LEASE, |case| case.acquire(""));
+        let granted = case.starts_lease(DEFAULT_LEASE, |case| case.acquire(""));
         let granted = token(&granted);
-        case.is_held(1, granted);
+        case.assert_held(1, granted);
         assert_eq!(case.acquire(""), Value::Int(granted), "a re-entry keeps the token");
-        case.is_held(2, granted);
-        case.is_refused(&[b"LOCK.ACQUIRE", case.key, case.other]);
-        case.is_refused(&[b"LOCK.ACQUIRE", case.key, case.other, b"HOLDS", b"2", b"LEASE", b"100000"]);
+        case.assert_held(2, granted);
+        case.assert_refused(&[b"LOCK.ACQUIRE", case.key, case.other]);
+        case.assert_refused(&[b"LOCK.ACQUIRE", case.key, case.other, b"HOLDS", b"2", b"LEASE", b"100000"]);
     });
 }
 
 #[test]
 fn reentry_never_shortens_lease() {
     each(|case| {
-        case.begins(60_000, |case| case.acquire("LEASE 60000"));
+        case.starts_lease(60_000, |case| case.acquire("LEASE 60000"));
         let deadline = case.deadline();
         for shorter in ["LEASE 1", "LEASE 50000", "", "HOLDS 1 LEASE 1", "HOLDS 9 LEASE 1"] {
             token(&case.acquire(shorter));
             assert_eq!(case.deadline(), deadline, "{shorter}");
         }
-        case.begins(90_000, |case| case.acquire("LEASE 90000"));
-        case.begins(120_000, |case| case.acquire("LEASE 120000 HOLDS 1"));
+        case.starts_lease(90_000, |case| case.acquire("LEASE 90000"));
+        case.starts_lease(120_000, |case| case.acquire("LEASE 120000 HOLDS 1"));
     });
 }
 
@@ -151,7 +151,7 @@ fn holds_raises_count_and_is_repeatable() {
             ("HOLDS 2147483647", 2_147_483_647),
         ] {
             assert_eq!(case.acquire(request), Value::Int(granted), "{request}");
-            case.is_held(holds, granted);
+            case.assert_held(holds, granted);
         }
     });
 }
@@ -159,20 +159,20 @@ fn holds_raises_count_and_is_repeatable() {
 #[test]
 fn release_returns_whether_holds_are_left_or_nil() {
     each(|case| {
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.me]);
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me]);
         let granted = token(&case.acquire("HOLDS 3 LEASE 60000"));
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.other]);
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.other, b"ALL"]);
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.other, b"HOLDS", b"0", b"LEASE", b"5"]);
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.other]);
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.other, b"ALL"]);
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.other, b"HOLDS", b"0", b"LEASE", b"5"]);
         let deadline = case.deadline();
         for left in [2, 1] {
             assert_eq!(case.release(""), Value::Int(0));
-            case.is_held(left, granted);
+            case.assert_held(left, granted);
             assert_eq!(case.deadline(), deadline, "without LEASE the deadline stays");
         }
         assert_eq!(case.release(""), Value::Int(1));
-        case.is_free();
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.me]);
+        case.assert_free();
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me]);
     });
 }
 
@@ -184,15 +184,15 @@ fn release_to_count_is_repeatable() {
             [("HOLDS 9", 9), ("HOLDS 2147483647", 9), ("HOLDS 4", 4), ("HOLDS 4", 4), ("HOLDS 6", 4), ("HOLDS 1", 1)]
         {
             assert_eq!(case.release(request), Value::Int(0), "{request}");
-            case.is_held(left, granted);
+            case.assert_held(left, granted);
         }
         assert_eq!(case.release("HOLDS 0"), Value::Int(1));
-        case.is_free();
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"HOLDS", b"0"]);
+        case.assert_free();
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me, b"HOLDS", b"0"]);
         token(&case.acquire("HOLDS 9"));
         assert_eq!(case.release("ALL"), Value::Int(1));
-        case.is_free();
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"ALL"]);
+        case.assert_free();
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me, b"ALL"]);
     });
 }
 
@@ -203,11 +203,11 @@ fn release_can_restart_lease_of_remaining_holds() {
         let steps =
             [("LEASE 90000", 90_000, 8), ("LEASE 20000 HOLDS 5", 20_000, 5), ("HOLDS 5 LEASE 70000", 70_000, 5)];
         for (request, lease, left) in steps {
-            assert_eq!(case.begins(lease, |case| case.release(request)), Value::Int(0), "{request}");
-            case.is_held(left, granted);
+            assert_eq!(case.starts_lease(lease, |case| case.release(request)), Value::Int(0), "{request}");
+            case.assert_held(left, granted);
         }
         assert_eq!(case.release("ALL LEASE 60000"), Value::Int(1));
-        case.is_free();
+        case.assert_free();
     });
 }
 
@@ -220,27 +220,27 @@ fn token_identifies_hold() {
         assert!(granted > old);
         for wrong in [old, granted + 1, 1, (1 << 53) - 1] {
             let wrong = wrong.to_string();
-            case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"TOKEN", wrong.as_bytes()]);
-            case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"ALL", b"TOKEN", wrong.as_bytes()]);
-            case.is_refused(&[b"LOCK.RENEW", case.key, case.me, b"TOKEN", wrong.as_bytes(), b"LEASE", b"5"]);
+            case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me, b"TOKEN", wrong.as_bytes()]);
+            case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me, b"ALL", b"TOKEN", wrong.as_bytes()]);
+            case.assert_refused(&[b"LOCK.RENEW", case.key, case.me, b"TOKEN", wrong.as_bytes(), b"LEASE", b"5"]);
         }
         assert_eq!(case.renew(&format!("TOKEN {granted}")), Value::Int(granted));
         assert_eq!(case.release(&format!("TOKEN {granted}")), Value::Int(0));
         assert_eq!(case.release(&format!("HOLDS 1 TOKEN {granted}")), Value::Int(0));
         assert_eq!(case.release(&format!("TOKEN {granted} ALL")), Value::Int(1));
-        case.is_free();
+        case.assert_free();
     });
 }
 
 #[test]
 fn renew_returns_token_or_nil() {
     each(|case| {
-        case.is_refused(&[b"LOCK.RENEW", case.key, case.me]);
+        case.assert_refused(&[b"LOCK.RENEW", case.key, case.me]);
         let granted = token(&case.acquire("HOLDS 2 LEASE 60000"));
-        case.is_refused(&[b"LOCK.RENEW", case.key, case.other, b"LEASE", b"100000"]);
+        case.assert_refused(&[b"LOCK.RENEW", case.key, case.other, b"LEASE", b"100000"]);
         for (request, lease) in [("LEASE 90000", 90_000), ("LEASE 20000", 20_000), ("", DEFAULT_LEASE)] {
-            assert_eq!(case.begins(lease, |case| case.renew(request)), Value::Int(granted), "{request}");
-            case.is_held(2, granted);
+            assert_eq!(case.starts_lease(lease, |case| case.renew(request)), Value::Int(granted), "{request}");
+            case.assert_held(2, granted);
         }
     });
 }
@@ -252,12 +252,12 @@ fn force_returns_number_of_holders() {
         assert_eq!(force(case), Value::Int(0));
         token(&case.acquire("HOLDS 5"));
         assert_eq!(force(case), Value::Int(1));
-        case.is_free();
+        case.assert_free();
         token(&case.acquire("SHARED"));
         token(&case.call("LOCK.ACQUIRE", case.other, "SHARED"));
         token(&case.call("LOCK.ACQUIRE", b"third", "SHARED"));
         assert_eq!(force(case), Value::Int(3));
-        case.is_free();
+        case.assert_free();
         assert_eq!(force(case), Value::Int(0));
     });
 }
@@ -265,7 +265,7 @@ fn force_returns_number_of_holders() {
 #[test]
 fn info_shows_holder() {
     each(|case| {
-        case.is_refused(&[b"LOCK.INFO", case.key]);
+        case.assert_refused(&[b"LOCK.INFO", case.key]);
         let granted = token(&case.acquire("HOLDS 3 LEASE 60000"));
         let reply = case.raw.call(&[b"LOCK.INFO", case.key]);
         assert_eq!(matches!(reply, Value::Map(_)), case.protocol == Protocol::Resp3, "{reply:?}");
@@ -317,21 +317,21 @@ fn redisson_lock_is_a_lock() {
             case.raw.call(&[b"PEXPIRE", case.key, b"60000"]);
         };
         make(case);
-        case.is_refused(&[b"LOCK.ACQUIRE", case.key, case.other]);
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.other]);
+        case.assert_refused(&[b"LOCK.ACQUIRE", case.key, case.other]);
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.other]);
         let granted = token(&case.acquire(""));
-        case.is_held(3, granted);
+        case.assert_held(3, granted);
         assert!(case.ttl() > 59_000, "a re-entry never shortens");
         assert_eq!(case.release("HOLDS 1"), Value::Int(0));
         assert_eq!(case.release(""), Value::Int(1));
-        case.is_free();
+        case.assert_free();
         make(case);
         assert_eq!(case.release(""), Value::Int(0), "released without ever being granted here");
         assert_eq!(fields(case.raw, case.key), BTreeMap::from([(case.me.to_vec(), b"1".to_vec())]));
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"TOKEN", b"1"]);
-        token(&case.begins(90_000, |case| case.renew("LEASE 90000")));
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me, b"TOKEN", b"1"]);
+        token(&case.starts_lease(90_000, |case| case.renew("LEASE 90000")));
         assert_eq!(case.raw.call(&[b"LOCK.FORCE", case.key]), Value::Int(1));
-        case.is_free();
+        case.assert_free();
     });
 }
 
@@ -340,11 +340,11 @@ fn lock_without_expiry_is_held_until_released() {
     each(|case| {
         let granted = token(&case.acquire(""));
         assert_eq!(case.raw.call(&[b"PERSIST", case.key]), Value::Int(1));
-        case.is_refused(&[b"LOCK.ACQUIRE", case.key, case.other]);
+        case.assert_refused(&[b"LOCK.ACQUIRE", case.key, case.other]);
         assert_eq!(case.acquire("LEASE 5"), Value::Int(granted));
         assert_eq!(case.ttl(), -1, "a re-entry never shortens");
         assert_eq!(case.release("ALL"), Value::Int(1));
-        case.is_free();
+        case.assert_free();
         token(&case.call("LOCK.ACQUIRE", case.other, ""));
     });
 }
@@ -353,10 +353,10 @@ fn lock_without_expiry_is_held_until_released() {
 fn hash_of_leftover_fields_is_free() {
     each(|case| {
         case.raw.call(&[b"HSET", case.key, b"#fence", b"1700000000000000", b"#limit", b"0", b"#@gone", b"5:6"]);
-        case.is_refused(&[b"LOCK.RELEASE", case.key, case.me]);
+        case.assert_refused(&[b"LOCK.RELEASE", case.key, case.me]);
         assert_eq!(case.raw.call(&[b"LOCK.FORCE", case.key]), Value::Int(0));
-        let granted = token(&case.begins(DEFAULT_LEASE, |case| case.acquire("")));
-        case.is_held(1, granted);
+        let granted = token(&case.starts_lease(DEFAULT_LEASE, |case| case.acquire("")));
+        case.assert_held(1, granted);
     });
 }
 
@@ -415,9 +415,9 @@ fn owner_star_is_this_connection() {
         assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key *"), 0);
         assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key * ALL"), 1);
     }
-    assert_eq!(runs[0], runs[1], "one run of the server");
+    assert_eq!(runs[0], runs[1], "both ids have the same run id");
     let elsewhere = ask(&mut Server::start().raw(), "LOCK.SESSION").field("id").text();
-    assert!(!elsewhere.starts_with(&runs[0]), "another server is another run");
+    assert!(!elsewhere.starts_with(&runs[0]), "another server has another run id");
 }
 
 #[test]
@@ -438,7 +438,7 @@ fn help_has_a_line_for_each_command() {
     }
 }
 
-/// Each makes a key `k` that is no lock.
+/// Each of them makes a key `k` that is not a lock.
 const NO_LOCKS: [&str; 23] = [
     "SET k value",
     "SET k 1",
@@ -508,7 +508,7 @@ fn tokens_increase_and_follow_clock() {
         let token = ask_token(raw, line);
         assert!(token > last, "{line}: {token} after {last}");
         assert!(token >= before, "{line}: {token} at {before}");
-        assert!(token < unix_micros() + 1_000_000, "{line}: {token} runs ahead of the clock");
+        assert!(token < unix_micros() + 1_000_000, "{line}: {token} is ahead of the clock");
         last = token;
     };
     for round in 0..200 {
@@ -583,7 +583,7 @@ fn commands_work_in_transactions_and_scripts() {
         let reply = ask(&mut raw, "EXEC");
         let [first, refused, left, second] = array(&reply) else { panic!("{reply:?}") };
         assert!(token(second) > token(first));
-        assert_eq!((refused, left), (&NULL, &Value::Int(1)), "WAIT is ignored where it may not block");
+        assert_eq!((refused, left), (&NULL, &Value::Int(1)), "WAIT is ignored where commands can't block");
 
         let script = "local refused = redis.call('LOCK.ACQUIRE', KEYS[1], 'me', 'WAIT', 0)
             local left = redis.call('LOCK.RELEASE', KEYS[1], 'you')
@@ -596,7 +596,7 @@ fn commands_work_in_transactions_and_scripts() {
     }
 }
 
-/// The reply of `LOCK.INFO`: these fields and no others.
+/// The reply of `LOCK.INFO`, with these fields and no others.
 #[derive(Debug)]
 struct Info {
     limit: i64,
@@ -656,14 +656,14 @@ impl Holder {
     }
 }
 
-/// Yes or no, in either protocol.
+/// A boolean, in either protocol.
 #[track_caller]
 fn flag(value: &Value) -> bool {
     match value {
         Value::Boolean(flag) => *flag,
         Value::Int(0) => false,
         Value::Int(1) => true,
-        other => panic!("neither yes nor no: {other:?}"),
+        other => panic!("not a boolean: {other:?}"),
     }
 }
 

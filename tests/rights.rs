@@ -1,5 +1,5 @@
-//! Rights: which user may lock, look, and break locks. On Redis 7.0 commands of modules are in no category of rights,
-//! and only rights that name commands reach them.
+//! ACL rules: which users may acquire, read, and force locks. Redis 7.0 has no categories for modules' commands, so only
+//! rules that name commands apply.
 
 use std::fs;
 
@@ -7,79 +7,79 @@ use redis::Value;
 use support::{Feature, Raw, Server, workspace};
 
 use crate::common::{FromFile, array, text};
-use crate::speak::{Reply, Speak};
+use crate::lines::{Commands, Reply};
 
-/// All but `LOCK.FORCE`, by name.
+/// All locking commands but `LOCK.FORCE`, by name.
 const LOCKING: &str = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew";
 const LOOKING: &str = "+lock.info +lock.waiters +lock.top +lock.session +lock.help";
 
-/// A connection of a user who has these rights over all keys.
+/// A connection of a user with these rights over all keys.
 #[track_caller]
 fn user(server: &Server, rights: &str) -> Raw {
     let mut connection = server.raw();
-    assert_eq!(connection.say(&format!("ACL SETUSER app reset on >secret ~* &* {rights}")), Value::Okay, "{rights}");
-    assert_eq!(connection.say("AUTH app secret"), Value::Okay);
+    assert_eq!(connection.run(&format!("ACL SETUSER app reset on >secret ~* &* {rights}")), Value::Okay, "{rights}");
+    assert_eq!(connection.run("AUTH app secret"), Value::Okay);
     connection
 }
 
 #[track_caller]
 fn is_denied(connection: &mut Raw, line: &str) {
-    let error = connection.say(line).error();
+    let error = connection.run(line).error();
     assert!(error.starts_with("NOPERM"), "{line}: {error}");
 }
 
-/// A user with these rights takes, renews and releases locks of every kind, and breaks none.
-fn locks_but_breaks_none(server: &Server, rights: &str) {
+/// A user with these rights can acquire, renew and release locks of every kind, and can't force them.
+fn assert_locks_but_does_not_force(server: &Server, rights: &str) {
     let mut connection = user(server, rights);
-    connection.say("LOCK.ACQUIRE key me").token();
-    connection.say("LOCK.RENEW key me").token();
+    connection.run("LOCK.ACQUIRE key me").token();
+    connection.run("LOCK.RENEW key me").token();
     is_denied(&mut connection, "LOCK.FORCE key");
-    assert_eq!(connection.say("LOCK.INFO key").field("holders").items().len(), 1, "{rights}");
-    assert_eq!(connection.say("LOCK.RELEASE key me"), Value::Int(1));
-    connection.say("LOCK.MACQUIRE 2 one two me WAIT 1").token();
-    assert_eq!(connection.say("LOCK.MRENEW 2 one two me").items().len(), 2);
-    assert_eq!(connection.say("LOCK.MRELEASE 2 one two me").items(), [Value::Int(1), Value::Int(1)]);
+    assert_eq!(connection.run("LOCK.INFO key").field("holders").items().len(), 1, "{rights}");
+    assert_eq!(connection.run("LOCK.RELEASE key me"), Value::Int(1));
+    connection.run("LOCK.MACQUIRE 2 one two me WAIT 1").token();
+    assert_eq!(connection.run("LOCK.MRENEW 2 one two me").items().len(), 2);
+    assert_eq!(connection.run("LOCK.MRELEASE 2 one two me").items(), [Value::Int(1), Value::Int(1)]);
     for line in ["LOCK.WAITERS key", "LOCK.TOP", "LOCK.SESSION", "LOCK.HELP"] {
-        assert!(!matches!(connection.say(line), Value::ServerError(_)), "{rights}: {line}");
+        assert!(!matches!(connection.run(line), Value::ServerError(_)), "{rights}: {line}");
     }
 }
 
 #[test]
 fn rights_that_name_commands_do_on_every_server() {
     let server = Server::start();
-    locks_but_breaks_none(&server, &format!("-@all {LOCKING} {LOOKING}"));
-    locks_but_breaks_none(&server, "+@all -@dangerous -lock.force");
+    assert_locks_but_does_not_force(&server, &format!("-@all {LOCKING} {LOOKING}"));
+    assert_locks_but_does_not_force(&server, "+@all -@dangerous -lock.force");
     is_denied(&mut user(&server, &format!("-@all {LOCKING}")), "GET key");
 
     let mut looker = user(&server, &format!("-@all {LOOKING}"));
-    assert!(looker.say("LOCK.INFO key").is_null());
+    assert!(looker.run("LOCK.INFO key").is_null());
     for line in ["LOCK.ACQUIRE key me", "LOCK.MRELEASE 1 key me", "LOCK.FORCE key"] {
         is_denied(&mut looker, line);
     }
     let mut breaker = user(&server, "-@all +lock.force");
-    server.raw().say("LOCK.ACQUIRE key me").token();
+    server.raw().run("LOCK.ACQUIRE key me").token();
     is_denied(&mut breaker, "LOCK.RELEASE key me");
-    assert_eq!(breaker.say("LOCK.FORCE key"), Value::Int(1));
+    assert_eq!(breaker.run("LOCK.FORCE key"), Value::Int(1));
 }
 
-/// The user of `redis.conf.example`, with rights as they stand there.
+/// The user in `redis.conf.example`, with the rights in that file.
 #[test]
 fn the_user_of_the_example_breaks_no_lock() {
     let example = fs::read_to_string(workspace().join("redis.conf.example")).expect("the example");
     let line = example.lines().find_map(|line| line.strip_prefix("# user app ")).expect("the example has a user");
     let it = FromFile::start("user", &[&format!("user app {line}"), "loadmodule MODULE"]);
     let mut connection = it.server.raw();
-    assert_eq!(connection.say("AUTH app secret"), Value::Okay);
-    connection.say("LOCK.ACQUIRE key me").token();
+    assert_eq!(connection.run("AUTH app secret"), Value::Okay);
+    connection.run("LOCK.ACQUIRE key me").token();
     is_denied(&mut connection, "LOCK.FORCE key");
     is_denied(&mut connection, "FLUSHALL");
-    assert_eq!(connection.say("LOCK.RELEASE key me"), Value::Int(1));
+    assert_eq!(connection.run("LOCK.RELEASE key me"), Value::Int(1));
 }
 
 /// The categories of a command. (Valkey 8.0 leaves modules out of `ACL CAT`.)
 #[track_caller]
 fn categories(connection: &mut Raw, command: &str) -> Vec<String> {
-    let reply = connection.say(&format!("COMMAND INFO {command}"));
+    let reply = connection.run(&format!("COMMAND INFO {command}"));
     array(&array(&array(&reply)[0])[6]).iter().map(text).collect()
 }
 
@@ -89,24 +89,24 @@ fn acl_categories_apply_where_the_server_has_them() {
     let warns = |line: &str| line.contains("holdfast") && line.contains("ACL category") && line.contains("-lock.force");
     let warned = server.log().lines().any(warns);
     if server.can(Feature::AclCategories) {
-        locks_but_breaks_none(&server, "+@lock -@dangerous");
+        assert_locks_but_does_not_force(&server, "+@lock -@dangerous");
         is_denied(&mut user(&server, "+@lock -@dangerous"), "GET key");
     }
     if server.can(Feature::CommandCategories) {
-        locks_but_breaks_none(&server, "+@all -@dangerous");
+        assert_locks_but_does_not_force(&server, "+@all -@dangerous");
         is_denied(&mut user(&server, "+@all -@write"), "LOCK.ACQUIRE key me");
-        assert!(user(&server, "-@all +@read").say("LOCK.INFO key").is_null());
-        assert!(!warned, "nothing is missing");
+        assert!(user(&server, "-@all +@read").run("LOCK.INFO key").is_null());
+        assert!(!warned, "the log warns of missing rights");
         return;
     }
     assert!(warned, "{}", server.log());
-    // What the log says, and the documents.
+    // The rule in the log and in the documents.
     for command in ["LOCK.ACQUIRE", "LOCK.FORCE", "LOCK.INFO"] {
         assert_eq!(categories(&mut server.raw(), command), Vec::<String>::new(), "{command}");
     }
-    user(&server, "+@all -@write").say("LOCK.ACQUIRE key me").token();
+    user(&server, "+@all -@write").run("LOCK.ACQUIRE key me").token();
     is_denied(&mut user(&server, "-@all +@read +@write"), "LOCK.INFO key");
-    assert_eq!(user(&server, "+@all -@dangerous").say("LOCK.FORCE key"), Value::Int(1));
+    assert_eq!(user(&server, "+@all -@dangerous").run("LOCK.FORCE key"), Value::Int(1));
 }
 
 const LOCKS: [&str; 12] = [
@@ -124,10 +124,10 @@ const LOCKS: [&str; 12] = [
     "LOCK.SESSION",
 ];
 const BREAKS: &str = "LOCK.FORCE app:lock";
-/// How clients find the server, in a cluster and with Sentinel.
+/// How clients discover servers, in a cluster and with Sentinel.
 const FINDS: [&str; 2] = ["CLUSTER SLOTS", "ROLE"];
 
-/// What the users in docs/operations.md may do, by their names, and what they may not.
+/// What the users in docs/operations.md may do, by their names, and what they may not do.
 fn allowed_and_denied(user: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     match user {
         "app" => (
@@ -142,23 +142,23 @@ fn allowed_and_denied(user: &str) -> (Vec<&'static str>, Vec<&'static str>) {
             (looks, vec![LOCKS[0], LOCKS[2], BREAKS, "GET app:value", "LOCK.INFO other"])
         }
         "breaker" => ([&[BREAKS], &LOCKS[8..11], &FINDS].concat(), vec![LOCKS[0], LOCKS[2], "LOCK.FORCE other"]),
-        other => panic!("what may {other} do?"),
+        other => panic!("unknown user {other}"),
     }
 }
 
-/// Whether the user that a line of an ACL file makes may do what it is meant to do, and nothing else.
-fn is_as_meant(server: &Server, line: &str) -> bool {
+/// Whether the user of an ACL line has exactly the intended rights.
+fn has_intended_rights(server: &Server, line: &str) -> bool {
     let mut words = line.split_whitespace().skip(1);
     let user = words.next().expect("a name");
     let rights = words.collect::<Vec<_>>().join(" ");
     let mut connection = server.raw();
-    if connection.say(&format!("ACL SETUSER {user} reset {rights}")) != Value::Okay {
+    if connection.run(&format!("ACL SETUSER {user} reset {rights}")) != Value::Okay {
         return false;
     }
-    assert_eq!(connection.say(&format!("AUTH {user} secret")), Value::Okay);
+    assert_eq!(connection.run(&format!("AUTH {user} secret")), Value::Okay);
     let (allowed, denied) = allowed_and_denied(user);
     let mut refused =
-        |line: &&str| matches!(connection.say(line), Value::ServerError(error) if error.code() == "NOPERM");
+        |line: &&str| matches!(connection.run(line), Value::ServerError(error) if error.code() == "NOPERM");
     !allowed.iter().any(&mut refused) && denied.iter().all(&mut refused)
 }
 
@@ -173,7 +173,7 @@ fn documented_acl_rules_grant_exactly_what_they_say() {
             let (servers, rest) = block.split_once('\n').expect("lines");
             let here = servers.split(' ').any(|it| it == "every-server" || version.starts_with(it));
             for line in rest.split("```").next().expect("an end").lines() {
-                assert_eq!(is_as_meant(&server, line), here, "{file}, {version}: {line}");
+                assert_eq!(has_intended_rights(&server, line), here, "{file}, {version}: {line}");
                 lines += 1;
             }
         }

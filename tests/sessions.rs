@@ -1,4 +1,4 @@
-//! Sessions: one connection that stands for a process.
+//! Sessions: a connection that represents a process.
 
 mod bindings;
 mod cluster;

@@ -1,4 +1,4 @@
-//! Where a setting may stand, and which place counts: the server's configuration before the module's arguments.
+//! Where a setting may be given, and what has precedence: the server's configuration over the module's arguments.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ fn rewritten_settings_count_besides_arguments() {
     let mut it = FromFile::start("arguments", &[arguments]);
     let mut raw = it.server.raw();
     has(&mut raw, &[("default-lease", "10000"), ("max-lease", "60000"), ("publish-releases", "no")]);
-    // To something else, and back to what it would be without arguments.
+    // To another value, and back to the default.
     for (name, value) in [("default-lease", "5000"), ("max-lease", "315360000000"), ("publish-releases", "yes")] {
         ask_ok(&mut raw, &format!("CONFIG SET holdfast.{name} {value}"));
     }
@@ -32,7 +32,7 @@ fn rewritten_settings_count_besides_arguments() {
         has(&mut raw, &[("max-waiters", "7"), ("detect-deadlocks", "yes")]);
         ask_ok(&mut raw, "CONFIG REWRITE");
     }
-    // And back to what the argument says.
+    // Back to the module's argument.
     let mut raw = it.server.raw();
     ask_ok(&mut raw, "CONFIG SET holdfast.default-lease 10000");
     ask_ok(&mut raw, "CONFIG REWRITE");
@@ -50,7 +50,7 @@ fn configuration_takes_precedence_over_arguments() {
     ] {
         let mut it = FromFile::start(purpose, &lines);
         has(&mut it.server.raw(), &[("default-lease", "5000"), ("detect-deadlocks", "no")]);
-        // What is set and not written back is gone.
+        // A setting that was not rewritten is lost.
         ask_ok(&mut it.server.raw(), "CONFIG SET holdfast.detect-deadlocks yes");
         it.server.restart();
         has(&mut it.server.raw(), &[("default-lease", "5000"), ("detect-deadlocks", "no")]);
@@ -67,7 +67,7 @@ fn module_loadex_config_takes_precedence_over_arguments() {
     has(&mut raw, &[("default-lease", "5000"), ("max-waiters", "7")]);
     ask_ok(&mut raw, "CONFIG SET holdfast.max-waiters 8");
     ask_ok(&mut raw, "MODULE UNLOAD holdfast");
-    // Nothing is left of the last time.
+    // No setting of the last round remains.
     ask_ok(&mut raw, &format!("MODULE LOAD {path}"));
     has(&mut raw, &[("default-lease", "30000"), ("max-waiters", "0")]);
 }

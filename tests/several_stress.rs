@@ -1,5 +1,4 @@
-//! Random requests for several of ten locks from fifty connections: no two holders at once, nobody is passed over,
-//! nobody waits for ever.
+//! Random requests for several of ten locks from fifty connections: mutual exclusion, fairness, and no wait without an end.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::thread;
@@ -8,13 +7,13 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use support::{Random, Raw, Server};
 
-use crate::speak::{Reply, Speak, encode, setting};
+use crate::lines::{Commands, Reply, encode, setting};
 
 const CONNECTIONS: usize = 50;
 const KEYS: usize = 10;
 const NOBODY: usize = usize::MAX;
 
-/// What must be true of one lock.
+/// The state of one lock, as its holders report it.
 struct Inside {
     holder: AtomicUsize,
     token: AtomicI64,
@@ -23,9 +22,9 @@ struct Inside {
 impl Inside {
     fn enter(&self, who: usize, token: i64) {
         let before = self.holder.swap(who, Ordering::SeqCst);
-        assert_eq!(before, NOBODY, "{who} came in while {before} was inside");
+        assert_eq!(before, NOBODY, "{who} was granted the lock while {before} held it");
         let last = self.token.swap(token, Ordering::SeqCst);
-        assert!(token > last, "token {token} came after {last}");
+        assert!(token > last, "token {token} follows {last}");
     }
 
     fn leave(&self, who: usize) {
@@ -33,7 +32,7 @@ impl Inside {
     }
 }
 
-/// What one connection saw.
+/// What one connection counted.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     granted: u64,
@@ -77,12 +76,12 @@ fn random_requests_for_several_locks_never_overlap() {
         sum(|tally| tally.timed_out),
         sum(|tally| tally.broken),
     );
-    assert!(tallies.iter().all(|tally| tally.granted > 0), "somebody got nothing: {tallies:?}");
-    assert!(passed_by > 5, "there was no crowd");
+    assert!(tallies.iter().all(|tally| tally.granted > 0), "a connection got no lock: {tallies:?}");
+    assert!(passed_by > 5, "too little contention");
 
     let mut viewer = server.raw();
-    let left = |viewer: &mut Raw| (0..KEYS).filter(|key| !viewer.say(&format!("LOCK.INFO k{key}")).is_null()).count();
-    support::until(Duration::from_secs(30), "nobody holds or waits", || left(&mut viewer) == 0);
+    let left = |viewer: &mut Raw| (0..KEYS).filter(|key| !viewer.run(&format!("LOCK.INFO k{key}")).is_null()).count();
+    support::until(Duration::from_secs(30), "no holds and waits are left", || left(&mut viewer) == 0);
 }
 
 struct Worker<'a> {
@@ -112,15 +111,15 @@ impl<'a> Worker<'a> {
         thread::sleep(Duration::from_micros(self.random.index(4000) as u64));
     }
 
-    /// Asks, and goes away while the answer is on its way.
+    /// Sends a request, and disconnects before the reply.
     fn abandon(&mut self, keys: &[usize]) {
-        self.connection.post(&self.line(keys, " WAIT 0"));
+        self.connection.send_line(&self.line(keys, " WAIT 0"));
         thread::sleep(Duration::from_micros(self.random.index(3000) as u64));
         self.reconnect();
     }
 
-    /// Every holder counts the holders of a key before it leaves. So the difference from the moment of the request, which
-    /// the server executes together with the first reading, to that of the grant is who was let in before.
+    /// Counts the grants ahead of this one. Every holder increments a counter of the key before it releases. The first reading is
+    /// in the same packet as the request.
     fn request(&mut self, keys: &[usize], wait: &str) {
         let names = keys.iter().map(|key| format!("count:{key}")).collect::<Vec<_>>().join(" ");
         let (count, line) = (format!("MGET {names}"), self.line(keys, wait));
@@ -138,11 +137,11 @@ impl<'a> Worker<'a> {
         }
         self.tally.granted += 1;
         self.tally.longest = self.tally.longest.max(sent.elapsed());
-        let after = counts(&self.connection.say(&count));
+        let after = counts(&self.connection.run(&count));
         for (before, after) in before.iter().zip(after) {
             let passed_by = after - before;
-            // Each of the others may have been ahead once, and comes behind when it comes again.
-            assert!(passed_by < CONNECTIONS as i64, "{passed_by} were let in ahead of {line}");
+            // Each other connection may have been ahead once. Its next request is behind this one.
+            assert!(passed_by < CONNECTIONS as i64, "{passed_by} requests were granted before {line}");
             self.tally.passed_by = self.tally.passed_by.max(passed_by);
         }
         self.work(keys);
@@ -151,7 +150,7 @@ impl<'a> Worker<'a> {
 
     fn work(&mut self, keys: &[usize]) {
         let lines: Vec<String> = keys.iter().map(|key| format!("INCR count:{key}")).collect();
-        self.connection.say_all(&lines);
+        self.connection.run_all(&lines);
         if self.random.chance(30) {
             thread::sleep(Duration::from_micros(self.random.index(1000) as u64));
         }
@@ -167,7 +166,7 @@ impl<'a> Worker<'a> {
         }
         let names = keys.iter().map(|key| format!("k{key}")).collect::<Vec<_>>().join(" ");
         let line = format!("LOCK.MRELEASE {} {names} * TOKEN {token}", keys.len());
-        let left = self.connection.say(&line);
+        let left = self.connection.run(&line);
         assert!(left.items().iter().all(|left| *left == Value::Int(1)), "{line}: {left:?}");
     }
 

@@ -1,4 +1,4 @@
-//! What a server sends its replicas, as they see it: a hand-off that is torn there is one that a failover loses half of.
+//! The replication stream: a hand-off must be one unit there, or a failover could lose half of it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,20 +8,20 @@ use redis::{Parser, Value};
 use support::{Family, Raw, Server};
 
 use crate::common::{Bytes, array, bytes, spelled_out};
-use crate::waiter::{Tell, Waiter};
+use crate::waiter::{Commands, Waiter};
 
-/// The stream of one server, from the moment on at which it was opened.
+/// A server's replication stream, from its opening on.
 struct Stream {
     from: BufReader<TcpStream>,
-    // It reads ahead: what it has is the stream's next.
+    // The parser reads ahead.
     parser: Parser,
 }
 
-/// Commands that a replica carries out together: one, or those of a transaction.
+/// Commands that a replica executes together: one, or those of a transaction.
 type Step = Vec<Vec<Bytes>>;
 
 impl Stream {
-    /// Does as a replica does that never heard of partial copies, and throws the copy away.
+    /// Connects like a replica without partial synchronisation, and discards the copy.
     fn open(server: &Server) -> Self {
         let mut socket = TcpStream::connect(server.addr()).expect("connects");
         socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a valid time");
@@ -30,7 +30,7 @@ impl Stream {
         let length = loop {
             let mut line = String::new();
             from.read_line(&mut line).expect("the copy comes");
-            // Until it comes the server sends empty lines, to show that it lives.
+            // Until then the server sends empty lines as keepalives.
             if let Some(length) = line.strip_prefix('$') {
                 break length.trim_end().parse().expect("a length");
             }
@@ -40,11 +40,11 @@ impl Stream {
         Self { from, parser: Parser::new() }
     }
 
-    /// All that the server has written by now, spelled out.
+    /// All that the server has written so far, as plain commands.
     fn steps(&mut self, client: &mut Raw) -> Vec<Step> {
         let plain = Server::builder().without_module().start();
         let mut plain = plain.raw();
-        client.order("SET the-end of-this-test");
+        client.run_ok("SET the-end of-this-test");
         let mut steps = Vec::new();
         loop {
             let mut step = vec![self.command()];
@@ -76,7 +76,7 @@ impl Stream {
     }
 }
 
-/// Where in the stream the words first stand together in a command.
+/// The first unit with a command that contains all of the words.
 fn place(steps: &[Step], words: &[&str]) -> usize {
     let holds = |command: &Vec<Bytes>| words.iter().all(|word| command.contains(&word.as_bytes().to_vec()));
     let place = steps.iter().position(|step| step.iter().any(holds));
@@ -92,29 +92,29 @@ fn show(steps: &[Step]) -> String {
 fn hand_off(commands: &[&str]) -> (Server, Vec<Step>, i64) {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut stream = Stream::open(&server);
     let mut waiter = Waiter::start(&server, "key", "waiter");
-    client.tell(commands);
+    client.send_lines(commands);
     let token = waiter.token();
     let steps = stream.steps(&mut server.raw());
     (server, steps, token)
 }
 
-/// The step that grants takes away the lock of `holder` as well, and names owner, token and deadline.
+/// The unit that grants also ends the hold of `holder`, and has owner, token and deadline.
 #[track_caller]
-fn is_one_step(steps: &[Step], token: i64) {
+fn assert_one_unit(steps: &[Step], token: i64) {
     let grant = place(steps, &["HSET", "key", "waiter"]);
     assert_eq!(grant, place(steps, &["key", &token.to_string()]));
     assert_eq!(grant, place(steps, &["PEXPIREAT", "key"]), "{}", show(steps));
     let freed = steps
         .iter()
-        .position(|step| step.iter().any(|command| takes_away(command)))
+        .position(|step| step.iter().any(|command| ends_hold(command)))
         .unwrap_or_else(|| panic!("{}", show(steps)));
-    assert_eq!(grant, freed, "freed and granted in steps of their own: {}", show(steps));
+    assert_eq!(grant, freed, "freed and granted in two units: {}", show(steps));
 }
 
-fn takes_away(command: &[Bytes]) -> bool {
+fn ends_hold(command: &[Bytes]) -> bool {
     let is = |name: &[u8]| command[0].eq_ignore_ascii_case(name);
     let key = || command[1] == b"key";
     (is(b"DEL") || is(b"UNLINK")) && key() || is(b"HDEL") && key() && command[2] == b"holder"
@@ -123,67 +123,66 @@ fn takes_away(command: &[Bytes]) -> bool {
 #[test]
 fn release_and_grant_are_one_unit() {
     let (_server, steps, token) = hand_off(&["LOCK.RELEASE key holder"]);
-    is_one_step(&steps, token);
+    assert_one_unit(&steps, token);
 }
 
 #[test]
 fn force_and_grant_are_one_unit() {
     let (_server, steps, token) = hand_off(&["LOCK.FORCE key"]);
-    is_one_step(&steps, token);
+    assert_one_unit(&steps, token);
 }
 
 #[test]
 fn release_in_transaction_is_one_unit() {
     let (_server, steps, token) =
         hand_off(&["MULTI", "SET before x", "LOCK.RELEASE key holder", "SET after x", "EXEC"]);
-    is_one_step(&steps, token);
+    assert_one_unit(&steps, token);
     assert_eq!(place(&steps, &["before"]), place(&steps, &["after"]), "{}", show(&steps));
     assert_eq!(place(&steps, &["before"]), place(&steps, &["waiter"]), "{}", show(&steps));
 }
 
-/// Where the server lets a module write at the end of somebody else's step, the grant is part of that step; before, it
-/// follows in one of its own. It never comes first.
+/// If a module may write at the end of another command's unit, the grant is part of that unit. Otherwise it follows in a unit
+/// of its own, and never precedes it.
 #[test]
 fn del_and_grant_reach_replica_in_order() {
     let (server, steps, token) = hand_off(&["DEL key"]);
     let version = server.version();
     if version.at_least(Family::Redis, 7, 2) || version.family == Family::Valkey {
-        return is_one_step(&steps, token);
+        return assert_one_unit(&steps, token);
     }
     let grant = place(&steps, &["HSET", "key", "waiter"]);
     assert_eq!(grant, place(&steps, &["PEXPIREAT", "key"]), "{}", show(&steps));
     assert!(place(&steps, &["DEL", "key"]) < grant, "{}", show(&steps));
 }
 
-/// A replica hears of the expiry before it hears of the grant.
 #[test]
 fn expiry_reaches_replica_before_grant() {
     let (_server, steps, _) = hand_off(&["PEXPIRE key 50"]);
     let grant = place(&steps, &["HSET", "key", "waiter"]);
     let freed = steps
         .iter()
-        .position(|step| step.iter().any(|command| takes_away(command)))
+        .position(|step| step.iter().any(|command| ends_hold(command)))
         .unwrap_or_else(|| panic!("{}", show(&steps)));
     assert!(freed <= grant, "{}", show(&steps));
     let order: Vec<&Vec<Bytes>> = steps[grant].iter().collect();
     let granted = order.iter().position(|command| command[0] == b"HSET").expect("it is there");
-    assert!(!order[granted..].iter().any(|command| takes_away(command)), "{}", show(&steps));
+    assert!(!order[granted..].iter().any(|command| ends_hold(command)), "{}", show(&steps));
 }
 
-/// Nor are refusals and failed attempts.
+/// Including refusals and failed attempts.
 #[test]
 fn requests_are_not_replicated() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut stream = Stream::open(&server);
     let waiter = Waiter::start(&server, "key", "waiter");
     for line in
         ["LOCK.ACQUIRE key newcomer", "LOCK.RELEASE key newcomer", "LOCK.RENEW key newcomer", "LOCK.FORCE another"]
     {
-        client.order(line);
+        client.run_ok(line);
     }
-    client.order(&format!("CLIENT UNBLOCK {}", waiter.id));
+    client.run_ok(&format!("CLIENT UNBLOCK {}", waiter.id));
     let steps = stream.steps(&mut client);
     assert!(steps.is_empty(), "{}", show(&steps));
 }

@@ -1,5 +1,5 @@
-//! Two hundred connections want twenty locks, with everything that can go wrong going wrong: what each of them saw is
-//! put together afterwards and checked.
+//! Two hundred connections use twenty locks, with faults of every kind. Afterwards, the tests check what each connection
+//! recorded.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -10,57 +10,57 @@ use redis::Value;
 use support::{Random, Raw, Server, until};
 
 use crate::common::{info_number, unix_micros};
-use crate::speak::setting;
-use crate::waiter::{SOON, Speak, Tell, blocked_clients, figure, until_nobody_waits};
+use crate::lines::setting;
+use crate::waiter::{Commands, SOON, blocked_clients, figure, until_no_waiters};
 
 const CONNECTIONS: usize = 200;
 const KEYS: u64 = 20;
 const LEASES: std::ops::Range<u64> = 20..400;
 const WAITS: std::ops::Range<u64> = 1..500;
-/// A lock that somebody wanted was free for longer: a wake-up was lost. Far more than a busy machine makes of it.
+/// If a requested lock was free for longer, a wake-up was lost. Far longer than a busy machine takes.
 const LOST: i64 = 5_000_000;
-/// A deadline is a whole number of milliseconds, a token one of microseconds.
+/// A deadline is in milliseconds, a token in microseconds.
 const MILLI: i64 = 1000;
-/// What a server may have grown by, in bytes: tables that were larger for a while.
+/// By how many bytes the server may have grown: tables that were larger for a while.
 const GROWTH: i64 = 256 << 10;
 
 type Micros = i64;
 
-/// A hold as its holder knows it. Times are those of the clock that servers and tests share.
+/// A hold, as its holder recorded it, by the clock that servers and tests share.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     key: u64,
     owner: usize,
-    /// Also a moment before the grant, when the server looked at the clock.
+    /// Just before the grant, when the server read the clock.
     token: i64,
     asked: Micros,
     heard: Micros,
-    /// When the holder stopped counting on it: it gave it back, or the lease was over.
+    /// When the holder stopped using it: before its release, or at its deadline.
     end: Micros,
-    /// When it was over for the server at the latest.
+    /// When it had ended on the server, at the latest.
     gone: Micros,
 }
 
-/// A `DEL` or `LOCK.FORCE`, which happened in between.
+/// A `DEL` or `LOCK.FORCE`, and when it happened.
 #[derive(Clone, Copy, Debug)]
-struct Broken {
+struct Forced {
     key: u64,
     from: Micros,
     to: Micros,
 }
 
-/// How the requests of one connection ended.
+/// The outcomes of one connection's requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     granted: u64,
     in_vain: u64,
-    broken_off: u64,
+    unblocked: u64,
     cut_off: u64,
 }
 
 struct Stress {
     server: Server,
-    /// The connections' ids, 0 while one has none.
+    /// The connections' client ids; 0 for a closed connection.
     clients: Vec<AtomicI64>,
     over: AtomicBool,
 }
@@ -74,46 +74,46 @@ fn random_clients_never_hold_a_lock_twice() {
         over: AtomicBool::new(false),
     };
     let mut random = Random::new();
-    // What a server allocates once and keeps is there before it is measured.
+    // The server allocates some memory once and keeps it. This happens before the measurement.
     stress.run(Duration::from_secs(1), &mut random);
     let before = settled_memory(&stress.server);
-    let (holds, broken, tally) = stress.run(duration, &mut random);
+    let (holds, forced, tally) = stress.run(duration, &mut random);
     figure(format_args!(
-        "stress: {} grants ({} holds known), {} in vain, {} waits broken off, {} connections cut off, {} locks broken, {} s",
+        "stress: {} grants ({} holds known), {} not granted, {} waits unblocked, {} connections closed, {} locks forced, {} s",
         tally.granted,
         holds.len(),
         tally.in_vain,
-        tally.broken_off,
+        tally.unblocked,
         tally.cut_off,
-        broken.len(),
+        forced.len(),
         duration.as_secs()
     ));
-    assert!(tally.granted > CONNECTIONS as u64 && tally.broken_off > 0 && tally.cut_off > 0, "{tally:?}");
+    assert!(tally.granted > CONNECTIONS as u64 && tally.unblocked > 0 && tally.cut_off > 0, "{tally:?}");
 
-    tokens_only_grow(&holds);
-    let longest_gap = (0..KEYS).map(|key| check_key(key, &holds, &broken)).max().unwrap_or_default();
-    figure(format_args!("stress: longest time a wanted lock was free: {longest_gap} µs"));
-    nothing_is_left(&stress.server, before);
+    assert_tokens_increase(&holds);
+    let longest_gap = (0..KEYS).map(|key| check_key(key, &holds, &forced)).max().unwrap_or_default();
+    figure(format_args!("stress: longest time a requested lock was free: {longest_gap} µs"));
+    assert_nothing_left(&stress.server, before);
 }
 
 impl Stress {
-    /// Everybody at once for this long, and then until every request has ended.
-    fn run(&self, duration: Duration, random: &mut Random) -> (Vec<Hold>, Vec<Broken>, Tally) {
+    /// Runs all workers for this long, and then until every request has ended.
+    fn run(&self, duration: Duration, random: &mut Random) -> (Vec<Hold>, Vec<Forced>, Tally) {
         self.over.store(false, Ordering::SeqCst);
-        let (workers, broken) = thread::scope(|threads| {
+        let (workers, forced) = thread::scope(|threads| {
             let workers: Vec<_> = (0..CONNECTIONS)
                 .map(|number| {
                     let mut worker = Worker::new(self, number, random.fork());
                     threads.spawn(move || worker.work())
                 })
                 .collect();
-            let mut trouble = random.fork();
-            let trouble = threads.spawn(move || self.make_trouble(&mut trouble));
+            let mut faults = random.fork();
+            let faults = threads.spawn(move || self.inject_faults(&mut faults));
             thread::sleep(duration);
             self.over.store(true, Ordering::SeqCst);
-            let broken = trouble.join().expect("the trouble-maker came to its end");
+            let forced = faults.join().expect("the faults-maker came to its end");
             let workers: Vec<_> = workers.into_iter().map(|it| it.join().expect("every request ended")).collect();
-            (workers, broken)
+            (workers, forced)
         });
         let mut all = Tally::default();
         let mut holds = Vec::new();
@@ -121,27 +121,27 @@ impl Stress {
             holds.extend(its);
             all.granted += tally.granted;
             all.in_vain += tally.in_vain;
-            all.broken_off += tally.broken_off;
+            all.unblocked += tally.unblocked;
             all.cut_off += tally.cut_off;
         }
-        (holds, broken, all)
+        (holds, forced, all)
     }
 
     fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Everything that is going on happens at once for a server that was at something else for `millis` ms.
+    /// Stalls the server for `millis` ms, so that it finds many events at once.
     fn stall(&self, millis: u64) {
         self.server.stop();
         thread::sleep(Duration::from_millis(millis));
         self.server.cont();
     }
 
-    /// Kills and unblocks clients, breaks locks, and stalls the server.
-    fn make_trouble(&self, random: &mut Random) -> Vec<Broken> {
+    /// Kills and unblocks clients, forces locks, and stalls the server.
+    fn inject_faults(&self, random: &mut Random) -> Vec<Forced> {
         let mut client = self.server.raw();
-        let mut broken = Vec::new();
+        let mut forced = Vec::new();
         while !self.is_over() {
             thread::sleep(Duration::from_millis(random.below(10)));
             let victim = random.pick(&self.clients).load(Ordering::SeqCst);
@@ -150,21 +150,21 @@ impl Stress {
                 self.stall(random.below(150));
             }
             match random.below(6) {
-                0 | 1 if victim > 0 => drop(client.say(&format!("CLIENT KILL ID {victim}"))),
-                2 => drop(client.order(&format!("CLIENT UNBLOCK {victim}"))),
-                3 => drop(client.order(&format!("CLIENT UNBLOCK {victim} ERROR"))),
-                4 => broken.push(breaks(&mut client, key, "DEL")),
-                _ => broken.push(breaks(&mut client, key, "LOCK.FORCE")),
+                0 | 1 if victim > 0 => drop(client.run(&format!("CLIENT KILL ID {victim}"))),
+                2 => drop(client.run_ok(&format!("CLIENT UNBLOCK {victim}"))),
+                3 => drop(client.run_ok(&format!("CLIENT UNBLOCK {victim} ERROR"))),
+                4 => forced.push(force(&mut client, key, "DEL")),
+                _ => forced.push(force(&mut client, key, "LOCK.FORCE")),
             }
         }
-        broken
+        forced
     }
 }
 
-fn breaks(client: &mut Raw, key: u64, command: &str) -> Broken {
+fn force(client: &mut Raw, key: u64, command: &str) -> Forced {
     let from = unix_micros();
-    client.order(&format!("{command} key-{key}"));
-    Broken { key, from, to: unix_micros() }
+    client.run_ok(&format!("{command} key-{key}"));
+    Forced { key, from, to: unix_micros() }
 }
 
 struct Worker<'a> {
@@ -198,25 +198,25 @@ impl<'a> Worker<'a> {
         loop {
             self.stress.clients[self.number].store(0, Ordering::SeqCst);
             self.raw = self.stress.server.raw();
-            // Even this may fail: the trouble-maker knows the connection by then.
-            if let Some(Value::Int(id)) = self.say("CLIENT ID") {
+            // Even this may fail: the fault injector may kill the connection already.
+            if let Some(Value::Int(id)) = self.run("CLIENT ID") {
                 self.stress.clients[self.number].store(id, Ordering::SeqCst);
                 return;
             }
         }
     }
 
-    /// The reply, or none if the connection has been ended.
+    /// The reply, or `None` if the connection was closed.
     fn say(&mut self, line: &str) -> Option<Value> {
         self.raw.send(&crate::common::words(line)).ok()?;
         match self.raw.read() {
             Ok(reply) => Some(reply),
-            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => panic!("{line}: never answered"),
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => panic!("{line}: no reply"),
             Err(_) => None,
         }
     }
 
-    /// One request and what follows from it; none if the connection has been ended.
+    /// One request and its consequences; `None` if the connection was closed.
     fn request(&mut self) -> Option<()> {
         let (key, owner) = (self.random.below(KEYS), self.number);
         let lease = LEASES.start + self.random.below(LEASES.end - LEASES.start);
@@ -227,11 +227,11 @@ impl<'a> Worker<'a> {
         };
         let line = format!("LOCK.ACQUIRE key-{key} owner-{owner} LEASE {lease}{wait}");
         if self.random.chance(8) {
-            self.goes_without_waiting_for_the_reply(&line);
+            self.disconnect_without_reply(&line);
             return None;
         }
         let asked = unix_micros();
-        let reply = self.say(&line)?;
+        let reply = self.run(&line)?;
         let heard = unix_micros();
         match reply {
             Value::Int(token) => {
@@ -242,12 +242,12 @@ impl<'a> Worker<'a> {
                 self.tally.in_vain += 1;
                 Some(())
             }
-            // A cycle closes when it waits while a lock that it left to its lease is waited for.
+            // It closes a cycle if another client waits for a lock that this one left to its lease.
             Value::ServerError(error) if ["UNBLOCKED", "DEADLOCK"].contains(&error.code()) => {
                 self.tally.in_vain += 1;
                 Some(())
             }
-            // Its own, on a connection that it has left: the grant was on its way, and the server has not seen the end yet.
+            // An earlier request of this owner on a closed connection was granted, and the server has not noticed the end yet.
             Value::ServerError(error) if error.details().is_some_and(|why| why.contains("is being confirmed")) => {
                 self.tally.in_vain += 1;
                 Some(())
@@ -256,22 +256,22 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Closes or resets the connection while it may be waiting, may be granted, or may have been.
-    fn goes_without_waiting_for_the_reply(&mut self, line: &str) {
-        self.tally.broken_off += 1;
+    /// Closes or resets the connection around the time of the grant.
+    fn disconnect_without_reply(&mut self, line: &str) {
+        self.tally.unblocked += 1;
         self.stress.clients[self.number].store(0, Ordering::SeqCst);
         let mut raw = std::mem::replace(&mut self.raw, self.stress.server.raw());
-        // Its end may have come already, by the trouble-maker.
+        // The fault injector may have closed it already.
         let _ = raw.send(&crate::common::words(line));
         thread::sleep(Duration::from_micros(self.random.below(20_000)));
         if self.random.chance(50) { raw.reset() } else { raw.close() }
     }
 
-    /// Holds the lock for a while, and releases it, or lets it expire, or is cut off.
+    /// Holds the lock for a while, and then releases it, lets it expire, or disconnects.
     fn hold(&mut self, mut hold: Hold, lease: u64) -> Option<()> {
         let Hold { key, owner, token, .. } = hold;
-        // An earlier request of this owner may have been granted without its knowing: then this was a re-entry, which
-        // keeps the token of a grant that was longer ago than the request, and the deadline that is later.
+        // An unread grant of this owner may exist: then this was a re-entry, which keeps the older token and the later
+        // deadline.
         let granted = token.max(hold.asked);
         let deadline = granted + lease as i64 * MILLI - MILLI;
         let latest = hold.heard + LEASES.end as i64 * MILLI;
@@ -281,8 +281,8 @@ impl<'a> Worker<'a> {
         hold.end = release.min(deadline);
         let reply = match self.random.below(10) {
             0 => None,
-            1..5 => Some(self.say(&format!("LOCK.RELEASE key-{key} owner-{owner} TOKEN {token} ALL"))),
-            _ => Some(self.say(&format!("LOCK.RELEASE key-{key} owner-{owner} ALL"))),
+            1..5 => Some(self.run(&format!("LOCK.RELEASE key-{key} owner-{owner} TOKEN {token} ALL"))),
+            _ => Some(self.run(&format!("LOCK.RELEASE key-{key} owner-{owner} ALL"))),
         };
         hold.gone = if matches!(reply, Some(Some(_))) { unix_micros().min(latest) } else { latest };
         self.holds.push(hold);
@@ -297,8 +297,8 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// A request that was made after somebody heard of a token got a greater one, on whatever key; and no two the same.
-fn tokens_only_grow(holds: &[Hold]) {
+/// A request that is sent after a token was read gets a greater token, for all keys. Tokens are unique.
+fn assert_tokens_increase(holds: &[Hold]) {
     let mut of: HashMap<i64, (u64, usize)> = HashMap::new();
     for hold in holds {
         let known = of.insert(hold.token, (hold.key, hold.owner));
@@ -313,31 +313,30 @@ fn tokens_only_grow(holds: &[Hold]) {
     for hold in asked {
         while let Some(earlier) = heard.next_if(|it| it.heard < hold.asked) {
             let newest = newest.entry(earlier.key).or_default();
-            *newest = earlier.token.max(*newest);
         }
-        // The same if it still held it.
+        // The same token if the owner still held the lock.
         let before = newest.get(&hold.key).copied().unwrap_or_default();
-        assert!(hold.token >= before, "after {before} had been heard of: {hold:?}");
+        assert!(hold.token >= before, "after {before} was read: {hold:?}");
     }
 }
 
-/// Nobody counted on the lock at the same time as somebody else; the longest time that it was free although its next
-/// holder was waiting.
-fn check_key(key: u64, holds: &[Hold], broken: &[Broken]) -> i64 {
+/// No two owners held the lock at the same time. Returns the longest time that the lock was free while its next holder
+/// waited.
+fn check_key(key: u64, holds: &[Hold], forced: &[Forced]) -> i64 {
     let mut holds: Vec<Hold> = holds.iter().filter(|hold| hold.key == key).copied().collect();
     holds.sort_by_key(|hold| (hold.token, hold.asked));
-    let broken: Vec<&Broken> = broken.iter().filter(|it| it.key == key).collect();
+    let forced: Vec<&Forced> = forced.iter().filter(|it| it.key == key).collect();
     for hold in &mut holds {
-        // A holder whose lock was broken could not know: up to there it held the lock.
-        let breaks = broken.iter().filter(|it| it.to >= hold.token && it.from <= hold.end);
-        if let Some(first) = breaks.map(|it| it.from).min() {
+        // The holder of a forced lock could not know: it held the lock until then.
+        let force = forced.iter().filter(|it| it.to >= hold.token && it.from <= hold.end);
+        if let Some(first) = force.map(|it| it.from).min() {
             hold.end = first;
         }
     }
     let mut longest = 0;
     for (before, next) in holds.iter().zip(holds.iter().skip(1)).filter(|(before, next)| before.token != next.token) {
-        // Not by the token: a server that was stopped between looking at the clock and at the key gives one from before.
-        assert!(before.end <= next.heard, "{} µs together:\n{before:?}\n{next:?}", before.end - next.heard);
+        // Not by the token: a server that was paused between reading the clock and the key returns an earlier one.
+        assert!(before.end <= next.heard, "two holders for {} µs:\n{before:?}\n{next:?}", before.end - next.heard);
         if next.asked < before.end {
             let gap = next.token - before.gone;
             assert!(gap < LOST, "free for {gap} µs:\n{before:?}\n{next:?}");
@@ -347,11 +346,11 @@ fn check_key(key: u64, holds: &[Hold], broken: &[Broken]) -> i64 {
     longest
 }
 
-fn nothing_is_left(server: &Server, memory_before: i64) {
-    until_nobody_waits(server);
+fn assert_nothing_left(server: &Server, memory_before: i64) {
+    until_no_waiters(server);
     assert_eq!(blocked_clients(server), 0);
     let mut client = server.raw();
-    until(SOON, "every lease is over", || client.say("DBSIZE") == Value::Int(0));
+    until(SOON, "every lease has expired", || client.run("DBSIZE") == Value::Int(0));
     for field in ["waiters", "contended_locks", "bound_holds"] {
         assert_eq!(info_number(server, "holdfast", &format!("holdfast_{field}")), 0, "{field}");
     }
@@ -360,7 +359,7 @@ fn nothing_is_left(server: &Server, memory_before: i64) {
     assert!(grown < GROWTH, "memory has grown by {grown} bytes");
 }
 
-/// The server's memory once it has freed what it caches after many clients.
+/// The server's memory once it has freed its caches.
 fn settled_memory(server: &Server) -> i64 {
     let mut before = i64::MAX;
     until(SOON, "memory has settled", || {
@@ -376,15 +375,15 @@ fn some_hold(owner: usize, from: Micros, to: Micros) -> Hold {
 }
 
 #[test]
-#[should_panic(expected = "490 µs together")]
+#[should_panic(expected = "two holders for 490 µs")]
 fn check_finds_two_holders() {
     check_key(0, &[some_hold(1, 10_000, 20_500), some_hold(2, 20_000, 30_000)], &[]);
 }
 
 #[test]
 fn check_allows_forced_locks() {
-    let broken = Broken { key: 0, from: 19_900, to: 20_100 };
-    check_key(0, &[some_hold(1, 10_000, 20_500), some_hold(2, 20_000, 30_000)], &[broken]);
+    let forced = Forced { key: 0, from: 19_900, to: 20_100 };
+    check_key(0, &[some_hold(1, 10_000, 20_500), some_hold(2, 20_000, 30_000)], &[forced]);
 }
 
 #[test]
@@ -395,15 +394,15 @@ fn check_finds_lost_wake_up() {
 }
 
 #[test]
-#[should_panic(expected = "had been heard of")]
+#[should_panic(expected = "was read")]
 fn check_finds_token_that_does_not_increase() {
     let stale = Hold { token: 9_999, ..some_hold(2, 20_000, 30_000) };
-    tokens_only_grow(&[some_hold(1, 10_000, 20_000), stale]);
+    assert_tokens_increase(&[some_hold(1, 10_000, 20_000), stale]);
 }
 
 #[test]
 #[should_panic(expected = "one token for")]
 fn check_finds_repeated_token() {
     let twin = Hold { key: 1, ..some_hold(2, 10_000, 20_000) };
-    tokens_only_grow(&[some_hold(1, 10_000, 20_000), twin]);
+    assert_tokens_increase(&[some_hold(1, 10_000, 20_000), twin]);
 }

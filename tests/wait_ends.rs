@@ -7,6 +7,5 @@ mod replaced;
 mod server;
 mod way;
 
-/// Until a deadline comes, in milliseconds: for that long the machine may stand still while a test does what must be done
-/// before.
+/// Milliseconds until a deadline: a machine may pause for that long while a test does what has to precede the deadline.
 const AHEAD: u64 = 1500;

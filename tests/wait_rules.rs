@@ -1,4 +1,4 @@
-//! The rules of waiting: who is served, when the lease begins, what does not wait, and what one sees of it.
+//! The rules of waiting: who is granted, when the lease begins, what does not wait, and what clients can read of the queue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use redis::Value;
 use support::{Raw, Server, eventually, until};
 
 use crate::common::{Bytes, array, bytes, deadline, error, info_number, int, map};
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, count_waiters, holders_in_hash, until_nobody_waits};
+use crate::waiter::{Commands, SOON, Waiter, assert_held, count_waiters, holders_in_hash, until_no_waiters};
 
-/// Long enough to see that nothing happens.
+/// Long enough to notice an unexpected reply.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 /// A server whose lock `key` is held by `holder`.
 fn held() -> (Server, Raw, i64) {
     let server = Server::start();
     let mut client = server.raw();
-    let held = client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let held = client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     (server, client, held)
 }
 
@@ -27,37 +27,37 @@ fn waiters_are_granted_in_order_of_arrival() {
         (0..50).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
     let mut holder = "holder".to_owned();
     for number in 0..queue.len() {
-        assert!(queue[number..].iter_mut().all(Waiter::waits), "nobody before its turn");
-        assert_eq!(client.say(&format!("LOCK.RELEASE key {holder} TOKEN {token}")), Value::Int(1));
+        assert!(queue[number..].iter_mut().all(Waiter::waits), "the others still wait");
+        assert_eq!(client.run(&format!("LOCK.RELEASE key {holder} TOKEN {token}")), Value::Int(1));
         let next = queue[number].token();
         assert!(next > token);
         (holder, token) = (format!("waiter-{number}"), next);
         assert_held(&mut client, "key", &holder);
     }
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[test]
 fn each_key_and_database_has_its_own_queue() {
     let (server, mut client, _) = held();
-    client.take("LOCK.ACQUIRE other holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE other holder LEASE 60000");
     let mut elsewhere = server.raw();
-    elsewhere.order("SELECT 1");
-    elsewhere.take("LOCK.ACQUIRE key holder LEASE 60000");
+    elsewhere.run_ok("SELECT 1");
+    elsewhere.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut here = Waiter::start(&server, "key", "waiter");
     let mut other = Waiter::start(&server, "other", "waiter");
     let mut there = {
         let mut raw = server.raw();
-        raw.order("SELECT 1");
+        raw.run_ok("SELECT 1");
         Waiter::on(raw, &server, "LOCK.ACQUIRE key waiter WAIT 0")
     };
-    elsewhere.order("LOCK.RELEASE key holder");
+    elsewhere.run_ok("LOCK.RELEASE key holder");
     there.token();
     assert!(here.waits() && other.waits());
-    client.order("LOCK.RELEASE other holder");
+    client.run_ok("LOCK.RELEASE other holder");
     other.token();
     assert!(here.waits());
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     here.token();
 }
 
@@ -69,11 +69,11 @@ fn released_lock_goes_to_waiter_before_new_request() {
         let mut waiter = Waiter::start(&server, "key", "waiter");
         let (release, again) = match round % 2 {
             0 => {
-                client.tell(&["LOCK.RELEASE key holder", "LOCK.ACQUIRE key holder"]);
+                client.send_lines(&["LOCK.RELEASE key holder", "LOCK.ACQUIRE key holder"]);
                 (client.read().unwrap(), client.read().unwrap())
             }
             _ => {
-                client.tell(&["MULTI", "LOCK.RELEASE key holder", "LOCK.ACQUIRE key holder", "EXEC"]);
+                client.send_lines(&["MULTI", "LOCK.RELEASE key holder", "LOCK.ACQUIRE key holder", "EXEC"]);
                 let replies: Vec<Value> = (0..4).map(|_| client.read().unwrap()).collect();
                 let executed = array(&replies[3]);
                 (executed[0].clone(), executed[1].clone())
@@ -82,12 +82,12 @@ fn released_lock_goes_to_waiter_before_new_request() {
         assert_eq!((release, again), (Value::Int(1), Value::Nil), "round {round}");
         waiter.token();
         assert_held(&mut client, "key", "waiter");
-        client.order("LOCK.RELEASE key waiter");
-        client.take("LOCK.ACQUIRE key holder LEASE 60000");
+        client.run_ok("LOCK.RELEASE key waiter");
+        client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     }
 }
 
-/// The same when the lock was freed by a command of the server's own.
+/// The same if another command deleted the key.
 #[test]
 fn deleted_lock_goes_to_waiter_before_new_request() {
     let (server, mut client, _) = held();
@@ -99,18 +99,18 @@ fn deleted_lock_goes_to_waiter_before_new_request() {
         for transaction in [false, true] {
             let mut waiter = Waiter::start(&server, "key", "waiter");
             if transaction {
-                client.tell(&["MULTI", commands[0], commands[1], "EXEC"]);
+                client.send_lines(&["MULTI", commands[0], commands[1], "EXEC"]);
                 let replies: Vec<Value> = (0..4).map(|_| client.read().unwrap()).collect();
                 assert_eq!(array(&replies[3])[1], Value::Nil, "{commands:?} in a transaction");
             } else {
-                client.tell(&commands);
+                client.send_lines(&commands);
                 client.read().unwrap();
                 assert_eq!(client.read().unwrap(), Value::Nil, "{commands:?}");
             }
             waiter.token();
             assert_held(&mut client, "key", "waiter");
-            client.order("LOCK.RELEASE key waiter");
-            client.take("LOCK.ACQUIRE key holder LEASE 60000");
+            client.run_ok("LOCK.RELEASE key waiter");
+            client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
         }
     }
 }
@@ -119,17 +119,17 @@ fn deleted_lock_goes_to_waiter_before_new_request() {
 fn new_request_queues_behind_unserved_waiter() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key reader SHARED LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key reader SHARED LEASE 60000");
     let mut writer = Waiter::start(&server, "key", "writer");
-    assert_eq!(client.say("LOCK.ACQUIRE key newcomer SHARED"), Value::Nil, "the writer is ahead");
+    assert_eq!(client.run("LOCK.ACQUIRE key newcomer SHARED"), Value::Nil, "the writer is ahead");
     let mut second = Waiter::sending(&server, "LOCK.ACQUIRE key second SHARED WAIT 0");
     let mut third = Waiter::sending(&server, "LOCK.ACQUIRE key third SHARED WAIT 0");
     let mut last = Waiter::start(&server, "key", "last");
-    client.order("LOCK.RELEASE key reader");
+    client.run_ok("LOCK.RELEASE key reader");
     writer.token();
     assert!(second.waits() && third.waits());
-    client.order("LOCK.RELEASE key writer");
-    assert!(second.token() < third.token(), "both, in their order");
+    client.run_ok("LOCK.RELEASE key writer");
+    assert!(second.token() < third.token(), "in the order of the queue");
     assert!(last.waits());
     let names: Vec<String> = holders_in_hash(&mut client, "key").into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["second", "third"]);
@@ -140,7 +140,7 @@ fn lease_starts_at_grant() {
     let (server, mut client, _) = held();
     let mut waiter = Waiter::sending(&server, "LOCK.ACQUIRE key waiter LEASE 600000 WAIT 0");
     assert!(!eventually(Duration::from_millis(300), || !waiter.waits()));
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     let granted = waiter.token();
     assert_eq!(deadline(&mut client, b"key") - granted / 1000, 600_000, "ms from the grant on");
 }
@@ -148,31 +148,36 @@ fn lease_starts_at_grant() {
 #[test]
 fn request_without_wait_does_not_wait() {
     let (server, mut client, _) = held();
-    assert_eq!(client.say("LOCK.ACQUIRE key newcomer"), Value::Nil);
-    assert_eq!(client.say("LOCK.ACQUIRE key newcomer LIMIT 2"), Value::Nil);
+    assert_eq!(client.run("LOCK.ACQUIRE key newcomer"), Value::Nil);
+    assert_eq!(client.run("LOCK.ACQUIRE key newcomer LIMIT 2"), Value::Nil);
     assert_eq!(count_waiters(&mut client, "key"), 0);
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[test]
 fn free_lock_is_granted_immediately_with_wait() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key reader SHARED WAIT 0");
-    client.take("LOCK.ACQUIRE key second SHARED WAIT 1");
-    client.take("LOCK.ACQUIRE free holder WAIT 0");
+    client.get_token("LOCK.ACQUIRE key reader SHARED WAIT 0");
+    client.get_token("LOCK.ACQUIRE key second SHARED WAIT 1");
+    client.get_token("LOCK.ACQUIRE free holder WAIT 0");
 }
 
 #[test]
 fn request_does_not_wait_in_transaction() {
     let (server, mut client, _) = held();
-    client.tell(&["MULTI", "LOCK.ACQUIRE key newcomer WAIT 0", "LOCK.MACQUIRE 2 free key newcomer WAIT 0", "EXEC"]);
+    client.send_lines(&[
+        "MULTI",
+        "LOCK.ACQUIRE key newcomer WAIT 0",
+        "LOCK.MACQUIRE 2 free key newcomer WAIT 0",
+        "EXEC",
+    ]);
     for _ in 0..3 {
         client.read().unwrap();
     }
     assert_eq!(client.read().unwrap(), Value::Array(vec![Value::Nil, Value::Nil]));
     assert_eq!(count_waiters(&mut client, "key"), 0);
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[test]
@@ -182,7 +187,7 @@ fn request_does_not_wait_in_script() {
     let reply = client.call(&[b"EVAL", script, b"1", b"key"]);
     assert_eq!(reply, Value::Array(vec![Value::Nil, Value::BulkString(b"went on".into())]));
     assert_eq!(count_waiters(&mut client, "key"), 0);
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[test]
@@ -194,13 +199,13 @@ fn script_acquires_free_lock() {
     assert_held(&mut client, "key", "script");
 }
 
-/// Requests behind a waiting one run after it.
+/// Commands behind a waiting one in a pipeline run after it.
 #[test]
 fn pipeline_keeps_its_order() {
     let (server, mut client, _) = held();
     let mut waiter = server.raw();
     let id = waiter.client_id();
-    waiter.tell(&[
+    waiter.send_lines(&[
         "ECHO before",
         "LOCK.ACQUIRE key waiter WAIT 0",
         "LOCK.RELEASE key waiter",
@@ -208,14 +213,14 @@ fn pipeline_keeps_its_order() {
         "CLIENT ID",
     ]);
     assert_eq!(waiter.read().unwrap(), Value::BulkString(b"before".into()));
-    assert!(!eventually(A_WHILE, || !waiter.pending()), "nothing overtakes the wait");
+    assert!(!eventually(A_WHILE, || !waiter.pending()), "later commands wait");
     let mut behind = Waiter::start(&server, "key", "behind");
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     let first = int(&waiter.read().unwrap());
     assert_eq!(waiter.read().unwrap(), Value::Int(1));
     let between = behind.token();
-    assert!(waiter.pending(), "its second request queues like anybody's");
-    client.order("LOCK.RELEASE key behind");
+    assert!(waiter.pending(), "its second request is queued like any other");
+    client.run_ok("LOCK.RELEASE key behind");
     let second = int(&waiter.read().unwrap());
     assert!(first < between && between < second);
     assert_eq!(waiter.read().unwrap(), Value::Int(id));
@@ -228,8 +233,8 @@ mod same_owner {
     fn owner_reenters_while_others_wait() {
         let (server, mut client, token) = held();
         let mut waiter = Waiter::start(&server, "key", "waiter");
-        assert_eq!(client.say("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token));
-        assert_eq!(server.raw().say("LOCK.ACQUIRE key holder"), Value::Int(token), "from any connection");
+        assert_eq!(client.run("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token));
+        assert_eq!(server.raw().run("LOCK.ACQUIRE key holder"), Value::Int(token), "from any connection");
         assert_eq!(holders_in_hash(&mut client, "key"), [("holder".to_owned(), "3".to_owned())]);
         assert!(waiter.waits());
     }
@@ -242,14 +247,14 @@ mod same_owner {
         let mut between = Waiter::start(&server, "key", "between");
         let mut two = Waiter::start(&server, "key", "twice");
         assert_eq!(one.error(), "SUPERSEDED");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         let token = two.token();
         assert_held(&mut client, "key", "twice");
         assert!(between.waits());
-        assert_eq!(client.say("LOCK.ACQUIRE key twice WAIT 0"), Value::Int(token), "one hold, one token");
-        assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(0));
+        assert_eq!(client.run("LOCK.ACQUIRE key twice WAIT 0"), Value::Int(token), "one hold, one token");
+        assert_eq!(client.run("LOCK.RELEASE key twice"), Value::Int(0));
         assert!(!eventually(A_WHILE, || !between.waits()));
-        assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(1));
+        assert_eq!(client.run("LOCK.RELEASE key twice"), Value::Int(1));
         between.token();
     }
 
@@ -260,35 +265,35 @@ mod same_owner {
         let mut one = Waiter::sending(&server, line);
         let mut two = Waiter::sending(&server, line);
         assert_eq!(one.error(), "SUPERSEDED");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         let token = two.token();
-        assert_eq!(client.say(line), Value::Int(token), "asked again, when the other is answered");
+        assert_eq!(client.run(line), Value::Int(token), "a repetition, once the other has its reply");
         assert_held(&mut client, "key", "twice");
     }
 
-    /// A hundred connections of one owner: each takes over the position of the one before.
+    /// A hundred connections of one owner: each takes over the position of the previous one.
     #[test]
     fn owner_is_granted_once_for_repeated_requests() {
         let (server, mut client, _) = held();
         let mut waiters: Vec<Waiter> = (0..100).map(|_| Waiter::start(&server, "key", "many")).collect();
         let mut last = Waiter::start(&server, "key", "last");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         waiters.pop().expect("a hundred").token();
         waiters.iter_mut().for_each(|waiter| assert_eq!(waiter.error(), "SUPERSEDED"));
         assert_eq!(holders_in_hash(&mut client, "key"), [("many".to_owned(), "1".to_owned())]);
         assert!(last.waits());
-        client.order("LOCK.RELEASE key many ALL");
+        client.run_ok("LOCK.RELEASE key many ALL");
         last.token();
     }
 
-    /// It waits, and takes the lock elsewhere: then the one that waits re-enters.
+    /// The owner waits, and acquires the lock over another connection: the waiting request re-enters.
     #[test]
     fn waiting_owner_reenters_when_it_acquires_elsewhere() {
         let (server, mut client, _) = held();
         let mut first = Waiter::start(&server, "key", "first");
         let mut waiter = Waiter::start(&server, "key", "waiter");
         for line in ["MULTI", "HDEL key holder", "HSET key waiter 1", "EXEC"] {
-            client.order(line);
+            client.run_ok(line);
         }
         waiter.token();
         assert_eq!(holders_in_hash(&mut client, "key"), [("waiter".to_owned(), "2".to_owned())]);
@@ -302,23 +307,23 @@ mod max_waiters {
     #[test]
     fn max_waiters_refuses_further_waits() {
         let (server, mut client, token) = held();
-        client.order("CONFIG SET holdfast.max-waiters 2");
-        client.take("LOCK.ACQUIRE other holder LEASE 60000");
+        client.run_ok("CONFIG SET holdfast.max-waiters 2");
+        client.get_token("LOCK.ACQUIRE other holder LEASE 60000");
         let mut first = Waiter::start(&server, "key", "first");
         let mut second = Waiter::start(&server, "key", "second");
-        let refused = client.say("LOCK.ACQUIRE key third WAIT 0");
+        let refused = client.run("LOCK.ACQUIRE key third WAIT 0");
         assert_eq!(error(&refused).0, "ERR");
         assert!(error(&refused).1.contains("too many waiters"), "{refused:?}");
-        assert_eq!(client.say("LOCK.ACQUIRE key third"), Value::Nil, "who does not wait is not one too many");
-        assert_eq!(client.say("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token), "nor is a re-entry");
+        assert_eq!(client.run("LOCK.ACQUIRE key third"), Value::Nil, "who does not wait is not one too many");
+        assert_eq!(client.run("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token), "nor is a re-entry");
         assert_eq!(count_waiters(&mut client, "key"), 2);
         let mut elsewhere = Waiter::start(&server, "other", "third");
-        client.order("LOCK.RELEASE key holder ALL");
+        client.run_ok("LOCK.RELEASE key holder ALL");
         first.token();
         let mut third = Waiter::start(&server, "key", "third");
-        client.order("LOCK.RELEASE key first");
+        client.run_ok("LOCK.RELEASE key first");
         second.token();
-        client.order("LOCK.RELEASE key second");
+        client.run_ok("LOCK.RELEASE key second");
         third.token();
         assert!(elsewhere.waits());
     }
@@ -328,11 +333,11 @@ mod max_waiters {
         let (server, mut client, _) = held();
         let mut first = Waiter::start(&server, "key", "first");
         let mut second = Waiter::start(&server, "key", "second");
-        client.order("CONFIG SET holdfast.max-waiters 1");
-        assert_eq!(error(&client.say("LOCK.ACQUIRE key third WAIT 0")).0, "ERR");
-        client.order("CONFIG SET holdfast.max-waiters 0");
+        client.run_ok("CONFIG SET holdfast.max-waiters 1");
+        assert_eq!(error(&client.run("LOCK.ACQUIRE key third WAIT 0")).0, "ERR");
+        client.run_ok("CONFIG SET holdfast.max-waiters 0");
         let mut third = Waiter::start(&server, "key", "third");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         first.token();
         assert!(second.waits() && third.waits());
     }
@@ -363,14 +368,14 @@ mod sight {
             let mut raw = server.raw();
             let id = raw.client_id();
             raw.send(&[b"LOCK.ACQUIRE", b"key", odd, b"WAIT", b"0"]).unwrap();
-            until(SOON, "it waits", || count_waiters(&mut server.raw(), "key") == 1);
+            until(SOON, "the request waits", || count_waiters(&mut server.raw(), "key") == 1);
             Waiter { raw, id }
         };
         let second = Waiter::sending(&server, "LOCK.ACQUIRE key second WAIT 50000 LIMIT 3");
         let third = Waiter::sending(&server, "LOCK.ACQUIRE key third WAIT 0 SHARED");
         for mut client in both_protocols(&server) {
-            until(SOON, "some time passes", || number(&maps(&client.say("LOCK.WAITERS key"))[2], "waited") > 0);
-            let all = maps(&client.say("LOCK.WAITERS key"));
+            until(SOON, "some time passes", || number(&maps(&client.run("LOCK.WAITERS key"))[2], "waited") > 0);
+            let all = maps(&client.run("LOCK.WAITERS key"));
             let owners: Vec<&[u8]> = all.iter().map(|waiter| bytes(&waiter[b"owner".as_slice()])).collect();
             assert_eq!(owners, [odd, b"second", b"third"]);
             let ids: Vec<i64> = all.iter().map(|waiter| number(waiter, "client")).collect();
@@ -382,10 +387,10 @@ mod sight {
             assert!((1..50_000).contains(&remaining[1]), "{remaining:?}");
             let waited: Vec<i64> = all.iter().map(|waiter| number(waiter, "waited")).collect();
             assert!(waited[0] >= waited[1] && waited[1] >= waited[2] && waited[2] > 0, "{waited:?}");
-            let two = maps(&client.say("LOCK.WAITERS key COUNT 2"));
+            let two = maps(&client.run("LOCK.WAITERS key COUNT 2"));
             assert_eq!(two.iter().map(|waiter| number(waiter, "client")).collect::<Vec<_>>(), [first.id, second.id]);
-            assert_eq!(maps(&client.say("LOCK.WAITERS key COUNT 100")).len(), 3);
-            assert!(maps(&client.say("LOCK.WAITERS another")).is_empty());
+            assert_eq!(maps(&client.run("LOCK.WAITERS key COUNT 100")).len(), 3);
+            assert!(maps(&client.run("LOCK.WAITERS another")).is_empty());
             assert_eq!(count_waiters(&mut client, "key"), 3);
         }
     }
@@ -394,45 +399,45 @@ mod sight {
     fn lock_info_shows_waiters_of_free_key() {
         let server = Server::start();
         let mut client = server.raw();
-        // The first waits for the second key, and so stands in the queue of the first, which nobody holds.
-        client.take("LOCK.ACQUIRE held holder LEASE 60000");
+        // The first request waits for its second key, and is queued for the first one, which is free.
+        client.get_token("LOCK.ACQUIRE held holder LEASE 60000");
         let mut waiter = Waiter::sending(&server, "LOCK.MACQUIRE 2 free held waiter WAIT 0");
         assert_eq!(count_waiters(&mut client, "free"), 1);
-        let info = map(&client.say("LOCK.INFO free"));
+        let info = map(&client.run("LOCK.INFO free"));
         assert!(array(&info[b"holders".as_slice()]).is_empty());
-        client.order("LOCK.RELEASE held holder");
+        client.run_ok("LOCK.RELEASE held holder");
         waiter.token();
-        client.order("LOCK.MRELEASE 2 free held waiter");
-        assert_eq!(client.say("LOCK.INFO free"), Value::Nil);
+        client.run_ok("LOCK.MRELEASE 2 free held waiter");
+        assert_eq!(client.run("LOCK.INFO free"), Value::Nil);
     }
 
     #[test]
     fn lock_top_lists_contended_keys() {
         let (server, mut client, _) = held();
-        client.take("LOCK.ACQUIRE busy one LEASE 60000 SHARED");
-        client.take("LOCK.ACQUIRE busy two LEASE 60000 SHARED");
-        client.take("LOCK.ACQUIRE quiet holder LEASE 60000");
+        client.get_token("LOCK.ACQUIRE busy one LEASE 60000 SHARED");
+        client.get_token("LOCK.ACQUIRE busy two LEASE 60000 SHARED");
+        client.get_token("LOCK.ACQUIRE quiet holder LEASE 60000");
         let mut kept: Vec<Waiter> =
             (0..3).map(|number| Waiter::start(&server, "busy", &format!("waiter-{number}"))).collect();
         kept.push(Waiter::start(&server, "key", "waiter"));
         for mut client in both_protocols(&server) {
-            until(SOON, "some time passes", || number(&maps(&client.say("LOCK.TOP"))[1], "oldest") > 0);
-            let top = maps(&client.say("LOCK.TOP"));
+            until(SOON, "some time passes", || number(&maps(&client.run("LOCK.TOP"))[1], "oldest") > 0);
+            let top = maps(&client.run("LOCK.TOP"));
             let keys: Vec<&[u8]> = top.iter().map(|lock| bytes(&lock[b"key".as_slice()])).collect();
-            assert_eq!(keys, [b"busy".as_slice(), b"key"], "most first; nobody waits for the third");
+            assert_eq!(keys, [b"busy".as_slice(), b"key"], "most waiters first; no request waits for the third key");
             assert_eq!((number(&top[0], "waiters"), number(&top[1], "waiters")), (3, 1));
             assert!(number(&top[0], "oldest") >= number(&top[1], "oldest"));
             assert!((1..=60_000).contains(&number(&top[0], "ttl")));
             let mut holders: Vec<&[u8]> = array(&top[0][b"holders".as_slice()]).iter().map(bytes).collect();
             holders.sort_unstable();
             assert_eq!(holders, [b"one", b"two"]);
-            assert_eq!(maps(&client.say("LOCK.TOP COUNT 1")).len(), 1);
-            client.order("SELECT 1");
-            assert!(maps(&client.say("LOCK.TOP")).is_empty(), "of this database");
+            assert_eq!(maps(&client.run("LOCK.TOP COUNT 1")).len(), 1);
+            client.run_ok("SELECT 1");
+            assert!(maps(&client.run("LOCK.TOP")).is_empty(), "of this database");
         }
         drop(kept);
-        until_nobody_waits(&server);
-        assert!(maps(&client.say("LOCK.TOP")).is_empty());
+        until_no_waiters(&server);
+        assert!(maps(&client.run("LOCK.TOP")).is_empty());
     }
 
     #[test]
@@ -441,11 +446,11 @@ mod sight {
         let mut client = server.raw();
         let mut kept = Vec::new();
         for key in 0..12 {
-            client.take(&format!("LOCK.ACQUIRE key-{key} holder LEASE 60000"));
+            client.get_token(&format!("LOCK.ACQUIRE key-{key} holder LEASE 60000"));
             kept.push(Waiter::start(&server, &format!("key-{key}"), "waiter"));
         }
-        assert_eq!(array(&client.say("LOCK.TOP")).len(), 10);
-        assert_eq!(array(&client.say("LOCK.TOP COUNT 12")).len(), 12);
+        assert_eq!(array(&client.run("LOCK.TOP")).len(), 10);
+        assert_eq!(array(&client.run("LOCK.TOP COUNT 12")).len(), 12);
     }
 
     #[test]
@@ -453,8 +458,8 @@ mod sight {
         let server = Server::start();
         let mut client = server.raw();
         let of = |field: &str| info_number(&server, "holdfast", &format!("holdfast_{field}"));
-        client.take("LOCK.ACQUIRE key holder LEASE 60000");
-        client.take("LOCK.ACQUIRE other holder LEASE 60000");
+        client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
+        client.get_token("LOCK.ACQUIRE other holder LEASE 60000");
         assert_eq!((of("grants_at_once"), of("grants_queued")), (2, 0));
         let mut first = Waiter::start(&server, "key", "first");
         let mut second = Waiter::start(&server, "key", "second");
@@ -463,9 +468,9 @@ mod sight {
         let _third = Waiter::start(&server, "other", "third");
         assert_eq!((of("waiters"), of("contended_locks"), of("timeouts")), (3, 2, 1));
         assert!(!eventually(Duration::from_millis(100), || !first.waits()));
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         first.token();
-        client.order("LOCK.RELEASE key first");
+        client.run_ok("LOCK.RELEASE key first");
         second.token();
         assert_eq!((of("grants_queued"), of("waiters"), of("contended_locks")), (2, 1, 1));
         for times in ["wait", "handoff"] {

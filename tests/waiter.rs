@@ -1,4 +1,4 @@
-//! Clients that wait for a lock, as the tests see them.
+//! Clients that wait for a lock.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -7,69 +7,19 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{array, ask_token, error, fields, info_number, int, map, text, token};
-use crate::speak::encode;
-pub(crate) use crate::speak::{Reply, SOON, Speak, Watched};
+use crate::lines::encode;
+pub(crate) use crate::lines::{Commands, Reply, SOON, Watched};
 
-/// More ways to send a line.
-pub(crate) trait Tell {
-    /// Sends a command that must not be refused, and reads its reply.
-    fn order(&mut self, line: &str) -> Value;
-    /// Sends a command that takes a lock, and gets its token.
-    fn take(&mut self, line: &str) -> i64;
-    /// Sends several commands in one packet and does not wait for their replies.
-    fn tell(&mut self, lines: &[&str]);
-}
-
-impl Tell for Raw {
-    #[track_caller]
-    fn order(&mut self, line: &str) -> Value {
-        let reply = self.say(line);
-        assert!(!matches!(reply, Value::ServerError(_)), "{line}: {reply:?}");
-        reply
-    }
-
-    #[track_caller]
-    fn take(&mut self, line: &str) -> i64 {
-        ask_token(self, line)
-    }
-
-    #[track_caller]
-    fn tell(&mut self, lines: &[&str]) {
-        let packet: Vec<u8> = lines.iter().flat_map(|line| encode(line)).collect();
-        self.send_bytes(&packet).expect("sent");
-    }
-}
-
-impl Tell for Watched {
-    #[track_caller]
-    fn order(&mut self, line: &str) -> Value {
-        let reply = self.say(line);
-        assert!(!matches!(reply, Value::ServerError(_)), "{line}: {reply:?}");
-        reply
-    }
-
-    #[track_caller]
-    fn take(&mut self, line: &str) -> i64 {
-        let reply = self.say(line);
-        if reply == Value::SimpleString("WAITING".into()) { self.granted().token() } else { reply.token() }
-    }
-
-    #[track_caller]
-    fn tell(&mut self, lines: &[&str]) {
-        lines.iter().for_each(|line| self.post(line));
-    }
-}
-
-/// A connection that stands in a queue.
+/// A connection whose request is queued.
 pub(crate) struct Waiter {
-    /// The connection; the reply that it waits for comes next on it.
+    /// The connection. Its next reply ends the wait.
     pub(crate) raw: Raw,
-    /// The server's id of it.
+    /// The connection's client id.
     pub(crate) id: i64,
 }
 
 impl Waiter {
-    /// A new connection that waits for `key` without an end.
+    /// A new connection that waits for `key` without a timeout.
     #[track_caller]
     pub(crate) fn start(server: &Server, key: &str, owner: &str) -> Self {
         Self::sending(server, &format!("LOCK.ACQUIRE {key} {owner} WAIT 0"))
@@ -81,11 +31,11 @@ impl Waiter {
         Self::on(server.raw(), server, line)
     }
 
-    /// The same on a connection that is there.
+    /// The same on an existing connection.
     #[track_caller]
     pub(crate) fn on(mut raw: Raw, server: &Server, line: &str) -> Self {
         let id = raw.client_id();
-        raw.tell(&[line]);
+        raw.send_lines(&[line]);
         let mut waiter = Self { raw, id };
         let mut observer = server.raw();
         until(SOON, "the client waits", || {
@@ -95,7 +45,7 @@ impl Waiter {
         waiter
     }
 
-    /// Whether there is no reply yet, and the connection stands.
+    /// Whether there is no reply yet, and the connection is open.
     #[track_caller]
     pub(crate) fn waits(&mut self) -> bool {
         self.raw.pending()
@@ -104,7 +54,7 @@ impl Waiter {
     /// The reply that ends the wait.
     #[track_caller]
     pub(crate) fn end(&mut self) -> Value {
-        let reply = self.raw.read_timeout(SOON).expect("the connection stands");
+        let reply = self.raw.read_timeout(SOON).expect("the connection is open");
         reply.expect("the wait ends")
     }
 
@@ -121,45 +71,44 @@ impl Waiter {
     }
 }
 
-/// Whether the server has blocked the client of this id.
+/// Whether the client with this id is blocked.
 pub(crate) fn is_blocked(observer: &mut Raw, id: i64) -> bool {
-    let list = text(&observer.say(&format!("CLIENT LIST ID {id}")));
+    let list = text(&observer.run(&format!("CLIENT LIST ID {id}")));
     let flags = list.split(' ').find_map(|field| field.strip_prefix("flags="));
     flags.is_some_and(|flags| flags.contains('b'))
 }
 
-/// How many clients the server has blocked.
 pub(crate) fn blocked_clients(server: &Server) -> i64 {
     info_number(server, "clients", "blocked_clients")
 }
 
-/// How many wait for `key`, as `LOCK.INFO` says.
+/// The number of requests that wait for `key`, from `LOCK.INFO`.
 #[track_caller]
 pub(crate) fn count_waiters(client: &mut Raw, key: &str) -> i64 {
-    int(&map(&client.say(&format!("LOCK.INFO {key}")))[b"waiters".as_slice()])
+    int(&map(&client.run(&format!("LOCK.INFO {key}")))[b"waiters".as_slice()])
 }
 
-/// The names and hold counts of those who hold `key`, as the hash says.
+/// The owners and hold counts in the hash at `key`.
 #[track_caller]
 pub(crate) fn holders_in_hash(client: &mut Raw, key: &str) -> Vec<(String, String)> {
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("a name in letters");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     let fields = fields(client, key.as_bytes()).into_iter().map(|(name, value)| (text(name), text(value)));
     fields.filter(|(name, _)| !name.starts_with('#')).collect()
 }
 
-/// Whether `owner` holds `key` once, and nobody else does.
+/// Asserts that `owner` holds `key` once, and is the only holder.
 #[track_caller]
 pub(crate) fn assert_held(client: &mut Raw, key: &str, owner: &str) {
     assert_eq!(holders_in_hash(client, key), [(owner.to_owned(), "1".to_owned())]);
 }
 
-/// Waits until nobody waits for anything on this server, by its own account and by the module's.
+/// Waits until no client is blocked and no request is queued on this server.
 #[track_caller]
-pub(crate) fn until_nobody_waits(server: &Server) {
-    until(SOON, "nobody waits", || blocked_clients(server) == 0 && array(&server.raw().say("LOCK.TOP")).is_empty());
+pub(crate) fn until_no_waiters(server: &Server) {
+    until(SOON, "nobody waits", || blocked_clients(server) == 0 && array(&server.raw().run("LOCK.TOP")).is_empty());
 }
 
-/// Prints a measured figure past the test harness' capturing; nothing judges it.
+/// Prints a measured figure, which the test harness does not capture. No test checks it.
 pub(crate) fn figure(text: impl Display) {
     let _ = writeln!(io::stderr(), "figure: {text}");
 }

@@ -1,12 +1,12 @@
-//! 10,000 watched locks are renewed, and the server answers meanwhile.
+//! 10,000 watched locks are renewed, and the server stays responsive.
 
 use redis::Value;
 use support::{Server, until};
 
-use crate::speak::{Reply, SOON, Speak, Watched, now, until_gone};
+use crate::lines::{Commands, Reply, SOON, Watched, now, until_gone};
 
 const LOCKS: usize = 10_000;
-/// Five times the shortest one that the reference names for so many: a busy machine loses none.
+/// Five times the shortest lease that the reference recommends for so many, so that a busy machine loses none.
 const LEASE: i64 = 15_000;
 
 #[test]
@@ -14,33 +14,33 @@ fn watched_locks_are_renewed_while_the_server_answers() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    take(&mut holder, LEASE);
-    // Past the first deadlines: what still stands has been renewed.
+    acquire_all(&mut holder, LEASE);
+    // Past the first deadlines, remaining locks have been renewed.
     let end = now() + LEASE + LEASE / 4;
-    until(SOON, "their first leases are over, and the server answers", || {
-        assert_eq!(viewer.say("PING"), Value::SimpleString("PONG".into()));
+    until(SOON, "their first leases have passed, and the server replies", || {
+        assert_eq!(viewer.run("PING"), Value::SimpleString("PONG".into()));
         now() > end
     });
-    assert_eq!(viewer.say("DBSIZE"), Value::Int(LOCKS as i64), "a watched lock was lost");
+    assert_eq!(viewer.run("DBSIZE"), Value::Int(LOCKS as i64), "a watched lock was lost");
     let lines: Vec<String> = (0..LOCKS).map(|index| format!("PEXPIRETIME key:{index}")).collect();
-    let late = viewer.say_all(&lines).iter().filter(|at| at.int() <= end).count();
-    assert_eq!(late, 0, "so many have a lease that is over");
+    let late = viewer.run_all(&lines).iter().filter(|at| at.int() <= end).count();
+    assert_eq!(late, 0, "so many overdue leases");
 
     let id = holder.client_id();
     holder.reset();
     until_gone(&mut viewer, id);
-    let ends = viewer.say_all(&lines);
-    // Long enough for each to have come round once.
+    let ends = viewer.run_all(&lines);
+    // Long enough for a renewal of each lock to be due.
     let noticed = now();
     until(SOON, "half a lease has passed", || now() > noticed + LEASE / 2);
-    let later = viewer.say_all(&lines);
-    assert!(later.iter().zip(&ends).all(|(later, end)| later.int() == -2 || later == end), "renewed with nobody there");
+    let later = viewer.run_all(&lines);
+    assert!(later.iter().zip(&ends).all(|(later, end)| later.int() == -2 || later == end), "renewed without a session");
 }
 
-fn take(holder: &mut Watched, lease: i64) {
+fn acquire_all(holder: &mut Watched, lease: i64) {
     let lines: Vec<String> =
         (0..LOCKS).map(|index| format!("LOCK.ACQUIRE key:{index} owner LEASE {lease} WATCHDOG")).collect();
-    for reply in holder.say_all(&lines) {
+    for reply in holder.run_all(&lines) {
         reply.token();
     }
 }

@@ -1,15 +1,15 @@
-//! Names as long as a server takes them: those of requests have limits, and what others write is no lock then.
+//! Very long names. Requests with them are refused. If another client writes them into a hash, it is not a lock.
 
 use redis::Value;
 use support::Server;
 
-use crate::speak::{Reply, Speak};
+use crate::lines::{Commands, Reply};
 
 /// The longest key and the longest owner.
 const KEY: usize = 1024;
 const OWNER: usize = 512;
 
-/// What the server takes without a word.
+/// A length that the server itself accepts.
 const HUGE: usize = 10 << 20;
 
 #[test]
@@ -28,15 +28,15 @@ fn key_is_refused_when_too_long() {
         "LOCK.FORCE #",
     ];
     for line in lines {
-        let longest = connection.say(&line.replace('#', &"k".repeat(KEY)));
+        let longest = connection.run(&line.replace('#', &"k".repeat(KEY)));
         assert!(!matches!(longest, Value::ServerError(_)), "{line}: {longest:?}");
         for length in [KEY + 1, HUGE] {
-            let error = connection.say(&line.replace('#', &"k".repeat(length))).error();
-            let told = format!("ERR key must be at most {KEY} bytes long, got {length} bytes: 'kkk");
-            assert!(error.starts_with(&told) && error.len() < 300, "{line}: {error}");
+            let error = connection.run(&line.replace('#', &"k".repeat(length))).error();
+            let error = format!("ERR key must be at most {KEY} bytes long, got {length} bytes: 'kkk");
+            assert!(error.starts_with(&error) && error.len() < 300, "{line}: {error}");
         }
     }
-    assert_eq!(connection.say("KEYS *").items().iter().map(Reply::text).collect::<Vec<_>>(), ["a"], "nothing else");
+    assert_eq!(connection.run("KEYS *").items().iter().map(Reply::text).collect::<Vec<_>>(), ["a"], "nothing else");
 }
 
 #[test]
@@ -45,12 +45,12 @@ fn error_shows_beginning_of_long_argument() {
     let mut connection = server.raw();
     for line in ["LOCK.ACQUIRE key #", "LOCK.ACQUIRE key me LEASE #", "LOCK.ACQUIRE key me #", "LOCK.MACQUIRE # key me"]
     {
-        let error = connection.say(&line.replace('#', &"o".repeat(HUGE))).error();
+        let error = connection.run(&line.replace('#', &"o".repeat(HUGE))).error();
         assert!(error.starts_with("ERR") && error.contains("ooo") && error.len() < 600, "{line}: {error}");
     }
 }
 
-/// So many fields that nobody holds a lock by, on a lock of one and on a lock of several.
+/// Thousands of fields without an owner, in a mutex and in a semaphore.
 #[test]
 fn hash_with_too_many_other_fields_is_no_lock() {
     let server = Server::start();
@@ -59,18 +59,18 @@ fn hash_with_too_many_other_fields_is_no_lock() {
         let marked = lock.matches('#').count();
         for (fields, is_lock) in [(1000 - marked, true), (1001 - marked, false)] {
             let others: String = (0..fields).map(|field| format!(" #{field} x")).collect();
-            connection.say(&format!("HSET key {lock}{others}")).int();
-            let info = connection.say("LOCK.INFO key");
+            connection.run(&format!("HSET key {lock}{others}")).int();
+            let info = connection.run("LOCK.INFO key");
             match is_lock {
                 true => assert!(!matches!(info, Value::ServerError(_)), "{lock}, {fields}: {info:?}"),
                 false => assert!(info.error().starts_with("WRONGTYPE"), "{lock}, {fields}: {info:?}"),
             }
-            connection.say("DEL key");
+            connection.run("DEL key");
         }
     }
 }
 
-/// A client that may write the key may write anything into it; each command would have to read all of that.
+/// A client with the right to write the key may write long fields, which each command would have to read.
 #[test]
 fn hash_with_too_long_fields_is_no_lock() {
     let server = Server::start();
@@ -81,8 +81,8 @@ fn hash_with_too_long_fields_is_no_lock() {
     for (index, (form, length, is_lock)) in owners.into_iter().flatten().chain(marks).enumerate() {
         let long = "x".repeat(length);
         let fields = form.replace("# ", &format!("{long} ")).replace("mark #", &format!("mark {long}"));
-        connection.say(&format!("HSET key:{index} {fields}")).int();
-        let info = connection.say(&format!("LOCK.INFO key:{index}"));
+        connection.run(&format!("HSET key:{index} {fields}")).int();
+        let info = connection.run(&format!("LOCK.INFO key:{index}"));
         match is_lock {
             true => assert!(!matches!(info, Value::ServerError(_)), "{form}, {length}: {info:?}"),
             false => assert!(info.error().starts_with("WRONGTYPE"), "{form}, {length}: {info:?}"),

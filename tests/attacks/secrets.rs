@@ -1,24 +1,24 @@
-//! Nobody is shown a key that it may not read, and nothing that is done to such a key.
+//! Users do not learn of keys that they may not read, nor of what happens to them.
 
 use redis::Value;
 use support::{Raw, Server};
 
-use crate::speak::{Reply, Speak, arrives, waiters};
+use crate::lines::{Commands, Reply, arrives, waiters};
 
-/// A connection of a user who may do anything, with keys that begin with `app:` only.
+/// A connection of a user with all rights, over keys that begin with `app:` only.
 #[track_caller]
 fn of_app(server: &Server) -> Raw {
     let mut connection = server.raw();
-    assert_eq!(connection.say("ACL SETUSER app reset on >secret ~app:* &* +@all"), Value::Okay);
-    assert_eq!(connection.say("AUTH app secret"), Value::Okay);
+    assert_eq!(connection.run("ACL SETUSER app reset on >secret ~app:* &* +@all"), Value::Okay);
+    assert_eq!(connection.run("AUTH app secret"), Value::Okay);
     connection
 }
 
-/// Clients that wait, each for one of these keys, which somebody else holds.
+/// Clients that wait for one of these keys each, while another client holds them.
 fn waiting_for(server: &Server, keys: &[&str]) -> Vec<Raw> {
     let mut connection = server.raw();
     let wait = |key: &&str| {
-        connection.say(&format!("LOCK.ACQUIRE {key} holder LEASE 600000"));
+        connection.run(&format!("LOCK.ACQUIRE {key} holder LEASE 600000"));
         let mut waiter = server.raw();
         assert_eq!(waiter.begin(&format!("LOCK.ACQUIRE {key} waiter WAIT 0")), None);
         waiter
@@ -27,7 +27,7 @@ fn waiting_for(server: &Server, keys: &[&str]) -> Vec<Raw> {
 }
 
 fn top(connection: &mut Raw, options: &str) -> Vec<String> {
-    let rows = connection.say(&format!("LOCK.TOP {options}"));
+    let rows = connection.run(&format!("LOCK.TOP {options}"));
     rows.items().iter().map(|row| row.field("key").text()).collect()
 }
 
@@ -39,33 +39,33 @@ fn lock_top_shows_the_keys_that_the_user_may_read() {
     assert_eq!(top(&mut server.raw(), ""), ["secret:a", "app:b", "secret:c", "app:d", "apple"]);
     let mut app = of_app(&server);
     assert_eq!(top(&mut app, ""), ["app:b", "app:d"]);
-    assert_eq!(top(&mut app, "COUNT 1"), ["app:b"], "those that it may not read take nobody's place");
-    app.say("MULTI");
-    app.say("LOCK.TOP");
-    let rows = app.say("EXEC").items()[0].items().len();
+    assert_eq!(top(&mut app, "COUNT 1"), ["app:b"], "unreadable keys do not count");
+    app.run("MULTI");
+    app.run("LOCK.TOP");
+    let rows = app.run("EXEC").items()[0].items().len();
     assert_eq!(rows, 2);
 
     let mut nobody = server.raw();
-    nobody.say("ACL SETUSER nobody reset on >secret +@all");
-    nobody.say("AUTH nobody secret");
+    nobody.run("ACL SETUSER nobody reset on >secret +@all");
+    nobody.run("AUTH nobody secret");
     assert_eq!(top(&mut nobody, ""), Vec::<String>::new());
-    // Rights are those of now.
-    server.raw().say("ACL SETUSER nobody ~secret:c");
+    // The rights at the time of the command count.
+    server.raw().run("ACL SETUSER nobody ~secret:c");
     assert_eq!(top(&mut nobody, ""), ["secret:c"]);
 }
 
-/// Some servers tell rights to read from rights to write.
+/// Some servers distinguish rights to read and to write.
 #[test]
 fn lock_top_needs_right_to_read() {
     let server = Server::start();
     let _waiting = waiting_for(&server, &["read:a", "write:b"]);
     let mut app = server.raw();
-    app.say("ACL SETUSER app reset on >secret %R~read:* %W~write:* +@all");
-    app.say("AUTH app secret");
+    app.run("ACL SETUSER app reset on >secret %R~read:* %W~write:* +@all");
+    app.run("AUTH app secret");
     assert_eq!(top(&mut app, ""), ["read:a"]);
 }
 
-/// A script's rights are its caller's, but which keys it asks for is not known beforehand.
+/// A script has its caller's rights, but the keys that it reads are not known in advance.
 #[test]
 fn lock_top_is_refused_in_scripts() {
     let server = Server::start();
@@ -84,8 +84,8 @@ fn lock_top_is_refused_in_scripts() {
 fn about_to_close(one: &str, other: &str) -> (Server, Raw) {
     let server = Server::start();
     let mut connection = server.raw();
-    connection.say(&format!("LOCK.ACQUIRE {one} one LEASE 600000")).token();
-    connection.say(&format!("LOCK.ACQUIRE {other} two##1 LEASE 600000")).token();
+    connection.run(&format!("LOCK.ACQUIRE {one} one LEASE 600000")).token();
+    connection.run(&format!("LOCK.ACQUIRE {other} two##1 LEASE 600000")).token();
     let mut waits = server.raw();
     assert_eq!(waits.begin(&format!("LOCK.ACQUIRE {other} one WAIT 60000")), None);
     (server, waits)
@@ -96,25 +96,25 @@ fn cycle_through_an_unreadable_key_is_not_reported() {
     let (server, mut waits) = about_to_close("app:x", "secret:y");
     let mut app = of_app(&server);
     let line = "LOCK.ACQUIRE app:x two##1 WAIT 60000";
-    assert_eq!(app.begin(line), None, "it would learn who holds, and waits for, what it may not read");
-    // Who may read all of it is told all of it. (The same owner would take the other's place in the queue.)
+    assert_eq!(app.begin(line), None, "the error would name unreadable keys");
+    // A user that may read both keys gets the full message. (The same owner would take over the queue position.)
     let mut connection = server.raw();
     let line = "LOCK.ACQUIRE app:x two##2 WAIT 60000";
-    let error = connection.begin(line).expect("it does not wait").error();
+    let error = connection.begin(line).expect("an error").error();
     assert!(error.starts_with("DEADLOCK") && error.contains("app:x") && error.contains("secret:y"), "{error}");
 
-    connection.say("LOCK.RELEASE secret:y two##1");
+    connection.run("LOCK.RELEASE secret:y two##1");
     arrives(&mut waits).token();
-    connection.say("LOCK.RELEASE app:x one");
+    connection.run("LOCK.RELEASE app:x one");
     arrives(&mut app).token();
 }
 
 #[test]
 fn readable_cycle_is_reported_without_other_keys() {
     let (server, _waits) = about_to_close("app:x", "app:y");
-    // Others whose waits lead to it.
+    // Other owners whose waits lead to the cycle.
     let mut connection = server.raw();
-    connection.say("LOCK.ACQUIRE secret:z one LEASE 600000").token();
+    connection.run("LOCK.ACQUIRE secret:z one LEASE 600000").token();
     let mut others = [server.raw(), server.raw()];
     assert_eq!(others[0].begin("LOCK.ACQUIRE secret:z fourth WAIT 60000"), None);
     assert_eq!(others[1].begin("LOCK.ACQUIRE app:x third WAIT 60000"), None);
@@ -125,12 +125,12 @@ fn readable_cycle_is_reported_without_other_keys() {
     assert_eq!(waiters(&mut connection, "app:x"), ["third"]);
 }
 
-/// Where the server can tell them apart, the right to write a key is none to hear of it.
+/// Where rights to read and to write differ, the right to write does not allow to read.
 #[test]
 fn cycle_through_a_write_only_key_is_not_reported() {
     let (server, _waits) = about_to_close("app:x", "write:y");
     let mut app = server.raw();
-    app.say("ACL SETUSER app reset on >secret ~app:* %W~write:* +@all");
-    app.say("AUTH app secret");
+    app.run("ACL SETUSER app reset on >secret ~app:* %W~write:* +@all");
+    app.run("AUTH app secret");
     assert_eq!(app.begin("LOCK.ACQUIRE app:x two##1 WAIT 60000"), None);
 }

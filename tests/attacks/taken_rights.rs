@@ -1,15 +1,15 @@
-//! Rights that are taken away while somebody waits: what it asked for is not granted, and the next in the queue gets it.
+//! A waiting user loses rights: its request is refused, and the next waiter is granted.
 
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, owners, waiters};
+use crate::lines::{Commands, Reply, SOON, arrives, owners, waiters};
 
 /// A user with all rights over all keys.
 const RIGHTS: &str = "ACL SETUSER app reset on >secret ~* &* +@all";
 
-/// Each takes away what a request for `key` needs.
-const TAKEN: [&str; 4] = [
+/// Each command removes a right that a request for `key` needs.
+const REMOVALS: [&str; 4] = [
     "ACL SETUSER app resetkeys nocommands",
     "ACL SETUSER app resetkeys ~other:*",
     "ACL SETUSER app -lock.acquire -lock.macquire",
@@ -20,16 +20,16 @@ const TAKEN: [&str; 4] = [
 #[track_caller]
 fn of_app(server: &Server) -> Raw {
     let mut connection = server.raw();
-    assert_eq!(connection.say("AUTH app secret"), Value::Okay);
+    assert_eq!(connection.run("AUTH app secret"), Value::Okay);
     connection
 }
 
 /// `key` and `second` are held by `holder`.
 #[track_caller]
 fn hold(connection: &mut Raw) {
-    assert_eq!(connection.say(RIGHTS), Value::Okay);
-    connection.say("LOCK.ACQUIRE key holder LEASE 600000").token();
-    connection.say("LOCK.ACQUIRE second holder LEASE 600000").token();
+    assert_eq!(connection.run(RIGHTS), Value::Okay);
+    connection.run("LOCK.ACQUIRE key holder LEASE 600000").token();
+    connection.run("LOCK.ACQUIRE second holder LEASE 600000").token();
 }
 
 #[track_caller]
@@ -41,19 +41,19 @@ fn is_refused(reply: &Value) {
 fn waiter_without_rights_is_refused_and_next_is_granted() {
     let server = Server::start();
     let mut connection = server.raw();
-    for taken in TAKEN {
+    for removal in REMOVALS {
         for ends in ["LOCK.RELEASE key holder", "LOCK.FORCE key", "DEL key", "PEXPIRE key 1"] {
             hold(&mut connection);
             let (mut first, mut next) = (of_app(&server), server.raw());
             assert_eq!(first.begin("LOCK.ACQUIRE key first WAIT 0"), None);
             assert_eq!(next.begin("LOCK.ACQUIRE key next LEASE 600000 WAIT 0"), None);
-            assert_eq!(connection.say(taken), Value::Okay);
-            assert!(first.pending(), "it has lost nothing yet");
-            connection.say(ends);
+            assert_eq!(connection.run(removal), Value::Okay);
+            assert!(first.pending(), "its rights are unchanged");
+            connection.run(ends);
             is_refused(&arrives(&mut first));
             arrives(&mut next).token();
-            assert_eq!(owners(&mut connection, "key"), ["next"], "{taken}, {ends}");
-            connection.say("FLUSHALL");
+            assert_eq!(owners(&mut connection, "key"), ["next"], "{removal}, {ends}");
+            connection.run("FLUSHALL");
         }
     }
 }
@@ -67,8 +67,8 @@ fn reader_without_rights_does_not_block_readers_behind_it() {
     for (index, reader) in readers.iter_mut().enumerate() {
         assert_eq!(reader.begin(&format!("LOCK.ACQUIRE key reader:{index} LEASE 600000 SHARED WAIT 0")), None);
     }
-    connection.say(TAKEN[0]);
-    connection.say("LOCK.RELEASE key holder");
+    connection.run(REMOVALS[0]);
+    connection.run("LOCK.RELEASE key holder");
     let [mut one, mut two, mut three] = readers;
     let token = arrives(&mut one).token();
     is_refused(&arrives(&mut two));
@@ -80,20 +80,20 @@ fn reader_without_rights_does_not_block_readers_behind_it() {
 fn waiter_for_several_locks_needs_rights_to_all() {
     let server = Server::start();
     let mut connection = server.raw();
-    for taken in TAKEN.into_iter().chain(["ACL SETUSER app resetkeys ~key"]) {
+    for removal in REMOVALS.into_iter().chain(["ACL SETUSER app resetkeys ~key"]) {
         hold(&mut connection);
         let (mut first, mut next) = (of_app(&server), server.raw());
         assert_eq!(first.begin("LOCK.MACQUIRE 3 key second free first WAIT 0"), None);
         assert_eq!(next.begin("LOCK.MACQUIRE 2 second key next LEASE 600000 WAIT 0"), None);
-        connection.say(taken);
-        connection.say("LOCK.RELEASE key holder");
+        connection.run(removal);
+        connection.run("LOCK.RELEASE key holder");
         assert!(first.pending() && next.pending());
-        connection.say("LOCK.RELEASE second holder");
+        connection.run("LOCK.RELEASE second holder");
         is_refused(&arrives(&mut first));
         arrives(&mut next).token();
         assert_eq!(owners(&mut connection, "key"), ["next"]);
-        assert_eq!(connection.say("EXISTS free"), Value::Int(0), "{taken}");
-        connection.say("FLUSHALL");
+        assert_eq!(connection.run("EXISTS free"), Value::Int(0), "{removal}");
+        connection.run("FLUSHALL");
     }
 }
 
@@ -104,9 +104,9 @@ fn restored_rights_allow_grant() {
     hold(&mut connection);
     let mut first = of_app(&server);
     assert_eq!(first.begin("LOCK.ACQUIRE key first WAIT 0"), None);
-    connection.say(TAKEN[0]);
-    connection.say("ACL SETUSER app ~key +lock.acquire");
-    connection.say("LOCK.RELEASE key holder");
+    connection.run(REMOVALS[0]);
+    connection.run("ACL SETUSER app ~key +lock.acquire");
+    connection.run("LOCK.RELEASE key holder");
     arrives(&mut first).token();
 }
 
@@ -121,24 +121,24 @@ fn waits_of_deleted_user_end() {
     assert_eq!(several.begin("LOCK.MACQUIRE 2 key second several WAIT 0"), None);
     assert_eq!(next.begin("LOCK.ACQUIRE key next LEASE 600000 WAIT 0"), None);
     assert_eq!(last.begin("LOCK.ACQUIRE second last LEASE 600000 WAIT 0"), None);
-    assert_eq!(connection.say("ACL DELUSER app"), Value::Int(1));
-    connection.say("LOCK.RELEASE key holder");
-    connection.say("LOCK.RELEASE second holder");
+    assert_eq!(connection.run("ACL DELUSER app"), Value::Int(1));
+    connection.run("LOCK.RELEASE key holder");
+    connection.run("LOCK.RELEASE second holder");
     arrives(&mut next).token();
     arrives(&mut last).token();
-    assert!(one.read().is_err() && several.read().is_err(), "their connections are closed, nothing was granted");
+    assert!(one.read().is_err() && several.read().is_err(), "the connections are closed without a grant");
     for (key, owner) in [("key", "next"), ("second", "last")] {
         assert_eq!(owners(&mut connection, key), [owner]);
         assert!(waiters(&mut connection, key).is_empty());
     }
 }
 
-/// A session of the user that waits for `key`, and for `key` and `second`.
+/// A session of the user with two requests: for `key`, and for `key` and `second`.
 fn session(server: &Server) -> Raw {
     let (mut session, mut sender) = (of_app(server), of_app(server));
-    let id = session.say("LOCK.SESSION").field("id").text();
+    let id = session.run("LOCK.SESSION").field("id").text();
     for line in ["LOCK.ACQUIRE key first", "LOCK.MACQUIRE 2 key second third"] {
-        let reply = sender.say(&format!("{line} WAIT 0 LEASE 600000 SESSION {id}"));
+        let reply = sender.run(&format!("{line} WAIT 0 LEASE 600000 SESSION {id}"));
         assert_eq!(reply, Value::SimpleString("WAITING".into()));
     }
     session
@@ -148,30 +148,30 @@ fn session(server: &Server) -> Raw {
 fn session_request_without_rights_is_refused() {
     let server = Server::start();
     let mut connection = server.raw();
-    for taken in TAKEN {
+    for removal in REMOVALS {
         hold(&mut connection);
         let (mut session, mut next) = (session(&server), server.raw());
         assert_eq!(next.begin("LOCK.MACQUIRE 2 key second next LEASE 600000 WAIT 0"), None);
-        connection.say(taken);
-        connection.say("LOCK.RELEASE second holder");
-        connection.say("LOCK.RELEASE key holder");
+        connection.run(removal);
+        connection.run("LOCK.RELEASE second holder");
+        connection.run("LOCK.RELEASE key holder");
         arrives(&mut next).token();
         assert_eq!(owners(&mut connection, "key"), ["next"]);
         assert_eq!(owners(&mut connection, "second"), ["next"]);
-        connection.say(RIGHTS); // So that it may ask for what has come meanwhile.
-        let mut told = Vec::new();
+        connection.run(RIGHTS); // The right to read its events.
+        let mut received = Vec::new();
         until(SOON, "both requests are refused", || {
-            let events = session.say("LOCK.EVENTS");
+            let events = session.run("LOCK.EVENTS");
             let new = if events.is_null() { &[] } else { events.items() };
-            told.extend(new.iter().map(|event| [0, 3, 5].map(|at| event.items()[at].text())));
-            told.len() >= 2
+            received.extend(new.iter().map(|event| [0, 3, 5].map(|at| event.items()[at].text())));
+            received.len() >= 2
         });
-        for ([kind, owner, detail], expected) in told.iter().zip(["first", "third"]) {
+        for ([kind, owner, detail], expected) in received.iter().zip(["first", "third"]) {
             assert_eq!((kind.as_str(), owner.as_str()), ("refused", expected));
             assert!(detail.starts_with("NOPERM"), "{detail}");
         }
-        assert_eq!(told.len(), 2);
-        connection.say("FLUSHALL");
+        assert_eq!(received.len(), 2);
+        connection.run("FLUSHALL");
     }
 }
 
@@ -182,9 +182,9 @@ fn session_of_deleted_user_is_granted_nothing() {
     hold(&mut connection);
     let (mut session, mut next) = (session(&server), server.raw());
     assert_eq!(next.begin("LOCK.MACQUIRE 2 key second next LEASE 600000 WAIT 0"), None);
-    assert_eq!(connection.say("ACL DELUSER app"), Value::Int(1));
-    connection.say("LOCK.RELEASE key holder");
-    connection.say("LOCK.RELEASE second holder");
+    assert_eq!(connection.run("ACL DELUSER app"), Value::Int(1));
+    connection.run("LOCK.RELEASE key holder");
+    connection.run("LOCK.RELEASE second holder");
     arrives(&mut next).token();
     assert!(session.read().is_err());
     assert_eq!(owners(&mut connection, "key"), ["next"]);

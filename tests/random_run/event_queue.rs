@@ -3,7 +3,7 @@
 use redis::Value;
 use support::{Raw, Server};
 
-use crate::speak::{Reply, Speak};
+use crate::lines::{Commands, Reply};
 
 /// How long an event that is due may take, in milliseconds, on a machine that is busy with other tests.
 const SOON: u64 = 20_000;
@@ -29,15 +29,15 @@ impl EventQueue {
     /// A new session.
     pub fn new(server: &Server) -> Self {
         let mut raw = server.raw();
-        let id = raw.say("LOCK.SESSION").field("id").text();
+        let id = raw.run("LOCK.SESSION").field("id").text();
         Self { id, raw, unclaimed: Vec::new() }
     }
 
     /// Waits for `granted`; the token.
     #[track_caller]
     pub fn granted(&mut self, keys: &[usize], owner: &str) -> i64 {
-        let told = self.claim("granted", keys, owner);
-        told.token.unwrap_or_else(|| panic!("a grant without a token: {told:?}"))
+        let received = self.claim("granted", keys, owner);
+        received.token.unwrap_or_else(|| panic!("a grant without a token: {received:?}"))
     }
 
     /// Waits for `timeout`.
@@ -49,22 +49,22 @@ impl EventQueue {
     /// Waits for `lost`, of this very hold and for this reason.
     #[track_caller]
     pub fn lost(&mut self, key: usize, owner: &str, token: i64, why: &str) {
-        let told = self.claim("lost", &[key], owner);
-        assert_eq!((told.token, told.detail.as_deref()), (Some(token), Some(why)), "{told:?}");
+        let received = self.claim("lost", &[key], owner);
+        assert_eq!((received.token, received.detail.as_deref()), (Some(token), Some(why)), "{received:?}");
     }
 
     /// Nothing was told that nobody expected, and nothing twice.
     #[track_caller]
     pub fn assert_empty(&mut self) {
         assert_eq!(self.unclaimed, []);
-        assert_eq!(self.raw.say("LOCK.EVENTS"), Value::Nil);
+        assert_eq!(self.raw.run("LOCK.EVENTS"), Value::Nil);
     }
 
     /// Reads that a request was withdrawn.
     #[track_caller]
     pub fn hears_of_withdrawal(&mut self, keys: &[usize], owner: &str) {
-        let told = self.claim("refused", keys, owner);
-        assert!(told.detail.as_ref().is_some_and(|why| why.starts_with("CANCELLED ")), "{told:?}");
+        let received = self.claim("refused", keys, owner);
+        assert!(received.detail.as_ref().is_some_and(|why| why.starts_with("CANCELLED ")), "{received:?}");
     }
 
     /// Ends the session as a crash does.
@@ -75,12 +75,12 @@ impl EventQueue {
     #[track_caller]
     fn claim(&mut self, kind: &str, keys: &[usize], owner: &str) -> Told {
         let keys: Vec<String> = keys.iter().map(|key| format!("k{key}")).collect();
-        let is_it = |told: &Told| told.kind == kind && told.keys == keys && told.owner == owner;
+        let is_it = |received: &Told| received.kind == kind && received.keys == keys && received.owner == owner;
         loop {
             if let Some(place) = self.unclaimed.iter().position(is_it) {
                 return self.unclaimed.remove(place);
             }
-            let next = self.raw.say(&format!("LOCK.EVENTS WAIT {SOON}"));
+            let next = self.raw.run(&format!("LOCK.EVENTS WAIT {SOON}"));
             assert!(!next.is_null(), "no {kind} for {owner} of {keys:?}, but {:?}", self.unclaimed);
             self.unclaimed.extend(next.items().iter().map(Told::read));
         }

@@ -1,14 +1,14 @@
-//! Granted, written, replicated, confirming, then answered.
+//! The order of a confirmed request: granted, replicated, confirmed, then its reply.
 
 use redis::Value;
 use support::{Random, Raw, Server, until};
 
 use super::group::{Group, PATIENT, state};
 use crate::common::int;
-use crate::speak::{Reply, SOON, Speak, deadline, holders};
-use crate::waiter::{Tell, Waiter, assert_held};
+use crate::lines::{Commands, Reply, SOON, deadline, holders};
+use crate::waiter::{Waiter, assert_held};
 
-/// At the moment of the reply, every requested replica has the grant: it is read there immediately.
+/// When the client reads the reply, every requested replica has the grant.
 #[test]
 fn granted_lock_is_on_replicas_at_reply() {
     let mut group = Group::of(2);
@@ -24,26 +24,26 @@ fn granted_lock_is_on_replicas_at_reply() {
                 assert_eq!(state(reader, keys), there, "{what}");
             }
         };
-        let token = client.take(&format!("LOCK.ACQUIRE a first LEASE {lease} REPLICAS 2"));
-        compare(&mut group.control, &["a"], "granted at once");
-        assert_eq!(client.take("LOCK.ACQUIRE a first LEASE 70000 REPLICAS 2"), token);
+        let token = client.get_token(&format!("LOCK.ACQUIRE a first LEASE {lease} REPLICAS 2"));
+        compare(&mut group.control, &["a"], "granted immediately");
+        assert_eq!(client.get_token("LOCK.ACQUIRE a first LEASE 70000 REPLICAS 2"), token);
         compare(&mut group.control, &["a"], "re-entry");
-        assert_eq!(client.take(&format!("LOCK.RENEW a first LEASE {lease} REPLICAS 2")), token);
+        assert_eq!(client.get_token(&format!("LOCK.RENEW a first LEASE {lease} REPLICAS 2")), token);
         compare(&mut group.control, &["a"], "renewed");
 
-        next.tell(&["LOCK.ACQUIRE a second WAIT 0 REPLICAS 2"]);
-        after.tell(&["LOCK.MACQUIRE 2 b a third WAIT 0 REPLICAS 2"]);
-        until(SOON, "both wait", || group.control.say("LOCK.WAITERS a").items().len() == 2);
-        client.order("LOCK.RELEASE a first ALL");
+        next.send_lines(&["LOCK.ACQUIRE a second WAIT 0 REPLICAS 2"]);
+        after.send_lines(&["LOCK.MACQUIRE 2 b a third WAIT 0 REPLICAS 2"]);
+        until(SOON, "both wait", || group.control.run("LOCK.WAITERS a").items().len() == 2);
+        client.run_ok("LOCK.RELEASE a first ALL");
         assert!(next.read().expect("connection open").token() > token);
-        compare(&mut group.control, &["a"], "granted out of the queue");
-        next.order("LOCK.RELEASE a second");
+        compare(&mut group.control, &["a"], "granted from the queue");
+        next.run_ok("LOCK.RELEASE a second");
         let both = after.read().expect("connection open").token();
         compare(&mut group.control, &["a", "b"], "several");
-        let renewed = after.say("LOCK.MRENEW 3 a c b third LEASE 90000 REPLICAS 2");
+        let renewed = after.run("LOCK.MRENEW 3 a c b third LEASE 90000 REPLICAS 2");
         assert_eq!(renewed.items(), [Value::Int(both), Value::Nil, Value::Int(both)]);
-        compare(&mut group.control, &["a", "b", "c"], "several renewed");
-        after.order("LOCK.MRELEASE 2 a b third");
+        compare(&mut group.control, &["a", "b", "c"], "several keys renewed");
+        after.run_ok("LOCK.MRELEASE 2 a b third");
     }
     assert_eq!(group.count("confirmed"), 20 * 6);
     assert_eq!((group.count("revoked"), group.count("confirming")), (0, 0));
@@ -53,33 +53,33 @@ fn granted_lock_is_on_replicas_at_reply() {
 fn unconfirmed_grant_holds_lock_without_reply() {
     let mut group = Group::of(1);
     let mut client = group.master.raw();
-    client.take("LOCK.ACQUIRE queued holder LEASE 600000");
+    client.get_token("LOCK.ACQUIRE queued holder LEASE 600000");
     let mut queued = group.waits("LOCK.ACQUIRE queued owner LEASE 600000 WAIT 0 REPLICAS 1");
     group.stop_replicas();
-    client.order("LOCK.RELEASE queued holder");
+    client.run_ok("LOCK.RELEASE queued holder");
     let mut at_once = group.waits("LOCK.ACQUIRE at-once owner LEASE 600000 REPLICAS 1");
 
     for key in ["at-once", "queued"] {
         assert!(group.exists(key));
         assert_held(&mut group.control, key, "owner");
-        assert!(group.control.say(&format!("LOCK.ACQUIRE {key} other")).is_null());
-        assert!(group.control.say(&format!("LOCK.ACQUIRE {key} other WAIT 1")).is_null());
-        assert!(group.control.say(&format!("LOCK.RELEASE {key} other")).is_null());
+        assert!(group.control.run(&format!("LOCK.ACQUIRE {key} other")).is_null());
+        assert!(group.control.run(&format!("LOCK.ACQUIRE {key} other WAIT 1")).is_null());
+        assert!(group.control.run(&format!("LOCK.RELEASE {key} other")).is_null());
         let holder = &holders(&mut group.control, key)["owner"];
         assert!(holder.field("ttl").int() > 500_000, "{holder:?}");
     }
     assert_eq!(group.count("confirming"), 2);
-    assert!(at_once.waits() && queued.waits(), "not yet told");
+    assert!(at_once.waits() && queued.waits(), "no reply yet");
 
     let mut next = group.waits("LOCK.ACQUIRE at-once next WAIT 0");
     group.cont_replicas();
     let first = at_once.token();
-    let told = [first, queued.token()];
-    for (key, token) in ["at-once", "queued"].into_iter().zip(told) {
+    let received = [first, queued.token()];
+    for (key, token) in ["at-once", "queued"].into_iter().zip(received) {
         assert_eq!(holders(&mut group.control, key)["owner"].field("token").int(), token);
     }
     assert!(next.waits(), "the lock is still held");
-    client.order("LOCK.RELEASE at-once owner");
+    client.run_ok("LOCK.RELEASE at-once owner");
     assert!(next.token() > first);
     assert_eq!((group.count("confirmed"), group.count("confirming"), group.count("revoked")), (2, 0, 0));
 }
@@ -90,27 +90,27 @@ fn requested_number_of_replicas_is_enough() {
     for stopped in 0..2 {
         group.replicas[stopped].stop();
         let mut client = group.master.raw();
-        client.take(&format!("LOCK.ACQUIRE one:{stopped} owner REPLICAS 1"));
+        client.get_token(&format!("LOCK.ACQUIRE one:{stopped} owner REPLICAS 1"));
         let mut both = group.waits(&format!("LOCK.ACQUIRE both:{stopped} owner REPLICAS 2"));
-        client.take(&format!("LOCK.RENEW one:{stopped} owner REPLICAS 1"));
-        assert!(both.waits(), "one has it, two were asked for");
+        client.get_token(&format!("LOCK.RENEW one:{stopped} owner REPLICAS 1"));
+        assert!(both.waits(), "one of two replicas has confirmed");
         group.replicas[stopped].cont();
         both.token();
     }
 }
 
-/// `WAIT` is for the queue: the confirmation has a time limit of its own.
+/// `WAIT` limits the time in the queue. The confirmation has its own timeout.
 #[test]
 fn short_wait_does_not_shorten_confirmation() {
     let group = Group::of(1);
     let mut client = group.master.raw();
     group.stop_replicas();
-    client.take("LOCK.ACQUIRE queued holder");
+    client.get_token("LOCK.ACQUIRE queued holder");
     let mut at_once = group.waits("LOCK.ACQUIRE at-once owner WAIT 1 REPLICAS 1");
     let mut queued = group.waits("LOCK.ACQUIRE queued owner WAIT 1000 REPLICAS 1");
-    client.order("LOCK.RELEASE queued holder");
+    client.run_ok("LOCK.RELEASE queued holder");
     let mut waiting = group.waits("LOCK.ACQUIRE queued late WAIT 1001 REPLICAS 1");
-    assert_eq!(waiting.end(), Value::Nil, "in the queue, the time is over");
+    assert_eq!(waiting.end(), Value::Nil, "the time in the queue has passed");
     assert!(at_once.waits() && queued.waits());
     group.cont_replicas();
     at_once.token();
@@ -123,14 +123,14 @@ fn refusal_needs_no_confirmation() {
     let mut group = Group::of(1);
     group.stop_replicas();
     let mut client = group.master.raw();
-    group.control.take("LOCK.ACQUIRE key other LEASE 600000");
-    assert!(client.say("LOCK.ACQUIRE key owner REPLICAS 1").is_null());
-    assert!(client.say("LOCK.ACQUIRE key owner WAIT 1 REPLICAS 1").is_null());
-    assert!(client.say("LOCK.MACQUIRE 2 free key owner REPLICAS 1").is_null());
-    assert!(client.say("LOCK.RENEW key owner REPLICAS 1").is_null());
-    assert!(client.say("LOCK.RENEW key other TOKEN 1 REPLICAS 1").is_null());
-    assert_eq!(client.say("LOCK.MRENEW 2 free key owner REPLICAS 1").items(), [Value::Nil, Value::Nil]);
-    assert_eq!(client.say("EXISTS free"), Value::Int(0));
+    group.control.get_token("LOCK.ACQUIRE key other LEASE 600000");
+    assert!(client.run("LOCK.ACQUIRE key owner REPLICAS 1").is_null());
+    assert!(client.run("LOCK.ACQUIRE key owner WAIT 1 REPLICAS 1").is_null());
+    assert!(client.run("LOCK.MACQUIRE 2 free key owner REPLICAS 1").is_null());
+    assert!(client.run("LOCK.RENEW key owner REPLICAS 1").is_null());
+    assert!(client.run("LOCK.RENEW key other TOKEN 1 REPLICAS 1").is_null());
+    assert_eq!(client.run("LOCK.MRENEW 2 free key owner REPLICAS 1").items(), [Value::Nil, Value::Nil]);
+    assert_eq!(client.run("EXISTS free"), Value::Int(0));
     assert_eq!((group.count("confirming"), group.count("confirmation_requests")), (0, 0));
 }
 
@@ -141,7 +141,7 @@ fn info_reports_confirmation_time() {
     assert_eq!(times(), [0; 4]);
     let mut client = group.master.raw();
     for number in 0..20 {
-        client.take(&format!("LOCK.ACQUIRE quick:{number} owner REPLICAS 1"));
+        client.get_token(&format!("LOCK.ACQUIRE quick:{number} owner REPLICAS 1"));
     }
     let quick = times();
     assert!(quick[0] > 0 && quick.is_sorted(), "{quick:?}");
@@ -150,8 +150,8 @@ fn info_reports_confirmation_time() {
     group.stop_replicas();
     let begin = std::time::Instant::now();
     let mut slow = group.waits("LOCK.ACQUIRE slow owner REPLICAS 1");
-    // Longer than anything before.
-    until(SOON, "the slow one takes longest", || begin.elapsed().as_micros() as i64 > quick[3] + 100_000);
+    // Longer than all confirmations before.
+    until(SOON, "the slow confirmation takes longest", || begin.elapsed().as_micros() as i64 > quick[3] + 100_000);
     group.cont_replicas();
     slow.token();
     let after = times();
@@ -167,18 +167,18 @@ fn failover_keeps_confirmed_lock() {
     master.wait_replica_online();
     let mut client = master.raw();
     super::group::set_timeout(&mut client, PATIENT);
-    let token = client.take("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+    let token = client.get_token("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
     let end = deadline(&mut client, "key");
     master.kill9();
     replica.replica_of_no_one();
     let mut client = replica.raw();
-    assert!(client.say("LOCK.ACQUIRE key other").is_null());
+    assert!(client.run("LOCK.ACQUIRE key other").is_null());
     assert_eq!(deadline(&mut client, "key"), end);
-    assert_eq!(int(&client.say(&format!("LOCK.RELEASE key owner TOKEN {token}"))), 1);
-    assert!(client.take("LOCK.ACQUIRE key other") > token);
+    assert_eq!(int(&client.run(&format!("LOCK.RELEASE key owner TOKEN {token}"))), 1);
+    assert!(client.get_token("LOCK.ACQUIRE key other") > token);
 }
 
-/// Requests for confirmation are not part of the data.
+/// Requests for confirmation are not written to the log.
 #[test]
 fn append_only_file_has_no_confirmation_requests() {
     let mut master = super::group::quiet().arg("appendonly", "yes").arg("appendfsync", "always").start();
@@ -187,9 +187,9 @@ fn append_only_file_has_no_confirmation_requests() {
     master.wait_replica_online();
     let mut client = master.raw();
     super::group::set_timeout(&mut client, PATIENT);
-    client.take("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+    client.get_token("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
     let mut next = Waiter::sending(&master, "LOCK.ACQUIRE key next LEASE 600000 WAIT 0 REPLICAS 1");
-    client.order("LOCK.RELEASE key owner");
+    client.run_ok("LOCK.RELEASE key owner");
     next.token();
     let before = state(&mut client, &["key"]);
     let files = std::fs::read_dir(master.dir().join("appendonlydir")).expect("the server's files");

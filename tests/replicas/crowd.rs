@@ -1,4 +1,4 @@
-//! Many wait for replicas; and nobody does.
+//! Many requests are confirmed at once; and none.
 
 use std::thread;
 use std::time::Duration;
@@ -6,19 +6,18 @@ use std::time::Duration;
 use support::{Raw, until};
 
 use super::group::Group;
-use crate::speak::{Reply, SOON, Speak, arrives};
-use crate::waiter::Tell;
+use crate::lines::{Commands, Reply, SOON, arrives};
 
 const MANY: usize = 1000;
 
-/// As many clients wait, in this order of their numbers or not, behind one that holds.
+/// That many clients wait behind a holder.
 fn gather(group: &mut Group, words: &str) -> Vec<Raw> {
-    group.control.take("LOCK.ACQUIRE key control LEASE 600000");
+    group.control.get_token("LOCK.ACQUIRE key control LEASE 600000");
     let mut members: Vec<Raw> = (0..MANY).map(|_| group.master.raw()).collect();
     for (number, member) in members.iter_mut().enumerate() {
-        member.post(&format!("LOCK.ACQUIRE key owner-{number} LEASE 600000 WAIT 0 {words} REPLICAS 1"));
+        member.send_line(&format!("LOCK.ACQUIRE key owner-{number} LEASE 600000 WAIT 0 {words} REPLICAS 1"));
     }
-    until(SOON, "all of them wait", || group.count("waiters") == MANY as i64);
+    until(SOON, "all requests wait", || group.count("waiters") == MANY as i64);
     members
 }
 
@@ -27,17 +26,17 @@ fn one_confirmation_serves_all_grants_of_an_iteration() {
     let mut group = Group::of(1);
     let mut members = gather(&mut group, "SHARED");
     let requests = group.count("confirmation_requests");
-    group.control.order("LOCK.RELEASE key control");
+    group.control.run_ok("LOCK.RELEASE key control");
     let mut tokens: Vec<i64> = members.iter_mut().map(|member| arrives(member).token()).collect();
     let requests = group.count("confirmation_requests") - requests;
-    // One for each slice in which some were granted, and another for each tenth of a second: not one for each of them.
+    // Each time slice with grants asks the replicas once, and so does each tenth of a second: not each request.
     assert!(requests >= 1 && requests < MANY as i64 / 2, "{requests} questions");
     tokens.sort_unstable();
     tokens.dedup();
-    assert_eq!(tokens.len(), MANY, "each has a token of its own");
+    assert_eq!(tokens.len(), MANY, "each has its own token");
     assert_eq!((group.count("confirmed"), group.count("confirming")), (MANY as i64, 0));
-    let fields = group.replicas[0].raw().say("HLEN key").int();
-    assert_eq!(fields, group.control.say("HLEN key").int());
+    let fields = group.replicas[0].raw().run("HLEN key").int();
+    assert_eq!(fields, group.control.run("HLEN key").int());
 }
 
 /// None is confirmed: all are revoked, and the requests behind them are granted.
@@ -48,13 +47,13 @@ fn all_unconfirmed_grants_are_revoked() {
     let mut last = group.waits("LOCK.ACQUIRE key last WAIT 0");
     group.wait_for_replicas(200);
     group.stop_replicas();
-    group.control.order("LOCK.RELEASE key control");
+    group.control.run_ok("LOCK.RELEASE key control");
     for member in &mut members {
         assert!(arrives(member).error().starts_with("UNCONFIRMED 0 of 1 "));
     }
     last.token();
     assert_eq!(group.count("revoked"), MANY as i64);
-    assert!(group.control.say("LOCK.INFO key").field("holders").items().len() == 1);
+    assert!(group.control.run("LOCK.INFO key").field("holders").items().len() == 1);
 }
 
 #[test]
@@ -63,33 +62,33 @@ fn confirmed_requests_are_served_one_after_another() {
     let mut members = gather(&mut group, "");
     let order: Vec<usize> = group
         .control
-        .say(&format!("LOCK.WAITERS key COUNT {MANY}"))
+        .run(&format!("LOCK.WAITERS key COUNT {MANY}"))
         .items()
         .iter()
         .map(|waiter| waiter.field("owner").text().trim_start_matches("owner-").parse().expect("a number"))
         .collect();
     assert_eq!(order.len(), MANY);
-    group.control.order("LOCK.RELEASE key control");
+    group.control.run_ok("LOCK.RELEASE key control");
     let mut last = 0;
     for number in order {
         let token = arrives(&mut members[number]).token();
         assert!(token > last);
         last = token;
-        assert_eq!(members[number].say(&format!("LOCK.RELEASE key owner-{number}")).int(), 1);
+        assert_eq!(members[number].run(&format!("LOCK.RELEASE key owner-{number}")).int(), 1);
     }
     assert_eq!((group.count("confirmed"), group.count("waiters")), (MANY as i64, 0));
-    assert!(group.control.say("LOCK.INFO key").is_null());
+    assert!(group.control.run("LOCK.INFO key").is_null());
 }
 
-/// A request waited for replicas before, another waits for a lock, and a hold is bound.
+/// A request waited for replicas before. Another one waits for a lock, and a hold is bound.
 #[test]
 fn no_timer_runs_when_no_request_waits_for_replicas() {
     let mut group = Group::of(1);
-    group.control.take("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL REPLICAS 1");
+    group.control.get_token("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL REPLICAS 1");
     let mut waiter = group.waits("LOCK.ACQUIRE key other WAIT 0 REPLICAS 1");
     group.wait_for_replicas(1);
     let mut client = group.master.raw();
-    client.say("LOCK.ACQUIRE another owner LEASE 600000 REPLICAS 2").error();
+    client.run("LOCK.ACQUIRE another owner LEASE 600000 REPLICAS 2").error();
     until(SOON, "nothing is being confirmed", || group.count("confirming") == 0);
     let seen = |group: &Group| {
         let offset = group.master.info("replication", "master_repl_offset");
@@ -97,7 +96,7 @@ fn no_timer_runs_when_no_request_waits_for_replicas() {
     };
     let before = seen(&group);
     assert!(before.0 > 0);
-    thread::sleep(Duration::from_millis(1200)); // What is not to happen has no sign; the server's own pings are off.
+    thread::sleep(Duration::from_millis(1200)); // A timer can't be observed. The server's own pings are off.
     assert_eq!(seen(&group), before);
     assert!(waiter.waits());
 }

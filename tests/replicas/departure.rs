@@ -1,11 +1,11 @@
-//! The client goes away while its grant or renewal is being confirmed.
+//! The client disconnects while its grant or renewal is being confirmed.
 
 use redis::Value;
 use support::{Raw, until};
 
 use super::group::Group;
-use crate::speak::{Reply, SOON, Speak, holders};
-use crate::waiter::{Tell, Waiter, assert_held};
+use crate::lines::{Commands, Reply, SOON, holders};
+use crate::waiter::{Waiter, assert_held};
 
 type Leave = fn(Waiter, &mut Raw);
 
@@ -13,37 +13,37 @@ const WAYS: [(&str, Leave); 5] = [
     ("closed", |waiter, _| waiter.raw.close()),
     ("reset", |waiter, _| waiter.raw.reset()),
     ("killed", |mut waiter, control| {
-        assert_eq!(control.say(&format!("CLIENT KILL ID {}", waiter.id)), Value::Int(1));
+        assert_eq!(control.run(&format!("CLIENT KILL ID {}", waiter.id)), Value::Int(1));
         assert!(waiter.raw.read().is_err());
     }),
     ("unblocked", |mut waiter, control| {
-        assert_eq!(control.say(&format!("CLIENT UNBLOCK {}", waiter.id)), Value::Int(1));
+        assert_eq!(control.run(&format!("CLIENT UNBLOCK {}", waiter.id)), Value::Int(1));
         assert_eq!(waiter.end(), Value::Nil);
-        assert_eq!(waiter.raw.say("PING"), Value::SimpleString("PONG".into()));
+        assert_eq!(waiter.raw.run("PING"), Value::SimpleString("PONG".into()));
     }),
     ("unblocked-with-error", |mut waiter, control| {
-        assert_eq!(control.say(&format!("CLIENT UNBLOCK {} ERROR", waiter.id)), Value::Int(1));
+        assert_eq!(control.run(&format!("CLIENT UNBLOCK {} ERROR", waiter.id)), Value::Int(1));
         assert_eq!(waiter.error(), "UNBLOCKED");
-        assert_eq!(waiter.raw.say("PING"), Value::SimpleString("PONG".into()));
+        assert_eq!(waiter.raw.run("PING"), Value::SimpleString("PONG".into()));
     }),
 ];
 
 const FLAGS: [&str; 3] = ["", " EPHEMERAL", " EPHEMERAL HOLDS 3"];
 
-/// The replica is paused, and the timeout is an hour: nothing but the departure ends it.
+/// The replica is paused and the timeout is an hour, so only the disconnect ends the request.
 fn group() -> Group {
     let group = Group::of(1);
     group.stop_replicas();
     group
 }
 
-/// All is as if the request had never been, also when the replica goes on.
+/// The request leaves no trace, even when the replica continues.
 fn assert_over(group: &mut Group) {
     until(SOON, "nothing is being confirmed", || group.count("confirming") == 0);
     assert_eq!((group.count("confirmed"), group.count("waiters"), group.count("bound_holds")), (0, 0, 0));
     group.cont_replicas();
     group.master.wait_for_replica(&group.replicas[0]);
-    assert_eq!(group.replicas[0].raw().say("DEBUG DIGEST"), group.control.say("DEBUG DIGEST"));
+    assert_eq!(group.replicas[0].raw().run("DEBUG DIGEST"), group.control.run("DEBUG DIGEST"));
     assert_eq!(group.count("confirmed"), 0);
 }
 
@@ -58,7 +58,7 @@ fn immediate_grant_is_revoked_when_client_leaves() {
             leave(leaver, &mut group.control);
             next.token();
             assert_held(&mut group.control, way, "next");
-            group.control.order(&format!("LOCK.RELEASE {way} next"));
+            group.control.run_ok(&format!("LOCK.RELEASE {way} next"));
         }
     }
     assert_eq!(group.count("grants_undelivered"), (WAYS.len() * FLAGS.len()) as i64);
@@ -70,15 +70,15 @@ fn queued_grant_is_revoked_when_client_leaves() {
     let mut group = group();
     for (way, leave) in WAYS {
         for flags in FLAGS {
-            group.control.take(&format!("LOCK.ACQUIRE {way} first LEASE 600000"));
+            group.control.get_token(&format!("LOCK.ACQUIRE {way} first LEASE 600000"));
             let leaver = group.waits(&format!("LOCK.ACQUIRE {way} leaver LEASE 600000 WAIT 0{flags} REPLICAS 1"));
             let mut next = group.waits(&format!("LOCK.ACQUIRE {way} next LEASE 600000 WAIT 0"));
-            group.control.order(&format!("LOCK.RELEASE {way} first"));
+            group.control.run_ok(&format!("LOCK.RELEASE {way} first"));
             assert_held_by(&mut group.control, way, "leaver");
             leave(leaver, &mut group.control);
             next.token();
             assert_held(&mut group.control, way, "next");
-            group.control.order(&format!("LOCK.RELEASE {way} next"));
+            group.control.run_ok(&format!("LOCK.RELEASE {way} next"));
         }
     }
     assert_eq!(group.count("grants_undelivered"), (WAYS.len() * FLAGS.len()) as i64);
@@ -96,11 +96,11 @@ fn revoked_lock_without_waiters_is_deleted() {
             leave(waiter, &mut group.control);
         }
     }
-    until(SOON, "all keys are gone", || group.control.say("DBSIZE") == Value::Int(0));
+    until(SOON, "all keys are deleted", || group.control.run("DBSIZE") == Value::Int(0));
     assert_over(&mut group);
 }
 
-/// A re-entry loses the one hold that it added; a count that was named, and the deadline, stay. A renewal loses
+/// A re-entry loses the hold that it added. A hold count that was named stays, and so does the deadline. A renewal loses
 /// nothing.
 #[test]
 fn revoked_reentry_loses_one_hold_and_renewal_none() {
@@ -115,7 +115,7 @@ fn revoked_reentry_loses_one_hold_and_renewal_none() {
     for (way, leave) in WAYS {
         for (number, (request, holds)) in requests.iter().enumerate() {
             let key = format!("{way}:{number}");
-            group.control.take(&format!("LOCK.ACQUIRE {key} owner LEASE 600000 HOLDS 2"));
+            group.control.get_token(&format!("LOCK.ACQUIRE {key} owner LEASE 600000 HOLDS 2"));
             let before = group.state(&[&key]);
             let leaver = group.waits(&format!("LOCK.{} LEASE 900000 REPLICAS 1", request.replace("{}", &key)));
             let mut left = group.state(&[&key]);
@@ -124,15 +124,15 @@ fn revoked_reentry_loses_one_hold_and_renewal_none() {
             leave(leaver, &mut group.control);
             until(SOON, &format!("{way}: {request} is over"), || group.count("confirming") == 0);
             until(SOON, &format!("{way}: {request} is revoked"), || group.state(&[&key]) == left);
-            // Nothing is owed any more: the owner goes on.
-            group.control.take(&format!("LOCK.RENEW {key} owner LEASE 900000"));
-            assert_eq!(group.control.say(&format!("HGET {key} owner")).text(), *holds, "{way}, {request}");
+            // Nothing is pending any more: the owner can continue.
+            group.control.get_token(&format!("LOCK.RENEW {key} owner LEASE 900000"));
+            assert_eq!(group.control.run(&format!("HGET {key} owner")).text(), *holds, "{way}, {request}");
         }
     }
     assert_over(&mut group);
 }
 
-/// Of readers that are confirmed together, only the one that leaves is revoked.
+/// Of readers that are confirmed together, only the one that disconnects is revoked.
 #[test]
 fn only_the_leaving_reader_is_revoked() {
     let mut group = group();
@@ -143,7 +143,9 @@ fn only_the_leaving_reader_is_revoked() {
         leave(readers.remove(1), &mut group.control);
     }
     let last = format!("reader-{}", WAYS.len() + 1);
-    until(SOON, "the others are left", || holders(&mut group.control, "key").into_keys().eq(["reader-0", &last]));
+    until(SOON, "the other readers hold the lock", || {
+        holders(&mut group.control, "key").into_keys().eq(["reader-0", &last])
+    });
     assert!(readers.iter_mut().all(Waiter::waits));
     group.cont_replicas();
     readers.iter_mut().for_each(|reader| assert!(reader.token() > 0));

@@ -1,4 +1,4 @@
-//! A master, its replicas, and a client that looks on.
+//! A master, its replicas, and a control connection.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use redis::Value;
 use support::{Builder, Raw, Server};
 
 use crate::common::{Bytes, deadline, fields, info_number};
-use crate::speak::{Reply, Speak};
-use crate::waiter::{Tell, Waiter};
+use crate::lines::{Commands, Reply};
+use crate::waiter::Waiter;
 
-/// As `holdfast.replicas-timeout`: replicas are waited for as long as it takes, in ms.
+/// A `holdfast.replicas-timeout` that no test reaches, in ms.
 pub(crate) const PATIENT: i64 = 3_600_000;
 
-/// As `holdfast.replicas-timeout`: no longer than a test must last, in ms.
+/// A `holdfast.replicas-timeout` that a test waits for, in ms.
 pub(crate) const BRIEF: i64 = 250;
 
 pub(crate) struct Group {
@@ -22,7 +22,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Replicas without the module: they need none to confirm.
+    /// Replicas confirm without the module.
     #[track_caller]
     pub(crate) fn of(count: usize) -> Self {
         let master = quiet().start();
@@ -30,15 +30,15 @@ impl Group {
         set_timeout(&mut control, PATIENT);
         let mut group = Self { master, replicas: Vec::new(), control };
         let replicas: Vec<Server> = (0..count).map(|_| quiet().without_module().start()).collect();
-        // All at once: Valkey 9 begins to follow up to a second later.
+        // In parallel: Valkey 9 starts to replicate up to a second later.
         for replica in &replicas {
-            replica.raw().order(&follow(&group.master));
+            replica.raw().run_ok(&follow(&group.master));
         }
         replicas.into_iter().for_each(|replica| group.join(replica));
         group
     }
 
-    /// One more replica.
+    /// Adds a replica.
     #[track_caller]
     pub(crate) fn join(&mut self, replica: Server) {
         replica.replica_of(&self.master);
@@ -46,7 +46,7 @@ impl Group {
         self.master.wait_replicas_online(self.replicas.len());
     }
 
-    /// For how long replicas are waited for from now on, in ms.
+    /// Sets `holdfast.replicas-timeout`, in ms.
     #[track_caller]
     pub(crate) fn wait_for_replicas(&mut self, ms: i64) {
         set_timeout(&mut self.control, ms);
@@ -72,7 +72,7 @@ impl Group {
         Waiter::sending(&self.master, line)
     }
 
-    /// What the master holds under these keys.
+    /// The master's state of these keys.
     #[track_caller]
     pub(crate) fn state(&mut self, keys: &[&str]) -> State {
         state(&mut self.control, keys)
@@ -80,14 +80,14 @@ impl Group {
 
     #[track_caller]
     pub(crate) fn exists(&mut self, key: &str) -> bool {
-        self.control.say(&format!("EXISTS {key}")) == Value::Int(1)
+        self.control.run(&format!("EXISTS {key}")) == Value::Int(1)
     }
 }
 
-/// A server that writes nothing of its own into the replication stream, and misses nobody who says nothing.
+/// A server that writes no pings to the replication stream, and never disconnects an idle replica.
 ///
-/// Its copies go by way of a file: after one without, a replica counts as online but may hear nothing for a second (for
-/// the server's `WAIT` as well).
+/// It sends copies as files. After a diskless copy, a replica counts as online but may acknowledge nothing for a second
+/// (also to the server's `WAIT`).
 pub(crate) fn quiet() -> Builder {
     Server::builder()
         .arg("repl-ping-replica-period", "3600")
@@ -95,7 +95,7 @@ pub(crate) fn quiet() -> Builder {
         .arg("repl-diskless-sync", "no")
 }
 
-/// The command that lets a replica follow `master`.
+/// The command by which a replica follows `master`.
 pub(crate) fn follow(master: &Server) -> String {
     let address = master.addr();
     format!("REPLICAOF {} {}", address.ip(), address.port())
@@ -103,10 +103,10 @@ pub(crate) fn follow(master: &Server) -> String {
 
 #[track_caller]
 pub(crate) fn set_timeout(client: &mut Raw, ms: i64) {
-    client.order(&format!("CONFIG SET holdfast.replicas-timeout {ms}"));
+    client.run_ok(&format!("CONFIG SET holdfast.replicas-timeout {ms}"));
 }
 
-/// A lock as it lies in the keyspace, key by key: the deadline (Unix ms, -1: none, -2: no key), and the fields.
+/// The keys of a lock: the deadline (Unix ms, -1: none, -2: no key), and the fields.
 pub(crate) type State = Vec<(i64, BTreeMap<Bytes, Bytes>)>;
 
 #[track_caller]
@@ -115,12 +115,12 @@ pub(crate) fn state(client: &mut Raw, keys: &[&str]) -> State {
     keys.map(|key| (deadline(client, key), fields(client, key))).collect()
 }
 
-/// No key at all.
+/// The state of a missing key.
 pub(crate) fn gone() -> (i64, BTreeMap<Bytes, Bytes>) {
     (-2, BTreeMap::new())
 }
 
-/// Asserts the end of a request that had to be confirmed and was not.
+/// Asserts that a request was not confirmed.
 #[track_caller]
 pub(crate) fn assert_refused(reply: &Value, having: usize, needed: u32, ms: i64) {
     let expected = format!("UNCONFIRMED {having} of {needed} replicas confirmed within {ms} ms");

@@ -1,4 +1,4 @@
-//! Replicas that stand still, are killed, are slow, or come back.
+//! Replicas that are paused, killed, slow, or reconnect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,14 +8,14 @@ use redis::Value;
 use support::{Over, Server, until};
 
 use super::group::{BRIEF, Group, assert_refused, gone, quiet, state};
-use crate::speak::{Reply, SOON, Speak};
-use crate::waiter::{Tell, assert_held};
+use crate::lines::{Commands, Reply, SOON};
+use crate::waiter::assert_held;
 
-/// One request of each kind waits for replicas that are away; they come back, and all are confirmed.
+/// One request of each kind waits for absent replicas. When they are back, all requests are confirmed.
 fn confirmed_when_back(mut group: Group, back: impl FnOnce(&mut Group)) {
     let needed = group.replicas.len();
-    group.control.take("LOCK.ACQUIRE held owner LEASE 50000");
-    group.control.take("LOCK.ACQUIRE kept owner LEASE 50000");
+    group.control.get_token("LOCK.ACQUIRE held owner LEASE 50000");
+    group.control.get_token("LOCK.ACQUIRE kept owner LEASE 50000");
     let lines = [
         "LOCK.ACQUIRE new owner LEASE 60000",
         "LOCK.ACQUIRE held owner LEASE 60000",
@@ -40,26 +40,28 @@ fn paused_replica_confirms_in_time() {
     confirmed_when_back(group, |group| group.cont_replicas());
 }
 
-/// The connection is lost while the replica is paused; it reconnects by itself.
+/// The connection is lost while the replica is paused. The replica reconnects by itself.
 #[test]
 fn reconnected_replica_confirms_in_time() {
     let group = Group::of(1);
     group.stop_replicas();
     confirmed_when_back(group, |group| {
-        assert_eq!(group.control.say("CLIENT KILL TYPE replica"), Value::Int(1));
+        assert_eq!(group.control.run("CLIENT KILL TYPE replica"), Value::Int(1));
         assert_eq!(group.master.info("replication", "connected_slaves").as_deref(), Some("0"));
         group.cont_replicas();
     });
 }
 
-/// It was a primary of its own for a while, and comes back with a full copy.
+/// The replica was a primary for a while, and gets a full copy.
 #[test]
 fn replica_that_was_a_primary_confirms_in_time() {
     let group = Group::of(1);
     group.replicas[0].replica_of_no_one();
-    until(SOON, "it is away", || group.master.info("replication", "connected_slaves").as_deref() == Some("0"));
+    until(SOON, "the replica is disconnected", || {
+        group.master.info("replication", "connected_slaves").as_deref() == Some("0")
+    });
     confirmed_when_back(group, |group| {
-        group.replicas[0].raw().order("SET something else");
+        group.replicas[0].raw().run_ok("SET something else");
         group.replicas[0].replica_of(&group.master);
     });
 }
@@ -74,13 +76,13 @@ fn restarted_replica_confirms_in_time() {
     });
 }
 
-/// There are fewer replicas than requested; one more connects in time.
+/// There are fewer replicas than requested. One more connects in time.
 #[test]
 fn new_replica_confirms_in_time() {
     let mut group = Group::of(1);
     let mut waiter = group.waits("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 2");
-    until(SOON, "replicas are asked again and again", || group.count("confirmation_requests") > 2);
-    assert!(waiter.waits(), "there is only one");
+    until(SOON, "confirmations are requested repeatedly", || group.count("confirmation_requests") > 2);
+    assert!(waiter.waits(), "there is only one replica");
     assert_held(&mut group.control, "key", "owner");
     group.join(quiet().without_module().start());
     waiter.token();
@@ -88,26 +90,26 @@ fn new_replica_confirms_in_time() {
     assert_eq!(state(&mut group.replicas[1].raw(), &["key"]), there);
 }
 
-/// While replicas are absent, in all ways, nothing is granted; when they are back, requests are granted again.
+/// While replicas are absent in any way, nothing is granted. When they are back, requests are granted again.
 #[test]
 fn absent_replicas_allow_no_grant() {
     let mut group = Group::of(1);
     group.wait_for_replicas(BRIEF);
     let refused = |group: &mut Group| {
-        assert_refused(&group.control.say("LOCK.ACQUIRE key owner REPLICAS 1"), 0, 1, BRIEF);
+        assert_refused(&group.control.run("LOCK.ACQUIRE key owner REPLICAS 1"), 0, 1, BRIEF);
         assert!(!group.exists("key"));
     };
     let granted = |group: &mut Group| {
         group.master.wait_replica_online();
         group.wait_for_replicas(super::group::PATIENT);
-        group.control.take("LOCK.ACQUIRE key owner REPLICAS 1");
+        group.control.get_token("LOCK.ACQUIRE key owner REPLICAS 1");
         assert_held(&mut group.replicas[0].raw(), "key", "owner");
-        group.control.order("LOCK.RELEASE key owner");
+        group.control.run_ok("LOCK.RELEASE key owner");
         group.wait_for_replicas(BRIEF);
     };
     group.stop_replicas();
     refused(&mut group);
-    assert_eq!(group.control.say("CLIENT KILL TYPE replica"), Value::Int(1));
+    assert_eq!(group.control.run("CLIENT KILL TYPE replica"), Value::Int(1));
     refused(&mut group);
     group.cont_replicas();
     granted(&mut group);
@@ -125,7 +127,7 @@ fn absent_replicas_allow_no_grant() {
     granted(&mut group);
 }
 
-/// It is killed while it is asked: one is then not enough.
+/// The replica is killed during the confirmation, so one is missing.
 #[test]
 fn replica_killed_during_confirmation_is_missed() {
     let mut group = Group::of(2);
@@ -141,7 +143,7 @@ fn replica_killed_during_confirmation_is_missed() {
     assert_eq!(state(&mut group.replicas[1].raw(), &["key"]), [gone()]);
 }
 
-/// A replica that is paused most of the time, for as long as `during` runs.
+/// Pauses a replica most of the time, while `during` runs.
 fn slow<R>(replica: &Server, during: impl FnOnce() -> R) -> R {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -165,17 +167,17 @@ fn slow_replica_confirms_in_time() {
     let (mut client, mut reader) = (group.master.raw(), replica.raw());
     slow(replica, || {
         for _ in 0..20 {
-            client.take("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+            client.get_token("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
             assert_held(&mut reader, "key", "owner");
-            client.take("LOCK.RENEW key owner LEASE 900000 REPLICAS 1");
+            client.get_token("LOCK.RENEW key owner LEASE 900000 REPLICAS 1");
             assert_eq!(state(&mut reader, &["key"]), state(&mut client, &["key"]));
-            client.order("LOCK.RELEASE key owner");
+            client.run_ok("LOCK.RELEASE key owner");
         }
     });
     assert_eq!((group.count("confirmed"), group.count("revoked")), (40, 0));
 }
 
-/// Some confirmations come in time and some do not: the keyspace agrees with the reply.
+/// Some confirmations come in time and others do not: the keyspace agrees with the reply.
 #[test]
 fn late_confirmations_agree_with_keyspace() {
     let mut group = Group::of(1);
@@ -184,22 +186,22 @@ fn late_confirmations_agree_with_keyspace() {
     let (mut client, mut reader) = (group.master.raw(), replica.raw());
     let (mut confirmed, mut refused) = (0, 0);
     slow(replica, || {
-        until(SOON * 2, "there were some of both", || {
-            let reply = client.say("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+        until(SOON * 2, "both outcomes have occurred", || {
+            let reply = client.run("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
             if let Value::Int(_) = reply {
                 confirmed += 1;
                 assert_held(&mut reader, "key", "owner");
-                client.order("LOCK.RELEASE key owner");
+                client.run_ok("LOCK.RELEASE key owner");
             } else {
                 refused += 1;
                 assert_refused(&reply, 0, 1, 12);
-                assert_eq!(client.say("EXISTS key"), Value::Int(0));
+                assert_eq!(client.run("EXISTS key"), Value::Int(0));
             }
             confirmed.min(refused) >= 10
         });
     });
     assert_eq!((group.count("confirmed"), group.count("revoked")), (confirmed, refused));
     group.master.wait_for_replica(&group.replicas[0]);
-    assert_eq!(reader.say("DEBUG DIGEST"), group.control.say("DEBUG DIGEST"));
-    assert!(client.say("LOCK.INFO key").is_null());
+    assert_eq!(reader.run("DEBUG DIGEST"), group.control.run("DEBUG DIGEST"));
+    assert!(client.run("LOCK.INFO key").is_null());
 }

@@ -4,17 +4,17 @@ use support::{Raw, until};
 
 use super::group::{Group, PATIENT};
 use crate::common::{ask_ok, text};
-use crate::speak::{Reply, SOON, Speak, Watched, deadline, holders};
-use crate::waiter::{Tell, assert_held};
+use crate::lines::{Commands, Reply, SOON, Watched, deadline, holders};
+use crate::waiter::assert_held;
 
-/// A third of it is enough to do something between two renewals, in ms.
+/// A third of it is long enough for a few commands between two renewals, in ms.
 const LEASE: i64 = 6_000;
 
-/// What is so at one moment.
+/// The state of a lock at one moment.
 #[derive(Debug, PartialEq, Eq)]
 struct Moment {
     deadline: i64,
-    /// Whether `owner` holds it.
+    /// Whether `owner` holds the lock.
     held: bool,
     confirming: i64,
 }
@@ -24,9 +24,9 @@ impl Moment {
     fn of(client: &mut Raw, key: &str) -> Self {
         ask_ok(client, "MULTI");
         for line in [format!("PEXPIRETIME {key}"), format!("HEXISTS {key} owner"), "INFO holdfast".to_owned()] {
-            client.say(&line);
+            client.run(&line);
         }
-        let replies = client.say("EXEC");
+        let replies = client.run("EXEC");
         let [deadline, held, info] = replies.items() else { panic!("{replies:?}") };
         let info = text(info);
         let confirming = info.lines().find_map(|line| line.strip_prefix("holdfast_confirming:")).expect("INFO has it");
@@ -34,19 +34,19 @@ impl Moment {
         Self { deadline: deadline.int(), held: held.truth(), confirming }
     }
 
-    /// It is held until then, and nothing is being confirmed.
+    /// The lock is held until `deadline`, and nothing is being confirmed.
     fn settled(deadline: i64) -> Self {
         Self { deadline, held: true, confirming: 0 }
     }
 }
 
-/// Cuts the master off from its replicas right after a renewal of `key` was confirmed; the deadline that they know.
+/// Disconnects the master from its replicas right after a renewal of `key` was confirmed. Returns the deadline that they know.
 #[track_caller]
 fn cut_off(group: &mut Group, key: &str) -> i64 {
     let mut known = 0;
-    until(SOON, "cut off between two renewals", || {
+    until(SOON, "disconnected between two renewals", || {
         let before = deadline(&mut group.control, key);
-        until(SOON, "it is renewed and confirmed", || {
+        until(SOON, "a renewal is confirmed", || {
             let moment = Moment::of(&mut group.control, key);
             known = moment.deadline;
             known > before && moment.confirming == 0
@@ -66,7 +66,7 @@ fn cut_off(group: &mut Group, key: &str) -> i64 {
 fn each_renewal_is_confirmed() {
     let mut group = Group::of(2);
     let mut holder = Watched::over(group.master.raw(), &group.master);
-    let token = holder.take("LOCK.ACQUIRE key owner LEASE 6000 WATCHDOG REPLICAS 2");
+    let token = holder.get_token("LOCK.ACQUIRE key owner LEASE 6000 WATCHDOG REPLICAS 2");
     until(SOON, "several renewals are confirmed", || group.count("confirmed") > 4);
     let confirmed = group.count("confirmed");
     assert!(group.count("watchdog_renewals") >= confirmed - 1, "all but the first are renewals");
@@ -74,24 +74,24 @@ fn each_renewal_is_confirmed() {
     assert_eq!(holders(&mut group.control, "key")["owner"].field("token").int(), token);
 }
 
-/// Cut off, with replicas waited for `ms`: the lock runs out at the deadline that they know, not at a later one.
+/// The replicas are disconnected, with a timeout of `ms`: the lock expires at the deadline that they know, not at a later one.
 fn runs_out(ms: i64, request: &str) {
     let mut group = Group::of(1);
     let mut holder = Watched::over(group.master.raw(), &group.master);
     if request.contains("RENEW") {
-        holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE}"));
+        holder.get_token(&format!("LOCK.ACQUIRE key owner LEASE {LEASE}"));
     }
-    let token = holder.take(&format!("LOCK.{request} LEASE {LEASE} WATCHDOG REPLICAS 1"));
-    // Beside it, one that needs nobody's confirmation.
-    holder.take(&format!("LOCK.ACQUIRE beside owner LEASE {LEASE} WATCHDOG"));
+    let token = holder.get_token(&format!("LOCK.{request} LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    // Another lock needs no confirmation.
+    holder.get_token(&format!("LOCK.ACQUIRE beside owner LEASE {LEASE} WATCHDOG"));
     let mut next = group.waits("LOCK.ACQUIRE key next LEASE 600000 WAIT 0");
     group.wait_for_replicas(ms);
     let known = cut_off(&mut group, "key");
     let confirmed = group.count("confirmed");
 
-    // The key says later ones, but nobody has confirmed them.
+    // The key has later deadlines, without confirmation.
     let mut extended = 0;
-    until(SOON, "the next has it", || {
+    until(SOON, "the next waiter is granted", || {
         let moment = Moment::of(&mut group.control, "key");
         if moment.held && moment.deadline > known {
             extended += 1;
@@ -101,18 +101,18 @@ fn runs_out(ms: i64, request: &str) {
     let granted = next.token();
     let at = granted / 1000;
     assert!(granted > token && at >= known, "{} ms too early", known - at);
-    assert!(extended > 0, "it was tried");
+    assert!(extended > 0, "a renewal was tried");
     assert_eq!((group.count("confirmed"), group.count("revoked")), (confirmed, 0));
 
-    // The binding is gone with the hold, the other hold goes on.
+    // The binding ended with the hold. The other hold is renewed.
     assert_held(&mut group.control, "key", "next");
     let end = deadline(&mut group.control, "key");
     let renewals = group.count("watchdog_renewals");
-    until(SOON, "the watchdog went round", || group.count("watchdog_renewals") > renewals + 1);
+    until(SOON, "the watchdog renews the other hold", || group.count("watchdog_renewals") > renewals + 1);
     assert_eq!(deadline(&mut group.control, "key"), end);
     assert_held(&mut group.control, "beside", "owner");
     assert_eq!(group.count("bound_holds"), 1);
-    assert!(holder.say(&format!("LOCK.RELEASE key owner TOKEN {token}")).is_null());
+    assert!(holder.run(&format!("LOCK.RELEASE key owner TOKEN {token}")).is_null());
 }
 
 #[test]
@@ -136,40 +136,40 @@ fn hold_bound_by_renewal_expires_on_isolated_primary() {
 fn expired_lock_without_waiters_is_deleted() {
     let mut group = Group::of(1);
     let mut holder = Watched::over(group.master.raw(), &group.master);
-    holder.take(&format!("LOCK.MACQUIRE 2 a b owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    holder.get_token(&format!("LOCK.MACQUIRE 2 a b owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     group.wait_for_replicas(50);
     let known = ["a", "b"].map(|key| {
         group.cont_replicas();
         cut_off(&mut group, key)
     });
     for (key, known) in ["a", "b"].iter().zip(known) {
-        until(SOON, "it is gone", || !group.exists(key));
-        let now = crate::speak::now();
+        until(SOON, "the key is deleted", || !group.exists(key));
+        let now = crate::lines::now();
         assert!(now >= known, "{key}: {} ms too early", known - now);
     }
     until(SOON, "nothing is bound", || group.count("bound_holds") == 0);
-    assert!(holder.say("LOCK.RENEW a owner").is_null());
+    assert!(holder.run("LOCK.RENEW a owner").is_null());
 }
 
 #[test]
 fn renewals_continue_when_replicas_return() {
     let mut group = Group::of(1);
     let mut holder = Watched::over(group.master.raw(), &group.master);
-    let token = holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    let token = holder.get_token(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
     group.wait_for_replicas(50);
     let known = cut_off(&mut group, "key");
-    until(SOON, "a renewal is given up", || {
+    until(SOON, "a renewal times out", || {
         let moment = Moment::of(&mut group.control, "key");
         moment.deadline > known && moment.confirming == 0
     });
     group.cont_replicas();
     group.wait_for_replicas(PATIENT);
-    until(SOON, "it holds longer than it would have", || crate::speak::now() > known + LEASE / 2);
+    until(SOON, "the lease has been extended", || crate::lines::now() > known + LEASE / 2);
     assert_eq!(holders(&mut group.control, "key")["owner"].field("token").int(), token);
     assert!(next.waits());
     until(SOON, "replicas know the new deadline", || deadline(&mut group.replicas[0].raw(), "key") > known + LEASE / 2);
-    assert_eq!(holder.say(&format!("LOCK.RELEASE key owner TOKEN {token}")).int(), 1);
+    assert_eq!(holder.run(&format!("LOCK.RELEASE key owner TOKEN {token}")).int(), 1);
     next.token();
 }
 
@@ -178,14 +178,14 @@ fn renewals_continue_when_replicas_return() {
 fn release_during_renewal_leaves_next_holder() {
     let mut group = Group::of(1);
     let mut holder = Watched::over(group.master.raw(), &group.master);
-    holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    holder.get_token(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     group.wait_for_replicas(300);
     group.stop_replicas();
     until(SOON, "a renewal is being confirmed", || group.count("confirming") == 1);
-    assert_eq!(holder.say("LOCK.RELEASE key owner").int(), 1);
-    holder.take("LOCK.ACQUIRE key owner LEASE 600000");
+    assert_eq!(holder.run("LOCK.RELEASE key owner").int(), 1);
+    holder.get_token("LOCK.ACQUIRE key owner LEASE 600000");
     let end = deadline(&mut holder, "key");
-    until(SOON, "the renewal is given up", || group.count("confirming") == 0);
+    until(SOON, "the renewal times out", || group.count("confirming") == 0);
     assert_eq!(deadline(&mut holder, "key"), end);
     assert_eq!(holders(&mut group.control, "key")["owner"].field("holds").int(), 1);
 }

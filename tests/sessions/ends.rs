@@ -1,12 +1,12 @@
-//! A session ends with its connection, and with it what was asked on its behalf.
+//! A session ends with its connection, and with it the requests on its behalf.
 
 use redis::Value;
 use support::{Raw, Server, until};
 
 use super::session::{Session, until_ended};
 use crate::common::{deadline, info_number, words};
-use crate::speak::{Reply, owners, waiters};
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
+use crate::lines::{Reply, owners, waiters};
+use crate::waiter::{Commands, SOON, Waiter, assert_held};
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Ending {
         Self::ReplacedWhileItListens,
     ];
 
-    /// Whether it reads what is there, before it ends.
+    /// Whether it blocks on events before it ends.
     fn listens(self) -> bool {
         matches!(self, Self::KilledWhileItListens | Self::ClosedWhileItListens | Self::ReplacedWhileItListens)
     }
@@ -46,12 +46,12 @@ impl Ending {
         match self {
             Self::Closed | Self::ClosedWhileItListens => session.raw.close(),
             Self::Reset => session.raw.reset(),
-            Self::Quit => session.raw.tell(&["QUIT"]),
+            Self::Quit => session.raw.send_lines(&["QUIT"]),
             Self::Killed | Self::KilledWhileItListens => {
-                client.order(&format!("CLIENT KILL ID {}", session.client));
+                client.run_ok(&format!("CLIENT KILL ID {}", session.client));
             }
             Self::Replaced | Self::ReplacedWhileItListens => {
-                Session::open(server).raw.order(&format!("LOCK.SESSION REPLACES {}", session.id));
+                Session::open(server).raw.run_ok(&format!("LOCK.SESSION REPLACES {}", session.id));
             }
         }
         until_ended(client, &session.id);
@@ -64,16 +64,16 @@ fn waits_of_closed_session_leave_queue() {
     let mut client = server.raw();
     for ending in Ending::ALL {
         let (session, mut next) = (Session::open(&server), Session::open(&server));
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
         session.wait(&mut client, "LOCK.MACQUIRE 2 key other second WAIT 0");
         next.wait(&mut client, "LOCK.ACQUIRE other next WAIT 0");
         ending.end(session, &server, &mut client);
         next.event().token_of(&["other"], "next");
         until(SOON, "the queue is empty", || waiters(&mut client, "key").is_empty());
-        client.order("LOCK.RELEASE key holder");
-        assert_eq!(client.say("EXISTS key"), Value::Int(0), "{ending:?}");
-        client.order("DEL other");
+        client.run_ok("LOCK.RELEASE key holder");
+        assert_eq!(client.run("EXISTS key"), Value::Int(0), "{ending:?}");
+        client.run_ok("DEL other");
     }
     assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
 }
@@ -84,22 +84,22 @@ fn closed_session_releases_ephemeral_holds_and_watchdogs() {
     let mut client = server.raw();
     for ending in Ending::ALL {
         let session = Session::open(&server);
-        session.take(&mut client, "LOCK.ACQUIRE ephemeral owner EPHEMERAL");
-        session.take(&mut client, "LOCK.ACQUIRE both owner EPHEMERAL WATCHDOG LEASE 900");
-        session.take(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 900");
-        session.take(&mut client, "LOCK.ACQUIRE neither owner LEASE 60000");
+        session.get_token(&mut client, "LOCK.ACQUIRE ephemeral owner EPHEMERAL");
+        session.get_token(&mut client, "LOCK.ACQUIRE both owner EPHEMERAL WATCHDOG LEASE 900");
+        session.get_token(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 900");
+        session.get_token(&mut client, "LOCK.ACQUIRE neither owner LEASE 60000");
         let mut next = Waiter::start(&server, "ephemeral", "next");
         ending.end(session, &server, &mut client);
         next.token();
-        until(SOON, "it is released", || client.say("EXISTS both") == Value::Int(0));
+        until(SOON, "the ephemeral hold is released", || client.run("EXISTS both") == Value::Int(0));
         let end = deadline(&mut client, b"watched");
-        until(SOON, "its lease runs out", || {
+        until(SOON, "the lease expires", || {
             let now = deadline(&mut client, b"watched");
             assert!(now == end || now == -2, "{ending:?}: renewed");
             now == -2
         });
         assert_held(&mut client, "neither", "owner");
-        client.order("DEL ephemeral neither");
+        client.run_ok("DEL ephemeral neither");
     }
 }
 
@@ -109,18 +109,18 @@ fn unread_grant_goes_to_next_waiter() {
     let mut client = server.raw();
     for ending in Ending::ALL.into_iter().filter(|ending| !ending.listens()) {
         let (session, mut next) = (Session::open(&server), Session::open(&server));
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0 LEASE 3600000");
         session.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0 LEASE 3600000");
         next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         assert_held(&mut client, "key", "first");
         ending.end(session, &server, &mut client);
         next.event().token_of(&["key"], "next");
-        client.order("DEL key");
+        client.run_ok("DEL key");
     }
     let undelivered = info_number(&server, "holdfast", "holdfast_grants_undelivered");
-    assert_eq!(undelivered, 5, "each of them counts");
+    assert_eq!(undelivered, 5, "each of them is undelivered");
 }
 
 #[test]
@@ -128,28 +128,28 @@ fn unread_grant_of_several_keys_goes_to_next_waiter() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    client.take("LOCK.ACQUIRE a holder");
+    client.get_token("LOCK.ACQUIRE a holder");
     session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
-    client.order("LOCK.RELEASE a holder");
+    client.run_ok("LOCK.RELEASE a holder");
     let (mut one, mut other) = (Waiter::start(&server, "a", "one"), Waiter::start(&server, "b", "other"));
     session.raw.reset();
     one.token();
     other.token();
 }
 
-/// The hold count goes back.
+/// The hold count decreases.
 #[test]
 fn undelivered_reentry_is_revoked() {
     let server = Server::builder().module_args(&["replicas-timeout", "3600000"]).start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    let token = client.take("LOCK.ACQUIRE key owner LEASE 3600000");
+    let token = client.get_token("LOCK.ACQUIRE key owner LEASE 3600000");
     session.wait(&mut client, "LOCK.ACQUIRE key owner REPLICAS 1 EPHEMERAL");
-    assert_eq!(client.say("HGET key owner").text(), "2");
+    assert_eq!(client.run("HGET key owner").text(), "2");
     session.raw.reset();
-    until(SOON, "one is revoked", || client.say("HGET key owner").text() == "1");
-    assert_eq!(client.take("LOCK.ACQUIRE key owner"), token, "nothing is in the way any more");
-    assert_eq!(client.say("HGET key owner").text(), "2");
+    until(SOON, "the undelivered hold is revoked", || client.run("HGET key owner").text() == "1");
+    assert_eq!(client.get_token("LOCK.ACQUIRE key owner"), token, "nothing is in the way any more");
+    assert_eq!(client.run("HGET key owner").text(), "2");
 }
 
 #[test]
@@ -157,14 +157,14 @@ fn read_grant_stays() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
     let id = session.id.clone();
     session.raw.reset();
     until_ended(&mut client, &id);
-    client.say("LOCK.INFO key");
+    client.run("LOCK.INFO key");
     assert_held(&mut client, "key", "owner");
 }
 
@@ -173,31 +173,30 @@ fn requesting_connection_may_close() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let mut asking = server.raw();
     session.wait(&mut asking, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG");
-    session.take(&mut asking, "LOCK.ACQUIRE other owner EPHEMERAL");
+    session.get_token(&mut asking, "LOCK.ACQUIRE other owner EPHEMERAL");
     let id = asking.client_id();
     asking.reset();
-    crate::speak::until_gone(&mut client, id);
-    client.order("LOCK.RELEASE key holder");
+    crate::lines::until_gone(&mut client, id);
+    client.run_ok("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
     assert_held(&mut client, "other", "owner");
 }
 
-/// `RESET` closes nothing.
 #[test]
 fn reset_does_not_close_session() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-    let token = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
-    assert_eq!(session.raw.say("RESET"), Value::SimpleString("RESET".into()));
-    assert_eq!(session.raw.say("LOCK.SESSION").field("id").text(), session.id);
-    assert_eq!(session.take(&mut client, "LOCK.RENEW other owner"), token);
-    client.order("LOCK.RELEASE key holder");
+    let token = session.get_token(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
+    assert_eq!(session.raw.run("RESET"), Value::SimpleString("RESET".into()));
+    assert_eq!(session.raw.run("LOCK.SESSION").field("id").text(), session.id);
+    assert_eq!(session.get_token(&mut client, "LOCK.RENEW other owner"), token);
+    client.run_ok("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
 }
 
@@ -209,16 +208,16 @@ fn many_waits_and_holds_end_with_session() {
     let mut client = server.raw();
     let session = Session::open(&server);
     let each = |line: &str| (0..MANY).map(|number| line.replace('?', &number.to_string())).collect::<Vec<_>>();
-    client.say_all(&each("LOCK.ACQUIRE wanted-? holder LEASE 600000"));
-    client.say_all(&each(&session.naming("LOCK.ACQUIRE wanted-? owner-? WAIT 0")));
-    client.say_all(&each(&session.naming("LOCK.ACQUIRE held-? owner-? EPHEMERAL LEASE 600000")));
-    client.say_all(&each("LOCK.ACQUIRE unread-? holder LEASE 600000"));
-    client.say_all(&each(&session.naming("LOCK.ACQUIRE unread-? owner-? WAIT 0 LEASE 600000")));
-    client.say_all(&each("LOCK.RELEASE unread-? holder"));
-    assert_eq!(client.say("DBSIZE"), Value::Int(3 * MANY as i64));
+    client.run_all(&each("LOCK.ACQUIRE wanted-? holder LEASE 600000"));
+    client.run_all(&each(&session.with_session("LOCK.ACQUIRE wanted-? owner-? WAIT 0")));
+    client.run_all(&each(&session.with_session("LOCK.ACQUIRE held-? owner-? EPHEMERAL LEASE 600000")));
+    client.run_all(&each("LOCK.ACQUIRE unread-? holder LEASE 600000"));
+    client.run_all(&each(&session.with_session("LOCK.ACQUIRE unread-? owner-? WAIT 0 LEASE 600000")));
+    client.run_all(&each("LOCK.RELEASE unread-? holder"));
+    assert_eq!(client.run("DBSIZE"), Value::Int(3 * MANY as i64));
     session.raw.reset();
-    until(SOON, "what it held is free", || client.say("DBSIZE") == Value::Int(MANY as i64));
-    until(SOON, "nobody waits", || info_number(&server, "holdfast", "holdfast_waiters") == 0);
+    until(SOON, "its ephemeral holds are released", || client.run("DBSIZE") == Value::Int(MANY as i64));
+    until(SOON, "no request waits", || info_number(&server, "holdfast", "holdfast_waiters") == 0);
     assert_eq!(owners(&mut client, "wanted-0"), ["holder"]);
     for name in ["sessions", "session_waits", "undelivered_events", "bound_holds"] {
         assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
@@ -231,7 +230,7 @@ fn closing_session_is_granted_nothing() {
     let server = Server::start();
     let mut client = server.raw();
     let (dying, mut next) = (Session::open(&server), Session::open(&server));
-    client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 3600000");
     dying.wait(&mut client, "LOCK.ACQUIRE key dying WAIT 0 LEASE 3600000");
     next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0 LEASE 3600000");
     let kill = format!("CLIENT KILL ID {}", dying.client);

@@ -1,12 +1,12 @@
-//! What an event looks like on the wire.
+//! The encoding of events.
 
 use support::{Raw, Server};
 
 use super::session::Session;
 use crate::common::{Protocol, words};
-use crate::waiter::Tell;
+use crate::waiter::Commands;
 
-/// The bytes of an event, where `_` stands for null.
+/// The bytes of an event. `_` stands for null.
 fn bytes_of(protocol: Protocol, elements: &[&str]) -> Vec<u8> {
     let mut bytes = b"*1\r\n*6\r\n".to_vec();
     for element in elements {
@@ -24,16 +24,16 @@ fn bytes_of(protocol: Protocol, elements: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// Both protocols see these elements after `cause`, which may return a token for `?`; `ms` stands for what is left of the
-/// default lease.
-fn is_told(cause: impl Fn(&mut Raw, &Session) -> i64, elements: &[&str]) {
+/// Checks the elements of the event after `cause`, in both protocols. `cause` may return a token for `?`. `ms` stands for the
+/// remaining default lease.
+fn assert_event(cause: impl Fn(&mut Raw, &Session) -> i64, elements: &[&str]) {
     for protocol in Protocol::BOTH {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::on(protocol.connect(&server));
         let token = format!(":{}", cause(&mut client, &session));
-        let told = session.raw.call_for_bytes(&words("LOCK.EVENTS WAIT 20000"));
-        let left = String::from_utf8_lossy(&told).lines().last().unwrap_or_default().to_owned();
+        let received = session.raw.call_for_bytes(&words("LOCK.EVENTS WAIT 20000"));
+        let left = String::from_utf8_lossy(&received).lines().last().unwrap_or_default().to_owned();
         let element = |&it: &&str| match it {
             "?" => token.clone(),
             "ms" => {
@@ -43,78 +43,78 @@ fn is_told(cause: impl Fn(&mut Raw, &Session) -> i64, elements: &[&str]) {
         };
         let elements: Vec<String> = elements.iter().map(element).collect();
         let elements: Vec<&str> = elements.iter().map(String::as_str).collect();
-        assert_eq!(told.escape_ascii().to_string(), bytes_of(protocol, &elements).escape_ascii().to_string());
+        assert_eq!(received.escape_ascii().to_string(), bytes_of(protocol, &elements).escape_ascii().to_string());
     }
 }
 
 fn token_of(client: &mut Raw, key: &str) -> i64 {
-    let token = client.order(&format!("HGET {key} #fence"));
+    let token = client.run_ok(&format!("HGET {key} #fence"));
     crate::common::text(&token).parse().expect("a token")
 }
 
 #[test]
 fn granted_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(client, "LOCK.ACQUIRE key owner WAIT 0");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         token_of(client, "key")
     };
-    is_told(cause, &["granted", ":0", "[key]", "owner", "?", "ms"]);
+    assert_event(cause, &["granted", ":0", "[key]", "owner", "?", "ms"]);
 }
 
 #[test]
 fn granted_event_of_several_keys_names_database() {
     let cause = |client: &mut Raw, session: &Session| {
-        client.order("SELECT 7");
-        client.take("LOCK.ACQUIRE key holder");
+        client.run_ok("SELECT 7");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(client, "LOCK.MACQUIRE 2 other key owner WAIT 0");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         token_of(client, "key")
     };
-    is_told(cause, &["granted", ":7", "[other key]", "owner", "?", "ms"]);
+    assert_event(cause, &["granted", ":7", "[other key]", "owner", "?", "ms"]);
 }
 
 #[test]
 fn contended_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
         let token = session.take(client, "LOCK.ACQUIRE key owner CONTENTION");
-        client.order("LOCK.ACQUIRE key other");
+        client.run_ok("LOCK.ACQUIRE key other");
         token
     };
-    is_told(cause, &["contended", ":0", "[key]", "owner", "?", "_"]);
+    assert_event(cause, &["contended", ":0", "[key]", "owner", "?", "_"]);
 }
 
 #[test]
 fn timeout_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(client, "LOCK.ACQUIRE key owner WAIT 10");
         0
     };
-    is_told(cause, &["timeout", ":0", "[key]", "owner", "_", "_"]);
+    assert_event(cause, &["timeout", ":0", "[key]", "owner", "_", "_"]);
 }
 
 #[test]
 fn refused_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(client, "LOCK.MACQUIRE 2 key other owner WAIT 0");
-        client.order("SET key text");
+        client.run_ok("SET key text");
         0
     };
     let detail = "WRONGTYPE Operation against a key holding the wrong kind of value";
-    is_told(cause, &["refused", ":0", "[key other]", "owner", "_", detail]);
+    assert_event(cause, &["refused", ":0", "[key other]", "owner", "_", detail]);
 }
 
 fn lost(how: &str, lease: i64, why: &str) {
     let cause = |client: &mut Raw, session: &Session| {
         let token = session.take(client, &format!("LOCK.MACQUIRE 2 key other owner EPHEMERAL LEASE {lease}"));
-        session.ask(client, "LOCK.RENEW other owner LEASE 100000");
-        client.order(how);
+        session.request(client, "LOCK.RENEW other owner LEASE 100000");
+        client.run_ok(how);
         token
     };
-    is_told(cause, &["lost", ":0", "[key]", "owner", "?", why]);
+    assert_event(cause, &["lost", ":0", "[key]", "owner", "?", why]);
 }
 
 #[test]
@@ -136,8 +136,8 @@ fn lost_changed_event_has_documented_fields() {
 fn unbound_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
         let token = session.take(client, "LOCK.ACQUIRE key owner WATCHDOG");
-        client.order("REPLICAOF 127.0.0.1 1");
+        client.run_ok("REPLICAOF 127.0.0.1 1");
         token
     };
-    is_told(cause, &["unbound", ":0", "[key]", "owner", "?", "replica"]);
+    assert_event(cause, &["unbound", ":0", "[key]", "owner", "?", "replica"]);
 }

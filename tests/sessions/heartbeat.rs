@@ -1,4 +1,4 @@
-//! `LOCK.EVENTS … HEARTBEAT`: a session without events hears that it is alive, as often as what it keeps alive needs.
+//! `LOCK.EVENTS … HEARTBEAT`: the server sends heartbeats, as often as the session's holds need them.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use support::{NotBefore, Server, eventually, until};
 
 use super::session::{A_WHILE, Event, Session, events};
 use crate::common::{Protocol, array, error, info_number, text, unix_micros};
-use crate::waiter::{SOON, Speak, Tell, blocked_clients, is_blocked};
+use crate::waiter::{Commands, SOON, blocked_clients, is_blocked};
 
-/// The longest pace, which the server keeps where every lease is this long or longer.
+/// The longest interval, which the server uses if every lease is this long or longer.
 const LONG_LEASE: &str = "80000";
-const LONG_PACE: i64 = 10_000;
-/// Whatever comes by then has not waited for the longest pace.
-const BEFORE_LONG_PACE: Duration = Duration::from_secs(8);
+const LONG_INTERVAL: i64 = 10_000;
+/// A reply within this time did not wait for the longest interval.
+const BEFORE_LONG_INTERVAL: Duration = Duration::from_secs(8);
 
-/// A server whose sessions hear rarely that they are alive, unless they need it.
+/// A server whose sessions get heartbeats rarely, unless a hold needs them.
 fn server() -> Server {
     let server = Server::start();
-    server.raw().order(&format!("CONFIG SET holdfast.default-lease {LONG_LEASE}"));
+    server.raw().run_ok(&format!("CONFIG SET holdfast.default-lease {LONG_LEASE}"));
     server
 }
 
-/// What a heartbeat says.
+/// The contents of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sign {
-    /// Within how many ms the next one comes.
+struct Heartbeat {
+    /// The time until the next one, in ms.
     next: i64,
     /// The default lease.
     default: i64,
-    /// How many thousandths of its lease each hold has left that is renewed.
+    /// The least remaining share of all renewed leases, in thousandths.
     sure: i64,
     /// Whether the server takes writes.
     writes: i64,
@@ -37,49 +37,49 @@ struct Sign {
 
 /// The events in a reply, and the heartbeat at its end.
 #[track_caller]
-fn told(reply: &Value) -> (Vec<Event>, Sign) {
+fn parse_reply(reply: &Value) -> (Vec<Event>, Heartbeat) {
     let Some((last, others)) = array(reply).split_last() else { panic!("nothing: {reply:?}") };
-    let [kind, db, keys, owner, token, detail] = array(last) else { panic!("no event: {last:?}") };
+    let [kind, db, keys, owner, token, detail] = array(last) else { panic!("not an event: {last:?}") };
     assert_eq!((text(kind), db, array(keys)), ("heartbeat".into(), &Value::Int(0), &[][..]));
     assert_eq!([owner, token], [&Value::Nil; 2]);
     let numbers: Vec<i64> = text(detail).split(' ').map(|number| number.parse().expect("a number")).collect();
     let [next, default, sure, writes] = *numbers else { panic!("not four numbers: {detail:?}") };
-    (events(&Value::Array(others.to_vec())), Sign { next, default, sure, writes })
+    (events(&Value::Array(others.to_vec())), Heartbeat { next, default, sure, writes })
 }
 
-/// What a reply says that is a heartbeat and nothing else.
+/// The heartbeat in a reply that has nothing else.
 #[track_caller]
-fn sign(reply: &Value) -> Sign {
-    let (events, sign) = told(reply);
+fn parse_heartbeat(reply: &Value) -> Heartbeat {
+    let (events, heartbeat) = parse_reply(reply);
     assert_eq!(events, [], "{reply:?}");
-    sign
+    heartbeat
 }
 
-/// The same: within how many ms the next one comes, and the default lease.
+/// The heartbeat's interval and default lease.
 #[track_caller]
-fn alive(reply: &Value) -> (i64, i64) {
-    let Sign { next, default, .. } = sign(reply);
+fn interval_and_default(reply: &Value) -> (i64, i64) {
+    let Heartbeat { next, default, .. } = parse_heartbeat(reply);
     (next, default)
 }
 
-/// The pace that the session hears of now.
+/// The interval that the session would get now.
 #[track_caller]
-fn pace(session: &mut Session) -> i64 {
-    alive(&session.raw.say("LOCK.EVENTS HEARTBEAT")).0
+fn interval(session: &mut Session) -> i64 {
+    interval_and_default(&session.raw.run("LOCK.EVENTS HEARTBEAT")).0
 }
 
-/// Lets it wait for events or a heartbeat, until the server has blocked it.
+/// Sends `LOCK.EVENTS`, and waits until the server has blocked the session.
 #[track_caller]
 fn listen(session: &mut Session, server: &Server) {
-    session.raw.tell(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
+    session.raw.send_lines(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
     let (mut observer, client) = (server.raw(), session.client);
-    until(SOON, "the session listens", || is_blocked(&mut observer, client));
+    until(SOON, "the session is blocked", || is_blocked(&mut observer, client));
 }
 
-/// What comes to one who listens, before the longest pace is over.
+/// The reply to the blocked session, which comes before the longest interval has passed.
 #[track_caller]
-fn heard(session: &mut Session) -> Value {
-    session.raw.read_timeout(BEFORE_LONG_PACE).expect("the connection stands").expect("an answer comes")
+fn read_reply(session: &mut Session) -> Value {
+    session.raw.read_timeout(BEFORE_LONG_INTERVAL).expect("the connection is open").expect("a reply")
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn heartbeat_comes_immediately_without_wait() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
-        raw.order("LOCK.SESSION");
+        raw.run_ok("LOCK.SESSION");
         let null = String::from_utf8_lossy(protocol.null()).into_owned();
         let expected = format!("*1\r\n*6\r\n$9\r\nheartbeat\r\n:0\r\n*0\r\n{null}{null}$14\r\n3750 30000 0 1\r\n");
         assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"HEARTBEAT"]), expected.as_bytes());
@@ -104,11 +104,11 @@ fn heartbeat_names_default_lease_and_an_eighth_of_it() {
         ("default-lease", 1, (10, 1)),
         ("default-lease", 80_000, (10_000, 80_000)),
         ("default-lease", 3_600_000, (10_000, 3_600_000)),
-        // No lease is longer than the longest.
+        // An interval is never longer than the longest.
         ("max-lease", 16_000, (2000, 16_000)),
     ] {
-        client.order(&format!("CONFIG SET holdfast.{name} {value}"));
-        assert_eq!(alive(&session.raw.say("LOCK.EVENTS HEARTBEAT")), expected, "{name} {value}");
+        client.run_ok(&format!("CONFIG SET holdfast.{name} {value}"));
+        assert_eq!(interval_and_default(&session.raw.run("LOCK.EVENTS HEARTBEAT")), expected, "{name} {value}");
     }
 }
 
@@ -117,55 +117,55 @@ fn shortest_renewed_lease_sets_heartbeat_interval() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for (line, expected) in [
-        // Nobody keeps these alive.
-        ("LOCK.ACQUIRE fixed owner LEASE 100000", LONG_PACE),
-        ("LOCK.ACQUIRE ephemeral owner LEASE 100000 EPHEMERAL", LONG_PACE),
-        ("LOCK.RENEW ephemeral owner LEASE 40000", LONG_PACE),
+        // These holds are not renewed.
+        ("LOCK.ACQUIRE fixed owner LEASE 100000", LONG_INTERVAL),
+        ("LOCK.ACQUIRE ephemeral owner LEASE 100000 EPHEMERAL", LONG_INTERVAL),
+        ("LOCK.RENEW ephemeral owner LEASE 40000", LONG_INTERVAL),
         ("LOCK.ACQUIRE a owner WATCHDOG LEASE 64000", 8000),
         ("LOCK.ACQUIRE b owner WATCHDOG LEASE 48000", 6000),
         ("LOCK.ACQUIRE c owner WATCHDOG LEASE 56000", 6000),
-        // A lease for once is not the one that is renewed.
+        // The lease of one renewal by the client is not the watchdog's.
         ("LOCK.RENEW a owner LEASE 40000", 6000),
         ("LOCK.RENEW a owner LEASE 40000 WATCHDOG", 5000),
         ("LOCK.MACQUIRE 2 d e owner WATCHDOG LEASE 32000", 4000),
         ("LOCK.RENEW d owner LEASE 64000 WATCHDOG", 4000),
     ] {
-        session.take(&mut client, line);
-        assert_eq!(pace(&mut session), expected, "{line}");
+        session.get_token(&mut client, line);
+        assert_eq!(interval(&mut session), expected, "{line}");
     }
     for (line, expected) in [
         ("LOCK.RELEASE e owner", 5000),
         ("LOCK.RELEASE b owner", 5000),
         ("LOCK.RELEASE a owner", 7000),
-        ("LOCK.MRELEASE 2 c d owner", LONG_PACE),
+        ("LOCK.MRELEASE 2 c d owner", LONG_INTERVAL),
     ] {
-        client.order(line);
-        assert_eq!(pace(&mut session), expected, "{line}");
+        client.run_ok(line);
+        assert_eq!(interval(&mut session), expected, "{line}");
     }
-    // Another session's hold is none of its business.
+    // A hold of another session does not count.
     let other = Session::open(&server);
-    other.take(&mut client, "LOCK.ACQUIRE f owner WATCHDOG LEASE 800");
-    assert_eq!(pace(&mut session), LONG_PACE);
-    // Nor is one that it has lost.
-    session.take(&mut client, "LOCK.ACQUIRE g owner WATCHDOG LEASE 64000");
-    assert_eq!(pace(&mut session), 8000);
-    client.order("LOCK.FORCE g");
+    other.get_token(&mut client, "LOCK.ACQUIRE f owner WATCHDOG LEASE 800");
+    assert_eq!(interval(&mut session), LONG_INTERVAL);
+    // A lost hold does not count.
+    session.get_token(&mut client, "LOCK.ACQUIRE g owner WATCHDOG LEASE 64000");
+    assert_eq!(interval(&mut session), 8000);
+    client.run_ok("LOCK.FORCE g");
     assert_eq!(session.event().kind, "lost");
-    assert_eq!(pace(&mut session), LONG_PACE);
+    assert_eq!(interval(&mut session), LONG_INTERVAL);
 }
 
 #[test]
 fn heartbeat_comes_at_its_interval() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
-    assert_eq!(pace(&mut session), 500);
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
+    assert_eq!(interval(&mut session), 500);
     for line in
         ["LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS WAIT 100000 HEARTBEAT", "LOCK.EVENTS HEARTBEAT COUNT 5 WAIT 0"]
     {
         let due = NotBefore::millis(499);
-        session.raw.tell(&[line]);
-        assert_eq!(alive(&heard(&mut session)), (500, 80_000), "{line}");
+        session.raw.send_lines(&[line]);
+        assert_eq!(interval_and_default(&read_reply(&mut session)), (500, 80_000), "{line}");
         due.is_over(line);
     }
 }
@@ -175,8 +175,8 @@ fn heartbeat_comes_when_wait_is_over() {
     let server = server();
     let mut session = Session::open(&server);
     let due = NotBefore::millis(119);
-    session.raw.tell(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
-    assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
+    session.raw.send_lines(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
+    assert_eq!(interval_and_default(&read_reply(&mut session)).0, LONG_INTERVAL);
     due.is_over("the end of the wait");
 }
 
@@ -185,93 +185,93 @@ fn heartbeat_follows_events() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for line in ["LOCK.EVENTS HEARTBEAT", "LOCK.EVENTS WAIT 0 HEARTBEAT"] {
-        let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
-        client.order("DEL key");
-        session.raw.tell(&[line]);
-        assert_eq!(told(&heard(&mut session)).0, [Event::lost("key", "owner", token, "changed")], "{line}");
-        pace(&mut session);
+        let token = session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+        client.run_ok("DEL key");
+        session.raw.send_lines(&[line]);
+        assert_eq!(parse_reply(&read_reply(&mut session)).0, [Event::lost("key", "owner", token, "changed")], "{line}");
+        interval(&mut session);
     }
-    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    let token = session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
     listen(&mut session, &server);
-    client.order("DEL key");
-    assert_eq!(told(&heard(&mut session)).0, [Event::lost("key", "owner", token, "changed")]);
-    // It does not count among those that were asked for, and says the same as one that stands alone.
+    client.run_ok("DEL key");
+    assert_eq!(parse_reply(&read_reply(&mut session)).0, [Event::lost("key", "owner", token, "changed")]);
+    // COUNT does not limit it, and it has the same contents as a heartbeat without events.
     for number in 0..3 {
-        session.take(&mut client, &format!("LOCK.ACQUIRE key-{number} owner EPHEMERAL"));
+        session.get_token(&mut client, &format!("LOCK.ACQUIRE key-{number} owner EPHEMERAL"));
     }
-    session.take(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 8000");
-    client.order("DEL key-0 key-1 key-2");
-    let (two, beside) = told(&session.raw.say("LOCK.EVENTS COUNT 2 HEARTBEAT"));
-    let (one, _) = told(&session.raw.say("LOCK.EVENTS WAIT 0 COUNT 1 HEARTBEAT"));
+    session.get_token(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 8000");
+    client.run_ok("DEL key-0 key-1 key-2");
+    let (two, beside) = parse_reply(&session.raw.run("LOCK.EVENTS COUNT 2 HEARTBEAT"));
+    let (one, _) = parse_reply(&session.raw.run("LOCK.EVENTS WAIT 0 COUNT 1 HEARTBEAT"));
     assert_eq!((two.len(), one.len()), (2, 1));
     assert_eq!((beside.next, beside.default, beside.writes), (1000, 80_000, 1));
 }
 
-/// The remaining share of the renewed leases, in thousandths: that of the hold with the least.
+/// The remaining share of the renewed leases, in thousandths: the smallest of all holds.
 #[test]
 fn sure_is_the_least_remaining_share_of_leases() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    let sure = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).sure;
+    let sure = |session: &mut Session| parse_heartbeat(&session.raw.run("LOCK.EVENTS HEARTBEAT")).sure;
     for line in ["LOCK.ACQUIRE fixed owner LEASE 20000", "LOCK.ACQUIRE ephemeral owner LEASE 20000 EPHEMERAL"] {
-        session.take(&mut client, line);
+        session.get_token(&mut client, line);
     }
     let over = crate::common::deadline(&mut client, b"ephemeral") - 19_900;
-    until(SOON, "a two hundredth of their leases is over", || unix_micros() / 1000 > over);
+    until(SOON, "a two-hundredth of their leases has passed", || unix_micros() / 1000 > over);
     assert_eq!(sure(&mut session), 0, "nothing is renewed");
-    client.order("LOCK.RELEASE fixed owner");
-    client.order("LOCK.RELEASE ephemeral owner");
-    session.take(&mut client, "LOCK.ACQUIRE long owner WATCHDOG LEASE 3600000");
-    session.take(&mut client, "LOCK.ACQUIRE longer owner WATCHDOG LEASE 7200000");
+    client.run_ok("LOCK.RELEASE fixed owner");
+    client.run_ok("LOCK.RELEASE ephemeral owner");
+    session.get_token(&mut client, "LOCK.ACQUIRE long owner WATCHDOG LEASE 3600000");
+    session.get_token(&mut client, "LOCK.ACQUIRE longer owner WATCHDOG LEASE 7200000");
     assert!((990..=1000).contains(&sure(&mut session)));
-    // What its owner shortens is short until the watchdog comes: a third of what is left later.
-    session.take(&mut client, "LOCK.RENEW long owner LEASE 1800000");
+    // A lease that the owner shortens stays short until the next renewal: the remaining share is a third of it later.
+    session.get_token(&mut client, "LOCK.RENEW long owner LEASE 1800000");
     assert!((490..=500).contains(&sure(&mut session)));
-    session.take(&mut client, "LOCK.RENEW longer owner LEASE 720000");
+    session.get_token(&mut client, "LOCK.RENEW longer owner LEASE 720000");
     assert!((90..=100).contains(&sure(&mut session)));
-    client.order("LOCK.RELEASE longer owner");
+    client.run_ok("LOCK.RELEASE longer owner");
     assert!((490..=500).contains(&sure(&mut session)));
-    // So is what somebody else shortens, once the module has seen it.
-    client.order("PEXPIRE long 900000");
-    until(SOON, "it is seen", || (240..=250).contains(&sure(&mut session)));
-    // It is counted from the question, not from its answer.
-    session.take(&mut client, "LOCK.ACQUIRE short owner WATCHDOG LEASE 2000");
-    client.order("LOCK.RELEASE long owner");
+    // The same if another client shortens it, once the module has read the key.
+    client.run_ok("PEXPIRE long 900000");
+    until(SOON, "the module has read the key", || (240..=250).contains(&sure(&mut session)));
+    // The share is that of the request's arrival, not of the reply.
+    session.get_token(&mut client, "LOCK.ACQUIRE short owner WATCHDOG LEASE 2000");
+    client.run_ok("LOCK.RELEASE long owner");
     let begin = unix_micros();
-    let least = sign(&session.raw.say("LOCK.EVENTS WAIT 0 HEARTBEAT")).sure;
+    let least = parse_heartbeat(&session.raw.run("LOCK.EVENTS WAIT 0 HEARTBEAT")).sure;
     let deadline = crate::common::deadline(&mut client, b"short");
     assert!(begin / 1000 + 2000 * least / 1000 <= deadline, "{least}");
 }
 
-/// Another client releases the hold between two requests; the session receives no event of that.
+/// Another client releases the hold between two requests. This causes no event.
 #[test]
 fn sure_is_zero_after_release_of_only_watched_hold() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    let sure = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).sure;
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 3600000");
+    let sure = |session: &mut Session| parse_heartbeat(&session.raw.run("LOCK.EVENTS HEARTBEAT")).sure;
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 3600000");
     assert!(sure(&mut session) >= 990);
-    client.order("LOCK.RELEASE key owner");
+    client.run_ok("LOCK.RELEASE key owner");
     assert_eq!(sure(&mut session), 0);
 }
 
-/// While the server refuses writes, nothing is renewed.
+/// While the server refuses writes, it renews nothing.
 #[test]
 fn sure_decreases_while_writes_are_refused() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    let writes = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).writes;
+    let writes = |session: &mut Session| parse_heartbeat(&session.raw.run("LOCK.EVENTS HEARTBEAT")).writes;
     assert_eq!(writes(&mut session), 1);
-    client.order("CONFIG SET min-replicas-to-write 1");
+    client.run_ok("CONFIG SET min-replicas-to-write 1");
     assert_eq!(writes(&mut session), 0);
-    client.order("CONFIG SET min-replicas-to-write 0");
+    client.run_ok("CONFIG SET min-replicas-to-write 0");
     assert_eq!(writes(&mut session), 1);
-    client.order("CLIENT PAUSE 600000 WRITE");
+    client.run_ok("CLIENT PAUSE 600000 WRITE");
     assert_eq!(writes(&mut session), 0);
-    client.order("CLIENT UNPAUSE");
-    client.order("REPLICAOF 127.0.0.1 1");
+    client.run_ok("CLIENT UNPAUSE");
+    client.run_ok("REPLICAOF 127.0.0.1 1");
     assert_eq!(writes(&mut session), 0);
-    client.order("REPLICAOF NO ONE");
+    client.run_ok("REPLICAOF NO ONE");
     assert_eq!(writes(&mut session), 1);
 }
 
@@ -282,22 +282,22 @@ fn granted_event_names_remaining_lease() {
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     let lasts = |reply: &Value| text(&array(&array(reply)[0])[5]).parse::<i64>().expect("a number");
     for (terms, longest) in [("LEASE 60000", 60_000), ("", 80_000), ("LEASE 40000 WATCHDOG", 40_000)] {
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut client, &format!("LOCK.ACQUIRE key owner WAIT 0 {terms}"));
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         let asked = unix_micros() / 1000;
-        let left = lasts(&session.raw.say("LOCK.EVENTS"));
+        let left = lasts(&session.raw.run("LOCK.EVENTS"));
         let deadline = crate::common::deadline(&mut client, b"key");
         assert!(left > longest - 10_000 && asked + left <= deadline, "{terms}: {left}");
-        client.order("DEL key");
-        session.raw.say("LOCK.EVENTS");
+        client.run_ok("DEL key");
+        session.raw.run("LOCK.EVENTS");
     }
-    // One that came while it was asking.
-    client.take("LOCK.ACQUIRE key holder");
+    // A grant during the blocked request.
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.MACQUIRE 2 key other owner WAIT 0 LEASE 60000");
     listen(&mut session, &server);
-    client.order("LOCK.RELEASE key holder");
-    let reply = heard(&mut session);
+    client.run_ok("LOCK.RELEASE key holder");
+    let reply = read_reply(&mut session);
     assert!((60_000..70_000).contains(&lasts(&reply)), "{reply:?}");
     assert_eq!(array(&reply).len(), 2);
 }
@@ -318,32 +318,32 @@ fn shorter_lease_causes_immediate_heartbeat() {
     for (before, line) in ways {
         let mut session = Session::open(&server);
         for line in before {
-            session.take(&mut client, line);
+            session.get_token(&mut client, line);
         }
         listen(&mut session, &server);
-        client.order(&session.naming(line));
-        assert_eq!(alive(&heard(&mut session)), (1000, 80_000), "{line}");
-        client.order("DEL key other");
+        client.run_ok(&session.with_session(line));
+        assert_eq!(interval_and_default(&read_reply(&mut session)), (1000, 80_000), "{line}");
+        client.run_ok("DEL key other");
     }
 }
 
-/// So does a queued grant, by its event.
+/// So does a queued grant, with its event.
 #[test]
 fn shorter_lease_of_queued_grant_causes_reply() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000 WAIT 0");
     listen(&mut session, &server);
-    client.order("LOCK.RELEASE key holder");
-    told(&heard(&mut session)).0[0].token_of(&["key"], "owner");
-    // From then on the pace is that of this lease.
+    client.run_ok("LOCK.RELEASE key holder");
+    parse_reply(&read_reply(&mut session)).0[0].token_of(&["key"], "owner");
+    // From then on, the interval is that of this lease.
     listen_once(&mut session);
-    assert_eq!(alive(&heard(&mut session)).0, 500);
+    assert_eq!(interval_and_default(&read_reply(&mut session)).0, 500);
 }
 
 fn listen_once(session: &mut Session) {
-    session.raw.tell(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
+    session.raw.send_lines(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
 }
 
 #[test]
@@ -358,15 +358,15 @@ fn other_requests_cause_no_heartbeat() {
         "LOCK.ACQUIRE fixed owner LEASE 8000",
         "LOCK.ACQUIRE ephemeral owner LEASE 8000 EPHEMERAL",
     ] {
-        session.take(&mut client, line);
+        session.get_token(&mut client, line);
     }
-    other.take(&mut client, "LOCK.ACQUIRE of-another owner WATCHDOG LEASE 8000");
-    client.order("LOCK.RELEASE long owner");
-    client.order("CONFIG SET holdfast.default-lease 8000");
+    other.get_token(&mut client, "LOCK.ACQUIRE of-another owner WATCHDOG LEASE 8000");
+    client.run_ok("LOCK.RELEASE long owner");
+    client.run_ok("CONFIG SET holdfast.default-lease 8000");
     assert!(!eventually(A_WHILE, || !session.raw.pending()));
-    // It waits still for what does.
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
-    assert_eq!(alive(&heard(&mut session)), (500, 8000));
+    // The session still blocks for other reasons.
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
+    assert_eq!(interval_and_default(&read_reply(&mut session)), (500, 8000));
 }
 
 /// A promised short interval counts for the next request, although its hold has ended.
@@ -374,12 +374,12 @@ fn other_requests_cause_no_heartbeat() {
 fn promised_interval_counts_for_next_request() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
-    assert_eq!(pace(&mut session), 200);
-    client.order("LOCK.RELEASE key owner");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
+    assert_eq!(interval(&mut session), 200);
+    client.run_ok("LOCK.RELEASE key owner");
     listen_once(&mut session);
-    assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
-    // From now on the long one counts.
+    assert_eq!(interval_and_default(&read_reply(&mut session)).0, LONG_INTERVAL);
+    // From now on the longest interval counts.
     listen_once(&mut session);
     assert!(!eventually(A_WHILE + A_WHILE, || !session.raw.pending()));
 }
@@ -388,14 +388,14 @@ fn promised_interval_counts_for_next_request() {
 fn reply_has_no_heartbeat_without_option() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    pace(&mut session);
+    interval(&mut session);
     session.listen(&server);
-    let token = session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL LEASE 8000");
+    let token = session.get_token(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL LEASE 8000");
     assert!(!eventually(A_WHILE, || !session.raw.pending()));
-    client.order("LOCK.FORCE key");
-    assert_eq!(session.heard(), [Event::lost("key", "owner", token, "forced")]);
-    assert_eq!(session.raw.say("LOCK.EVENTS WAIT 50"), Value::Nil);
-    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
+    client.run_ok("LOCK.FORCE key");
+    assert_eq!(session.read_events(), [Event::lost("key", "owner", token, "forced")]);
+    assert_eq!(session.raw.run("LOCK.EVENTS WAIT 50"), Value::Nil);
+    assert_eq!(session.raw.run("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -403,10 +403,10 @@ fn heartbeat_is_not_queued() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     listen(&mut session, &server);
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
     assert_eq!(info_number(&server, "holdfast", "holdfast_undelivered_events"), 0);
-    alive(&heard(&mut session));
-    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
+    interval_and_default(&read_reply(&mut session));
+    assert_eq!(session.raw.run("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -415,25 +415,25 @@ fn client_unblock_ends_heartbeat_wait() {
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for how in ["", " TIMEOUT"] {
         listen(&mut session, &server);
-        assert_eq!(client.say(&format!("CLIENT UNBLOCK {}{how}", session.client)), Value::Int(1));
-        assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
+        assert_eq!(client.run(&format!("CLIENT UNBLOCK {}{how}", session.client)), Value::Int(1));
+        assert_eq!(interval_and_default(&read_reply(&mut session)).0, LONG_INTERVAL);
     }
     listen(&mut session, &server);
-    assert_eq!(client.say(&format!("CLIENT UNBLOCK {} ERROR", session.client)), Value::Int(1));
-    assert_eq!(error(&heard(&mut session)).0, "UNBLOCKED");
-    assert_eq!(pace(&mut session), LONG_PACE);
+    assert_eq!(client.run(&format!("CLIENT UNBLOCK {} ERROR", session.client)), Value::Int(1));
+    assert_eq!(error(&read_reply(&mut session)).0, "UNBLOCKED");
+    assert_eq!(interval(&mut session), LONG_INTERVAL);
 }
 
 #[test]
 fn heartbeat_does_not_block_in_transaction() {
     let server = server();
     let mut session = Session::open(&server);
-    session.raw.tell(&["MULTI", "LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS HEARTBEAT", "EXEC"]);
+    session.raw.send_lines(&["MULTI", "LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS HEARTBEAT", "EXEC"]);
     for _ in 0..3 {
         session.raw.read().unwrap();
     }
-    let replies = heard(&mut session);
-    assert_eq!(array(&replies).iter().map(alive).collect::<Vec<_>>(), [(LONG_PACE, 80_000); 2]);
+    let replies = read_reply(&mut session);
+    assert_eq!(array(&replies).iter().map(interval_and_default).collect::<Vec<_>>(), [(LONG_INTERVAL, 80_000); 2]);
 }
 
 #[test]
@@ -447,13 +447,13 @@ fn script_cannot_ask_for_heartbeat() {
 fn killed_reader_leaves_nothing() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
     listen(&mut session, &server);
-    client.order(&format!("CLIENT KILL ID {}", session.client));
-    until(SOON, "it is gone", || info_number(&server, "holdfast", "holdfast_sessions") == 0);
+    client.run_ok(&format!("CLIENT KILL ID {}", session.client));
+    until(SOON, "the session has ended", || info_number(&server, "holdfast", "holdfast_sessions") == 0);
     assert_eq!(blocked_clients(&server), 0);
-    // Nor does its pace come when it would have.
-    assert!(!eventually(Duration::from_millis(400), || client.say("PING") != Value::SimpleString("PONG".into())));
+    // Its interval causes no heartbeat later.
+    assert!(!eventually(Duration::from_millis(400), || client.run("PING") != Value::SimpleString("PONG".into())));
 }
 
 /// A replica renews nothing.
@@ -461,26 +461,26 @@ fn killed_reader_leaves_nothing() {
 fn replica_uses_default_lease_as_interval() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
-    assert_eq!(pace(&mut session), 1000);
-    client.order("REPLICAOF 127.0.0.1 1");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
+    assert_eq!(interval(&mut session), 1000);
+    client.run_ok("REPLICAOF 127.0.0.1 1");
     assert_eq!(session.event().kind, "unbound");
-    assert_eq!(pace(&mut session), LONG_PACE);
+    assert_eq!(interval(&mut session), LONG_INTERVAL);
     let due = NotBefore::millis(119);
-    session.raw.tell(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
-    assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
+    session.raw.send_lines(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
+    assert_eq!(interval_and_default(&read_reply(&mut session)).0, LONG_INTERVAL);
     due.is_over("the end of the wait");
 }
 
-/// However many shorter leases come in one command.
+/// Even if one command causes many shorter leases.
 #[test]
 fn many_shorter_leases_cause_one_heartbeat() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     listen(&mut session, &server);
-    let line = |number: u32| session.naming(&format!("LOCK.ACQUIRE key-{number} owner WATCHDOG LEASE 8000"));
+    let line = |number: u32| session.with_session(&format!("LOCK.ACQUIRE key-{number} owner WATCHDOG LEASE 8000"));
     let lines: Vec<String> = (0..100).map(line).collect();
-    assert_eq!(client.say_all(&lines).len(), 100);
-    assert_eq!(alive(&heard(&mut session)).0, 1000);
-    assert_eq!(session.raw.say("PING"), Value::SimpleString("PONG".into()));
+    assert_eq!(client.run_all(&lines).len(), 100);
+    assert_eq!(interval_and_default(&read_reply(&mut session)).0, 1000);
+    assert_eq!(session.raw.run("PING"), Value::SimpleString("PONG".into()));
 }

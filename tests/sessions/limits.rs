@@ -1,24 +1,24 @@
-//! `holdfast.max-session-bytes`, and what `INFO holdfast` counts of sessions.
+//! `holdfast.max-session-bytes`, and the session counters of `INFO holdfast`.
 
 use redis::Value;
 use support::{Raw, Server, until};
 
 use super::session::Session;
 use crate::common::info_number;
-use crate::speak::Reply;
-use crate::waiter::{SOON, Speak, Tell};
+use crate::lines::Reply;
+use crate::waiter::{Commands, SOON};
 
-/// Room for so many bytes of events.
+/// A server with this limit on the bytes of a session's events.
 fn with_limit(limit: u32) -> Server {
     Server::builder().module_args(&["max-session-bytes", &limit.to_string()]).start()
 }
 
 const FULL: &str = "ERR too many waits, bound holds and unread events of this session";
 
-/// How many requests wait until one is refused.
+/// Makes requests until one is refused. Returns how many wait.
 fn fill(session: &Session, client: &mut Raw, what: &str) -> usize {
     for number in 0.. {
-        match session.ask(client, &what.replace('?', &number.to_string())) {
+        match session.request(client, &what.replace('?', &number.to_string())) {
             Value::ServerError(error) => {
                 let message = format!("{} {}", error.code(), error.details().unwrap_or_default());
                 assert!(message.starts_with(FULL) && message.contains("holdfast.max-session-bytes"), "{message}");
@@ -35,13 +35,13 @@ fn request_is_refused_when_its_events_might_not_fit() {
     let server = with_limit(20_000);
     let mut client = server.raw();
     let (mut session, other) = (Session::open(&server), Session::open(&server));
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let count = fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
     assert!((10..40).contains(&count), "{count}");
-    assert!(session.ask(&mut client, "LOCK.ACQUIRE key one-more").error().starts_with(FULL), "it would be bound");
-    assert_eq!(client.say("LOCK.ACQUIRE key one-more"), Value::Nil, "which is of no session");
+    assert!(session.request(&mut client, "LOCK.ACQUIRE key one-more").error().starts_with(FULL), "it would be bound");
+    assert_eq!(client.run("LOCK.ACQUIRE key one-more"), Value::Nil, "which is of no session");
     other.wait(&mut client, "LOCK.ACQUIRE key one-more WAIT 0");
-    // An event that was read leaves room.
+    // Reading an event makes room.
     assert!(session.withdraw(&mut client, "key", "owner-1"));
     session.event();
     session.wait(&mut client, "LOCK.ACQUIRE key again WAIT 0");
@@ -53,7 +53,7 @@ fn request_for_many_keys_takes_more_bytes() {
     let server = with_limit(40_000);
     let mut client = server.raw();
     let session = Session::open(&server);
-    client.take("LOCK.ACQUIRE a holder");
+    client.get_token("LOCK.ACQUIRE a holder");
     let several = fill(&session, &mut client, "LOCK.MACQUIRE 3 a b c owner-? WAIT 0");
     assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), several as i64);
     let other = Session::open(&server);
@@ -61,18 +61,18 @@ fn request_for_many_keys_takes_more_bytes() {
     assert!(several * 2 < single, "{several} {single}");
 }
 
-/// All waits may end at the same time: no reader is closed for that, and all events are delivered.
+/// All waits may end at the same time: no reader is disconnected, and all events are delivered.
 #[test]
 fn all_admitted_events_are_delivered() {
     let server = with_limit(200_000);
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let count = fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
-    client.order("SET key text");
-    until(SOON, "all are refused", || figures(&server)[1..] == [0, count as i64]);
+    client.run_ok("SET key text");
+    until(SOON, "all requests are refused", || figures(&server)[1..] == [0, count as i64]);
     assert_eq!(session.events(count).len(), count);
-    session.take(&mut client, "LOCK.ACQUIRE free owner");
+    session.get_token(&mut client, "LOCK.ACQUIRE free owner");
 }
 
 /// A session that never reads would otherwise collect loss events forever.
@@ -81,22 +81,22 @@ fn session_with_many_unread_events_gets_no_new_hold() {
     let server = with_limit(8_192);
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    session.take(&mut client, "LOCK.ACQUIRE kept owner");
+    session.get_token(&mut client, "LOCK.ACQUIRE kept owner");
     let mut lost = 0;
-    while let Value::Int(_) = session.ask(&mut client, "LOCK.ACQUIRE key owner") {
-        client.order("LOCK.FORCE key");
+    while let Value::Int(_) = session.request(&mut client, "LOCK.ACQUIRE key owner") {
+        client.run_ok("LOCK.FORCE key");
         lost += 1;
         assert!(lost < 100);
     }
-    until(SOON, "they are in the queue", || figures(&server)[2] == lost);
+    until(SOON, "the losses are in the event queue", || figures(&server)[2] == lost);
     for line in ["LOCK.ACQUIRE key owner", "LOCK.MACQUIRE 2 a b owner"] {
-        assert!(session.ask(&mut client, line).error().starts_with(FULL), "{line}");
+        assert!(session.request(&mut client, line).error().starts_with(FULL), "{line}");
     }
-    assert_eq!(client.say("LOCK.FORCE kept"), Value::Int(1));
-    // What it held is told all the same.
-    until(SOON, "it is told", || figures(&server)[2] == lost + 1);
+    assert_eq!(client.run("LOCK.FORCE kept"), Value::Int(1));
+    // A loss of its existing hold is still notified.
+    until(SOON, "the loss is in the event queue", || figures(&server)[2] == lost + 1);
     session.events(lost as usize + 1);
-    session.take(&mut client, "LOCK.ACQUIRE key owner");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner");
 }
 
 #[test]
@@ -104,19 +104,19 @@ fn max_session_bytes_is_set_at_run_time() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    let setting = client.say("CONFIG GET holdfast.max-session-bytes");
+    let setting = client.run("CONFIG GET holdfast.max-session-bytes");
     assert_eq!(setting.field("holdfast.max-session-bytes").text(), "134217728");
-    client.order("CONFIG SET holdfast.max-session-bytes 4096");
-    client.take("LOCK.ACQUIRE key holder");
+    client.run_ok("CONFIG SET holdfast.max-session-bytes 4096");
+    client.get_token("LOCK.ACQUIRE key holder");
     fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
-    client.order("CONFIG SET holdfast.max-session-bytes 1000000");
+    client.run_ok("CONFIG SET holdfast.max-session-bytes 1000000");
     session.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0");
     for wrong in ["0", "-1", "x"] {
-        assert!(client.say(&format!("CONFIG SET holdfast.max-session-bytes {wrong}")).error().starts_with("ERR"));
+        assert!(client.run(&format!("CONFIG SET holdfast.max-session-bytes {wrong}")).error().starts_with("ERR"));
     }
 }
 
-/// The figures of `INFO holdfast` that concern sessions: how many there are, wait, and have not been read.
+/// The session counters of `INFO holdfast`: open sessions, waits, unread events.
 #[track_caller]
 fn figures(server: &Server) -> [i64; 3] {
     ["sessions", "session_waits", "undelivered_events"]
@@ -129,15 +129,15 @@ fn info_counts_session_bytes() {
     let mut client: Raw = server.raw();
     let (mut one, other) = (Session::open(&server), Session::open(&server));
     assert_eq!(figures(&server), [2, 0, 0]);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     one.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
     one.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
     assert_eq!(figures(&server), [2, 1, 0]);
     other.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0");
     other.wait(&mut client, "LOCK.ACQUIRE key third WAIT 0");
     assert_eq!(figures(&server), [2, 3, 0]);
-    client.order("LOCK.RELEASE key holder");
-    client.order("LOCK.RELEASE key first ALL"); // Which ends the request, too.
+    client.run_ok("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key first ALL"); // This withdraws the request, too.
     assert_eq!(figures(&server), [2, 1, 2]);
     assert!(one.event().error_of(&["key"], "first").starts_with("CANCELLED "));
     assert_eq!(figures(&server), [2, 1, 1]);
@@ -146,7 +146,7 @@ fn info_counts_session_bytes() {
     assert!(other.withdraw(&mut client, "key", "second"));
     assert_eq!(figures(&server), [2, 0, 2], "in place of its grant");
     one.raw.close();
-    until(SOON, "one has ended", || figures(&server) == [1, 0, 2]);
+    until(SOON, "one session has ended", || figures(&server) == [1, 0, 2]);
     assert_eq!(info_number(&server, "holdfast", "holdfast_grants_queued"), 2);
     assert_eq!(info_number(&server, "holdfast", "holdfast_timeouts"), 0);
 }
@@ -156,10 +156,10 @@ fn timeout_is_counted_once() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 10");
     session.event();
     assert_eq!(info_number(&server, "holdfast", "holdfast_timeouts"), 1);
-    assert_eq!(session.raw.say("LOCK.EVENTS WAIT 10"), Value::Nil);
-    assert_eq!(info_number(&server, "holdfast", "holdfast_timeouts"), 1, "which is no wait for a lock");
+    assert_eq!(session.raw.run("LOCK.EVENTS WAIT 10"), Value::Nil);
+    assert_eq!(info_number(&server, "holdfast", "holdfast_timeouts"), 1, "LOCK.EVENTS does not count");
 }

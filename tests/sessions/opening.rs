@@ -1,14 +1,14 @@
-//! `LOCK.SESSION` makes a connection a session, and nothing else does.
+//! `LOCK.SESSION`, and no other command, makes a connection a session.
 
 use redis::Value;
 use support::{Server, until};
 
 use super::session::{Event, Session, waiting};
 use crate::common::error;
-use crate::speak::{Reply, holders};
-use crate::waiter::{SOON, Speak, Tell, is_blocked};
+use crate::lines::{Reply, holders};
+use crate::waiter::{Commands, SOON, is_blocked};
 
-/// What only a session may have.
+/// Requests that need a session.
 const OF_SESSIONS: [&str; 6] = [
     "LOCK.EVENTS",
     "LOCK.EVENTS WAIT 0 HEARTBEAT",
@@ -18,33 +18,33 @@ const OF_SESSIONS: [&str; 6] = [
     "LOCK.MACQUIRE 2 key other owner WATCHDOG EPHEMERAL",
 ];
 
-/// The next command of a library that reconnects silently fails.
+/// A library may reconnect without its application's knowledge. The next command must not bind to the new connection.
 #[test]
 fn reconnected_connection_is_no_session() {
     let server = Server::start();
     let mut session = Session::open(&server);
-    session.raw.take("LOCK.ACQUIRE mine owner WATCHDOG");
+    session.raw.get_token("LOCK.ACQUIRE mine owner WATCHDOG");
     session.raw.close();
     let mut connection = server.raw();
     for line in OF_SESSIONS {
-        assert_eq!(error(&connection.say(line)).0, "NOSESSION", "{line}");
+        assert_eq!(error(&connection.run(line)).0, "NOSESSION", "{line}");
     }
-    assert_eq!(connection.say("EXISTS key"), Value::Int(0), "nothing was done");
+    assert_eq!(connection.run("EXISTS key"), Value::Int(0), "no request had an effect");
     let plain = format!("{}:{}", session.id.split(':').next().expect("a run"), connection.client_id());
-    let named = connection.say(&format!("LOCK.ACQUIRE key owner SESSION {plain}"));
-    assert_eq!(error(&named).0, "NOSESSION", "it is there, and no session");
+    let named = connection.run(&format!("LOCK.ACQUIRE key owner SESSION {plain}"));
+    assert_eq!(error(&named).0, "NOSESSION", "the connection exists, and is not a session");
 }
 
 #[test]
 fn session_reply_names_id_and_versions() {
     let server = Server::start();
     let mut connection = server.raw();
-    let reply = connection.say("LOCK.SESSION");
+    let reply = connection.run("LOCK.SESSION");
     let id = reply.field("id").text();
     assert!(id.ends_with(&format!(":{}", connection.client_id())), "{id}");
     assert_eq!(reply.field("protocol").items(), [Value::Int(4), Value::Int(4)]);
-    assert_eq!(reply.field("version").text(), connection.say("LOCK.VERSION").field("version").text());
-    assert_eq!(connection.say("LOCK.SESSION"), reply, "it is one already");
+    assert_eq!(reply.field("version").text(), connection.run("LOCK.VERSION").field("version").text());
+    assert_eq!(connection.run("LOCK.SESSION"), reply, "it is one already");
 }
 
 /// Whether or not the request names the session.
@@ -54,9 +54,9 @@ fn grant_over_session_is_bound_to_it() {
     let mut client = server.raw();
     let mut session = Session::open(&server);
     for line in ["LOCK.ACQUIRE key owner", "LOCK.ACQUIRE key owner SESSION *", "LOCK.MACQUIRE 1 key owner WATCHDOG"] {
-        let token = session.raw.take(line);
+        let token = session.raw.get_token(line);
         assert_eq!(holders(&mut client, "key")["owner"].field("client").int(), session.client, "{line}");
-        client.order("LOCK.FORCE key");
+        client.run_ok("LOCK.FORCE key");
         assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"), "{line}");
     }
 }
@@ -67,14 +67,14 @@ fn request_without_session_blocks_its_connection() {
     let server = Server::start();
     let (mut client, mut observer) = (server.raw(), server.raw());
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
-    assert_eq!(session.raw.say("LOCK.ACQUIRE key named WAIT 0 SESSION *"), waiting());
-    session.raw.post("LOCK.ACQUIRE key owner WAIT 0");
-    until(SOON, "it is blocked", || is_blocked(&mut observer, session.client));
+    client.get_token("LOCK.ACQUIRE key holder");
+    assert_eq!(session.raw.run("LOCK.ACQUIRE key named WAIT 0 SESSION *"), waiting());
+    session.raw.send_line("LOCK.ACQUIRE key owner WAIT 0");
+    until(SOON, "the request is blocked", || is_blocked(&mut observer, session.client));
     assert!(session.withdraw(&mut client, "key", "named"));
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     let token = session.raw.read().expect("a reply").token();
-    client.order("LOCK.FORCE key");
+    client.run_ok("LOCK.FORCE key");
     let events = session.events(2);
     assert!(events[0].error_of(&["key"], "named").starts_with("CANCELLED "));
     assert_eq!(events[1], Event::lost("key", "owner", token, "forced"));
@@ -84,16 +84,16 @@ fn request_without_session_blocks_its_connection() {
 fn connection_with_an_ephemeral_hold_cannot_become_a_session() {
     let server = Server::start();
     let mut connection = server.raw();
-    connection.take("LOCK.ACQUIRE key owner EPHEMERAL");
-    let reply = connection.say("LOCK.SESSION");
+    connection.get_token("LOCK.ACQUIRE key owner EPHEMERAL");
+    let reply = connection.run("LOCK.SESSION");
     let (code, message) = error(&reply);
     assert_eq!(code, "ERR");
     assert!(message.contains("EPHEMERAL"), "{message}");
-    connection.order("LOCK.RELEASE key owner");
-    connection.order("LOCK.SESSION");
+    connection.run_ok("LOCK.RELEASE key owner");
+    connection.run_ok("LOCK.SESSION");
 }
 
-/// A script that runs on a session's connection binds only by an explicit id.
+/// A script that runs on a session's connection binds only with an explicit id.
 #[test]
 fn script_binds_with_explicit_id_only() {
     let server = Server::start();

@@ -1,15 +1,15 @@
-//! Exactly once among the living: things that happen in the same instant, in both orders, many times.
+//! Races: two things happen in the same event-loop iteration, in both orders, many times. Events are delivered exactly once.
 
 use redis::Value;
 use support::{Raw, Server, until};
 
 use super::session::{Event, Session};
 use crate::common::info_number;
-use crate::waiter::{SOON, Speak, Tell, assert_held, figure};
+use crate::waiter::{Commands, SOON, assert_held, figure};
 
 const ROUNDS: usize = 100;
 
-/// What the frozen server finds when it goes on, in this order, in one turn of its event loop.
+/// The order in which the paused server finds both, in one event-loop iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum First {
     Grant,
@@ -22,19 +22,19 @@ impl First {
     }
 }
 
-/// Nothing is left of a run: no wait, no event, no hold.
+/// The session has left no wait, no event, no hold.
 #[track_caller]
-fn nothing_is_left(server: &Server, client: &mut Raw) {
-    until(SOON, "nothing is left", || {
+fn assert_nothing_left(server: &Server, client: &mut Raw) {
+    until(SOON, "no wait, event or hold is left", || {
         ["waiters", "session_waits", "undelivered_events", "bound_holds"]
             .iter()
             .all(|name| info_number(server, "holdfast", &format!("holdfast_{name}")) == 0)
     });
-    assert_eq!(client.say("DBSIZE"), Value::Int(0));
+    assert_eq!(client.run("DBSIZE"), Value::Int(0));
 }
 
-/// The session's connection is killed in the instant of the grant: whether it listens or not, the next one has the lock.
-/// Leases of an hour, so that what sticks is seen.
+/// The session's connection is killed at the grant, blocked on events or not: the next waiter is granted. Leases last an
+/// hour, so that a hold that stays is noticed.
 #[test]
 fn session_killed_at_grant_passes_lock_on() {
     let server = Server::start();
@@ -42,7 +42,7 @@ fn session_killed_at_grant_passes_lock_on() {
     let mut next = Session::open(&server);
     for round in 0..ROUNDS {
         let mut dying = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+        client.get_token("LOCK.ACQUIRE key holder LEASE 3600000");
         let bindings = ["", "WATCHDOG", "EPHEMERAL"][round % 3];
         dying.wait(&mut client, &format!("LOCK.ACQUIRE key dying WAIT 0 LEASE 3600000 {bindings}"));
         next.wait(&mut client, &format!("LOCK.ACQUIRE key next-{round} WAIT 0 LEASE 3600000"));
@@ -55,19 +55,19 @@ fn session_killed_at_grant_passes_lock_on() {
             First::Other => [kill.as_str(), "LOCK.RELEASE key holder"],
         };
         if round / 4 % 2 == 0 {
-            client.tell(&lines);
+            client.send_lines(&lines);
             client.read().unwrap();
             client.read().unwrap();
         } else {
-            client.tell(&["MULTI", lines[0], lines[1], "EXEC"]);
+            client.send_lines(&["MULTI", lines[0], lines[1], "EXEC"]);
             (0..4).for_each(|_| drop(client.read().unwrap()));
         }
         let owner = format!("next-{round}");
         next.event().token_of(&["key"], &owner);
         assert_held(&mut client, "key", &owner);
-        client.order(&format!("LOCK.RELEASE key {owner}"));
+        client.run_ok(&format!("LOCK.RELEASE key {owner}"));
     }
-    nothing_is_left(&server, &mut client);
+    assert_nothing_left(&server, &mut client);
 }
 
 /// The connection breaks in the event-loop iteration in which its event is written.
@@ -76,11 +76,11 @@ fn session_broken_at_grant_passes_lock_on() {
     let server = Server::start();
     let mut client = server.raw();
     let mut next = Session::open(&server);
-    let mut told = 0;
+    let mut received = 0;
     for round in 0..ROUNDS {
         let mut dying = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
-        // One who may have heard of it before it went has it until its lease ends.
+        client.get_token("LOCK.ACQUIRE key holder LEASE 3600000");
+        // A client that may have read the event holds the lock until its lease ends.
         dying.wait(&mut client, "LOCK.ACQUIRE key dying WAIT 0 LEASE 100");
         let owner = format!("next-{round}");
         next.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} WAIT 0 LEASE 3600000"));
@@ -89,29 +89,29 @@ fn session_broken_at_grant_passes_lock_on() {
         server.stop();
         match First::of(round) {
             First::Grant => {
-                client.tell(&["LOCK.RELEASE key holder"]);
+                client.send_lines(&["LOCK.RELEASE key holder"]);
                 dying.raw.reset();
-                until(SOON, "the server's side hears of the end", || server.has_lost(address));
+                until(SOON, "the disconnect has reached the server", || server.has_lost(address));
             }
             First::Other => {
                 dying.raw.reset();
-                until(SOON, "the server's side hears of the end", || server.has_lost(address));
-                client.tell(&["LOCK.RELEASE key holder"]);
+                until(SOON, "the disconnect has reached the server", || server.has_lost(address));
+                client.send_lines(&["LOCK.RELEASE key holder"]);
             }
         }
         server.cont();
         assert_eq!(client.read().unwrap(), Value::Int(1));
         let before = info_number(&server, "holdfast", "holdfast_grants_undelivered");
         next.event().token_of(&["key"], &owner);
-        told += before;
+        received += before;
         assert_held(&mut client, "key", &owner);
-        client.order(&format!("LOCK.RELEASE key {owner}"));
+        client.run_ok(&format!("LOCK.RELEASE key {owner}"));
     }
-    figure(format!("sessions broken in the instant of their grant: {ROUNDS} rounds ({told})"));
-    nothing_is_left(&server, &mut client);
+    figure(format!("sessions disconnected at their grant: {ROUNDS} rounds ({received})"));
+    assert_nothing_left(&server, &mut client);
 }
 
-/// `CLIENT UNBLOCK` while events are on their way: each is delivered once, in order.
+/// `CLIENT UNBLOCK` while events arrive: each event is delivered once, in order.
 #[test]
 fn client_unblock_loses_no_event() {
     let server = Server::start();
@@ -121,7 +121,7 @@ fn client_unblock_loses_no_event() {
     for round in 0..ROUNDS {
         let mut expected = Vec::new();
         for owner in ["one", "two"] {
-            let token = session.take(&mut client, &format!("LOCK.ACQUIRE {owner} {owner} WATCHDOG"));
+            let token = session.get_token(&mut client, &format!("LOCK.ACQUIRE {owner} {owner} WATCHDOG"));
             expected.push(Event::lost(owner, owner, token, "forced"));
         }
         session.listen(&server);
@@ -130,28 +130,28 @@ fn client_unblock_loses_no_event() {
         let (forces, replies) = (["LOCK.FORCE one", "LOCK.FORCE two"], 3);
         if round / 4 % 2 == 0 {
             match First::of(round) {
-                First::Grant => client.tell(&[forces[0], &unblock, forces[1]]),
-                First::Other => client.tell(&[&unblock, forces[0], forces[1]]),
+                First::Grant => client.send_lines(&[forces[0], &unblock, forces[1]]),
+                First::Other => client.send_lines(&[&unblock, forces[0], forces[1]]),
             }
             (0..replies).for_each(|_| drop(client.read().unwrap()));
         } else {
-            client.tell(&forces);
-            other.tell(&[&unblock]);
+            client.send_lines(&forces);
+            other.send_lines(&[&unblock]);
             (0..2).for_each(|_| drop(client.read().unwrap()));
             other.read().unwrap();
         }
-        let mut told = session.interrupted(how);
-        if told.is_empty() {
+        let mut received = session.read_unblocked(how);
+        if received.is_empty() {
             interrupted += 1
         } else {
             heard += 1
         }
-        while told.len() < 2 {
-            told.extend(session.next());
+        while received.len() < 2 {
+            received.extend(session.next());
         }
-        assert_eq!(told, expected, "round {round}");
-        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "round {round}");
+        assert_eq!(received, expected, "round {round}");
+        assert_eq!(session.raw.run("LOCK.EVENTS"), Value::Nil, "round {round}");
     }
-    figure(format!("next, interrupted: {interrupted} times before it had heard, {heard} times after"));
-    nothing_is_left(&server, &mut client);
+    figure(format!("LOCK.EVENTS unblocked: {interrupted} times before its events, {heard} times after"));
+    assert_nothing_left(&server, &mut client);
 }

@@ -1,4 +1,4 @@
-//! A session that reads nothing: what is renewed for it, and when the server ends it.
+//! Sessions that do not read: which of their leases are renewed, and when the server closes them.
 
 use std::time::{Duration, Instant};
 
@@ -7,21 +7,21 @@ use support::{NotBefore, Raw, Server, eventually, until};
 
 use super::session::{A_WHILE, Event, Session, until_ended};
 use crate::common::{deadline, unix_micros};
-use crate::speak::Reply;
-use crate::waiter::{SOON, Speak, Tell, assert_held};
+use crate::lines::Reply;
+use crate::waiter::{Commands, SOON, assert_held};
 
-/// Reads what comes, with a `LOCK.EVENTS` always under way, until `end`.
+/// Reads events without a gap until `end`.
 fn read_until(session: &mut Session, how: &str, end: Instant) {
     while Instant::now() < end {
-        let reply = session.raw.say(how);
+        let reply = session.raw.run(how);
         assert!(!matches!(reply, Value::ServerError(_)), "{reply:?}");
     }
 }
 
-/// Waits until so much or less is left of a hold.
+/// Waits until the hold's remaining lease is at most `left`.
 #[track_caller]
 fn until_left(client: &mut Raw, key: &str, left: i64) {
-    until(SOON, "time passes", || deadline(client, key.as_bytes()) - unix_micros() / 1000 <= left);
+    until(SOON, "most of the lease has passed", || deadline(client, key.as_bytes()) - unix_micros() / 1000 <= left);
 }
 
 #[test]
@@ -29,9 +29,9 @@ fn holds_of_silent_session_expire() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for terms in ["", " LIMIT 3", " SHARED"] {
-        let token = session.take(&mut client, &format!("LOCK.ACQUIRE key owner WATCHDOG LEASE 600{terms}"));
+        let token = session.get_token(&mut client, &format!("LOCK.ACQUIRE key owner WATCHDOG LEASE 600{terms}"));
         let end = deadline(&mut client, b"key");
-        until(SOON, "its lease runs out", || {
+        until(SOON, "the lease expires", || {
             let now = deadline(&mut client, b"key");
             assert!(now == end || now == -2, "renewed");
             now == -2
@@ -45,31 +45,31 @@ fn holds_are_renewed_while_session_reads() {
     let server = Server::start();
     for how in ["LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 20"] {
         let (mut client, mut session) = (server.raw(), Session::open(&server));
-        session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1200");
+        session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1200");
         read_until(&mut session, how, Instant::now() + Duration::from_millis(2600));
         assert_held(&mut client, "key", "owner");
-        client.order("DEL key");
+        client.run_ok("DEL key");
     }
 }
 
-/// When it reads late, overdue holds are renewed immediately.
+/// When a session reads late, overdue holds are renewed immediately.
 #[test]
 fn late_reader_loses_nothing() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for key in ["one", "two"] {
-        session.take(&mut client, &format!("LOCK.ACQUIRE {key} owner WATCHDOG LEASE 6000"));
+        session.get_token(&mut client, &format!("LOCK.ACQUIRE {key} owner WATCHDOG LEASE 6000"));
     }
-    session.take(&mut client, "LOCK.ACQUIRE long owner WATCHDOG LEASE 600000");
+    session.get_token(&mut client, "LOCK.ACQUIRE long owner WATCHDOG LEASE 600000");
     let long = deadline(&mut client, b"long");
-    // They were due after a third.
+    // A renewal is due after a third of the lease.
     until_left(&mut client, "two", 3500);
     let before = ["one", "two"].map(|key| (key, deadline(&mut client, key.as_bytes())));
-    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
+    assert_eq!(session.raw.run("LOCK.EVENTS"), Value::Nil);
     for (key, before) in before {
-        until(SOON, "it is renewed", || deadline(&mut client, key.as_bytes()) > before);
+        until(SOON, "the lease is renewed", || deadline(&mut client, key.as_bytes()) > before);
     }
-    assert_eq!(deadline(&mut client, b"long"), long, "it was not due");
+    assert_eq!(deadline(&mut client, b"long"), long, "its renewal was not due");
 }
 
 /// Without `HEARTBEAT`, nil comes when a heartbeat would be due, so that the session reads again.
@@ -78,14 +78,14 @@ fn reader_without_timeout_gets_nil_in_time() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     session.listen(&server);
-    session.take(&mut client, "LOCK.ACQUIRE ephemeral owner EPHEMERAL LEASE 80000");
+    session.get_token(&mut client, "LOCK.ACQUIRE ephemeral owner EPHEMERAL LEASE 80000");
     assert!(!eventually(A_WHILE, || !session.raw.pending()), "nothing is renewed");
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 80000");
-    assert_eq!(session.raw.read().expect("a reply"), Value::Nil, "it would have come too late");
-    session.take(&mut client, "LOCK.ACQUIRE other owner WATCHDOG LEASE 4000");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 80000");
+    assert_eq!(session.raw.read().expect("a reply"), Value::Nil, "nil, in time for the renewals");
+    session.get_token(&mut client, "LOCK.ACQUIRE other owner WATCHDOG LEASE 4000");
     for line in ["LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 100000"] {
         let due = NotBefore::millis(499);
-        assert_eq!(session.raw.say(line), Value::Nil);
+        assert_eq!(session.raw.run(line), Value::Nil);
         due.is_over(line);
     }
 }
@@ -94,31 +94,31 @@ fn reader_without_timeout_gets_nil_in_time() {
 fn session_that_stops_reading_heartbeats_is_closed() {
     let server = Server::start();
     let mut client = server.raw();
-    client.order("CONFIG SET holdfast.default-lease 1600");
-    client.take("LOCK.ACQUIRE key holder");
+    client.run_ok("CONFIG SET holdfast.default-lease 1600");
+    client.get_token("LOCK.ACQUIRE key holder");
     let (mut silent, mut asks, mut mute) = (Session::open(&server), Session::open(&server), Session::open(&server));
     silent.wait(&mut client, "LOCK.ACQUIRE key ghost WAIT 0");
-    silent.take(&mut client, "LOCK.ACQUIRE mine ghost EPHEMERAL LEASE 600000");
-    // This one was promised nothing.
-    assert_eq!(mute.raw.say("LOCK.EVENTS"), Value::Nil);
-    asks.raw.say("LOCK.EVENTS HEARTBEAT");
-    // 200 ms within which an answer was promised, and the default lease.
+    silent.get_token(&mut client, "LOCK.ACQUIRE mine ghost EPHEMERAL LEASE 600000");
+    // No interval was promised to this session.
+    assert_eq!(mute.raw.run("LOCK.EVENTS"), Value::Nil);
+    asks.raw.run("LOCK.EVENTS HEARTBEAT");
+    // The promised interval of 200 ms, and the default lease.
     let due = NotBefore::millis(1799);
-    silent.raw.say("LOCK.EVENTS HEARTBEAT");
+    silent.raw.run("LOCK.EVENTS HEARTBEAT");
     let id = silent.id.clone();
-    let ended = || matches!(server.raw().say(&format!("LOCK.ACQUIRE none none SESSION {id}")), Value::ServerError(_));
-    until(SOON, "it is ended", || {
-        asks.raw.say("LOCK.EVENTS WAIT 20 HEARTBEAT");
+    let ended = || matches!(server.raw().run(&format!("LOCK.ACQUIRE none none SESSION {id}")), Value::ServerError(_));
+    until(SOON, "the session is closed", || {
+        asks.raw.run("LOCK.EVENTS WAIT 20 HEARTBEAT");
         ended()
     });
     due.is_over("the end of the session");
     until_ended(&mut client, &silent.id);
     assert!(silent.raw.read().is_err(), "its connection is closed");
-    until(SOON, "its ephemeral hold is released", || client.say("EXISTS mine") == Value::Int(0));
-    client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.say("EXISTS key"), Value::Int(0), "nothing is granted to a ghost");
-    assert_eq!(mute.raw.say("LOCK.EVENTS"), Value::Nil);
-    assert!(!matches!(asks.raw.say("LOCK.EVENTS HEARTBEAT"), Value::ServerError(_)));
+    until(SOON, "its ephemeral hold is released", || client.run("EXISTS mine") == Value::Int(0));
+    client.run_ok("LOCK.RELEASE key holder");
+    assert_eq!(client.run("EXISTS key"), Value::Int(0), "the closed session's request is not granted");
+    assert_eq!(mute.raw.run("LOCK.EVENTS"), Value::Nil);
+    assert!(!matches!(asks.raw.run("LOCK.EVENTS HEARTBEAT"), Value::ServerError(_)));
 }
 
 /// However short the default lease is.
@@ -126,10 +126,10 @@ fn session_that_stops_reading_heartbeats_is_closed() {
 fn session_is_never_closed_within_a_second() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    client.order("CONFIG SET holdfast.default-lease 1");
-    session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
+    client.run_ok("CONFIG SET holdfast.default-lease 1");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
     let due = NotBefore::millis(1009);
-    session.raw.say("LOCK.EVENTS HEARTBEAT");
+    session.raw.run("LOCK.EVENTS HEARTBEAT");
     until_ended(&mut client, &session.id);
     due.is_over("the end of the session");
 }
@@ -139,14 +139,14 @@ fn session_is_never_closed_within_a_second() {
 fn idle_session_is_not_closed() {
     let server = Server::start();
     let (mut client, mut idle, mut busy) = (server.raw(), Session::open(&server), Session::open(&server));
-    client.order("CONFIG SET holdfast.default-lease 1000");
-    idle.raw.say("LOCK.EVENTS HEARTBEAT");
-    busy.take(&mut client, "LOCK.ACQUIRE busy owner LEASE 600000");
-    busy.raw.say("LOCK.EVENTS HEARTBEAT");
-    // This one would have been ended by then, too.
+    client.run_ok("CONFIG SET holdfast.default-lease 1000");
+    idle.raw.run("LOCK.EVENTS HEARTBEAT");
+    busy.get_token(&mut client, "LOCK.ACQUIRE busy owner LEASE 600000");
+    busy.raw.run("LOCK.EVENTS HEARTBEAT");
+    // By then, this session would have been closed too.
     until_ended(&mut client, &busy.id);
-    idle.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
-    assert_eq!(idle.raw.say("PING"), Value::SimpleString("PONG".into()));
+    idle.get_token(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
+    assert_eq!(idle.raw.run("PING"), Value::SimpleString("PONG".into()));
     let due = NotBefore::millis(900);
     until_ended(&mut client, &idle.id);
     due.is_over("the end of the session");
@@ -157,17 +157,17 @@ fn idle_session_is_not_closed() {
 fn session_blocked_in_other_command_is_not_closed() {
     let server = Server::start();
     let (mut client, mut session, mut busy) = (server.raw(), Session::open(&server), Session::open(&server));
-    client.order("CONFIG SET holdfast.default-lease 1000");
+    client.run_ok("CONFIG SET holdfast.default-lease 1000");
     for one in [&mut session, &mut busy] {
         let line = format!("LOCK.ACQUIRE key-{} owner LEASE 600000", one.client);
-        one.take(&mut client, &line);
-        one.raw.say("LOCK.EVENTS HEARTBEAT");
+        one.get_token(&mut client, &line);
+        one.raw.run("LOCK.EVENTS HEARTBEAT");
     }
-    session.raw.post("BLPOP list 0");
+    session.raw.send_line("BLPOP list 0");
     until_ended(&mut client, &busy.id);
-    client.order("RPUSH list x");
-    assert_eq!(session.raw.read().expect("it lives").items().len(), 2);
-    assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
+    client.run_ok("RPUSH list x");
+    assert_eq!(session.raw.read().expect("the session is open").items().len(), 2);
+    assert_eq!(session.raw.run("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }
 
 /// A paused server first reads what was sent meanwhile.
@@ -175,16 +175,16 @@ fn session_blocked_in_other_command_is_not_closed() {
 fn server_reads_before_it_closes_sessions_after_a_pause() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    client.order("CONFIG SET holdfast.default-lease 1000");
-    session.take(&mut client, "LOCK.ACQUIRE mine owner LEASE 600000");
-    session.raw.say("LOCK.EVENTS HEARTBEAT");
+    client.run_ok("CONFIG SET holdfast.default-lease 1000");
+    session.get_token(&mut client, "LOCK.ACQUIRE mine owner LEASE 600000");
+    session.raw.run("LOCK.EVENTS HEARTBEAT");
     server.stop();
-    session.raw.post("LOCK.EVENTS WAIT 100");
+    session.raw.send_line("LOCK.EVENTS WAIT 100");
     let end = Instant::now() + Duration::from_millis(1500);
-    until(SOON, "it was paused long enough", || Instant::now() > end);
+    until(SOON, "the pause was long enough", || Instant::now() > end);
     server.cont();
-    let reply = session.raw.read().expect("the session lives");
+    let reply = session.raw.read().expect("the session is open");
     assert_eq!(reply, Value::Nil);
     assert!(!session.withdraw(&mut client, "key", "owner"));
-    assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
+    assert_eq!(session.raw.run("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }

@@ -1,29 +1,29 @@
-//! `LOCK.SESSION REPLACES id …`: a session begins by ending those that its client is not sure to be rid of. (What their end
-//! does is in `ends.rs`.)
+//! `LOCK.SESSION REPLACES id …`: a new session closes those that its client may still have open. `ends.rs` covers the effects
+//! of their end.
 
 use redis::Value;
 use support::{Raw, Server, until};
 
 use super::session::Session;
 use crate::common::{error, info_number, int, token};
-use crate::speak::Reply;
-use crate::waiter::{SOON, Speak, Tell};
+use crate::lines::Reply;
+use crate::waiter::{Commands, SOON};
 
-/// Replies to requests that are sent in one write.
+/// The replies to requests that are sent in one packet.
 fn at_once(client: &mut Raw, lines: &[String]) -> Vec<Value> {
-    client.tell(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    client.send_lines(&lines.iter().map(String::as_str).collect::<Vec<_>>());
     lines.iter().map(|_| client.read().expect("a reply")).collect()
 }
 
-/// Even if its connection would have stayed open for minutes.
+/// Even if the old connection would have stayed open for minutes.
 #[test]
 fn late_requests_of_replaced_session_are_refused() {
     let server = Server::start();
     let mut client = server.raw();
     let (old, new) = (Session::open(&server), Session::open(&server));
-    let held = old.take(&mut client, "LOCK.ACQUIRE mine owner EPHEMERAL");
-    let watched = old.take(&mut client, "LOCK.ACQUIRE kept owner WATCHDOG LEASE 60000");
-    client.take("LOCK.ACQUIRE busy holder");
+    let held = old.get_token(&mut client, "LOCK.ACQUIRE mine owner EPHEMERAL");
+    let watched = old.get_token(&mut client, "LOCK.ACQUIRE kept owner WATCHDOG LEASE 60000");
+    client.get_token("LOCK.ACQUIRE busy holder");
     old.wait(&mut client, "LOCK.ACQUIRE busy owner WAIT 0");
     let mut raw = new.raw;
     let replies = at_once(
@@ -45,23 +45,23 @@ fn late_requests_of_replaced_session_are_refused() {
     assert_eq!(error(&replies[3]).0, "ERR");
     assert_eq!(replies[4], Value::Nil, "the hold ended with its session");
     assert!(token(&replies[5]) > held);
-    assert_eq!(token(&replies[6]), watched, "what outlives it is taken along");
-    assert_eq!((int(&replies[7]), &replies[8]), (1, &Value::Nil), "its wait is over");
-    assert_eq!(client.say("LOCK.INFO kept").field("holders").items()[0].field("client").int(), new.client);
+    assert_eq!(token(&replies[6]), watched, "its watched hold is carried over");
+    assert_eq!((int(&replies[7]), &replies[8]), (1, &Value::Nil), "its request has ended");
+    assert_eq!(client.run("LOCK.INFO kept").field("holders").items()[0].field("client").int(), new.client);
 }
 
-/// So a client that still uses it notices.
+/// A client that still uses it gets an error.
 #[test]
 fn replaced_session_is_closed() {
     let server = Server::start();
     let (mut old, mut new) = (Session::open(&server), Session::open(&server));
     let mut listening = Session::open(&server);
     listening.listen(&server);
-    new.raw.order(&format!("LOCK.SESSION REPLACES {} {} {}", old.id, listening.id, old.id));
+    new.raw.run_ok(&format!("LOCK.SESSION REPLACES {} {} {}", old.id, listening.id, old.id));
     assert!(old.raw.read().is_err() && listening.raw.read().is_err());
-    until(SOON, "only the new one is left", || info_number(&server, "clients", "blocked_clients") == 0);
-    // Repeating it is harmless.
-    assert_eq!(new.raw.say(&format!("LOCK.SESSION REPLACES {} {}", old.id, listening.id)).field("id").text(), new.id);
+    until(SOON, "no connection is blocked", || info_number(&server, "clients", "blocked_clients") == 0);
+    // It can be repeated.
+    assert_eq!(new.raw.run(&format!("LOCK.SESSION REPLACES {} {}", old.id, listening.id)).field("id").text(), new.id);
 }
 
 #[test]
@@ -78,44 +78,44 @@ fn unknown_ids_are_ignored() {
         "REPLACES".into(),
     ];
     for id in &ids {
-        assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {id}")).field("id").text(), session.id, "{id}");
+        assert_eq!(session.raw.run(&format!("LOCK.SESSION REPLACES {id}")).field("id").text(), session.id, "{id}");
     }
-    assert_eq!(session.raw.say(&format!("lock.session replaces {}", ids.join(" "))).field("id").text(), session.id);
+    assert_eq!(session.raw.run(&format!("lock.session replaces {}", ids.join(" "))).field("id").text(), session.id);
     let many = vec!["x"; 128].join(" ");
-    assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {many}")).field("id").text(), session.id);
-    let reply = session.raw.say(&format!("LOCK.SESSION REPLACES {many} x")).error();
+    assert_eq!(session.raw.run(&format!("LOCK.SESSION REPLACES {many}")).field("id").text(), session.id);
+    let reply = session.raw.run(&format!("LOCK.SESSION REPLACES {many} x")).error();
     assert_eq!(reply, "ERR REPLACES must be followed by 1 to 128 session ids, got 129");
-    let reply = session.raw.say("LOCK.SESSION REPLACES").error();
+    let reply = session.raw.run("LOCK.SESSION REPLACES").error();
     assert_eq!(reply, "ERR REPLACES must be followed by 1 to 128 session ids, got 0");
-    let reply = session.raw.say("LOCK.SESSION replace x").error();
+    let reply = session.raw.run("LOCK.SESSION replace x").error();
     assert_eq!(reply, "ERR unknown argument 'replace': allowed here are REPLACES");
     let own = session.id.clone();
-    let reply = session.raw.say(&format!("LOCK.SESSION REPLACES {own}")).error();
+    let reply = session.raw.run(&format!("LOCK.SESSION REPLACES {own}")).error();
     assert_eq!(reply, "ERR a session can't replace itself");
 }
 
-/// All sessions are replaced or none, and only the existence of another user's session is shown.
+/// All sessions are replaced or none, and the error shows only that another user's session exists.
 #[test]
 fn session_of_other_user_is_not_replaced() {
     let server = Server::start();
     let mut admin = server.raw();
     let mut stranger = server.raw();
     for user in ["one", "two"] {
-        // Ending one's own needs no right to CLIENT KILL.
-        admin.order(&format!("ACL SETUSER {user} on nopass -@all +lock.session +ping +client|id"));
+        // Closing an own session needs no right to CLIENT KILL.
+        admin.run_ok(&format!("ACL SETUSER {user} on nopass -@all +lock.session +ping +client|id"));
     }
-    stranger.order("AUTH one x");
+    stranger.run_ok("AUTH one x");
     let mut own = server.raw();
-    own.order("AUTH two x");
+    own.run_ok("AUTH two x");
     let (mut theirs, mut old) = (Session::on(stranger), Session::on(own));
     let mut new = server.raw();
-    new.order("AUTH two x");
-    let reply = new.say(&format!("LOCK.SESSION REPLACES {} {}", old.id, theirs.id)).error();
+    new.run_ok("AUTH two x");
+    let reply = new.run(&format!("LOCK.SESSION REPLACES {} {}", old.id, theirs.id)).error();
     assert_eq!(reply, "NOPERM this session belongs to another user");
     for session in [&mut theirs, &mut old] {
-        assert_eq!(session.raw.say("PING"), Value::SimpleString("PONG".into()));
+        assert_eq!(session.raw.run("PING"), Value::SimpleString("PONG".into()));
     }
-    new.order(&format!("LOCK.SESSION REPLACES {}", old.id));
+    new.run_ok(&format!("LOCK.SESSION REPLACES {}", old.id));
     assert!(old.raw.read().is_err());
 }
 
@@ -124,10 +124,10 @@ fn replaces_works_in_transaction_and_not_in_script() {
     let server = Server::start();
     let mut client = server.raw();
     let (mut old, mut new) = (Session::open(&server), Session::open(&server));
-    old.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL");
+    old.get_token(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL");
     let script = format!("return redis.call('LOCK.SESSION', 'REPLACES', '{}')", old.id);
     assert!(error(&client.call(&[b"EVAL", script.as_bytes(), b"0"])).1.contains("a script has none of its own"));
-    assert_eq!(old.raw.say("PING"), Value::SimpleString("PONG".into()));
+    assert_eq!(old.raw.run("PING"), Value::SimpleString("PONG".into()));
     let lines =
         ["MULTI".into(), format!("LOCK.SESSION REPLACES {}", old.id), "LOCK.ACQUIRE key next".into(), "EXEC".into()];
     let replies = at_once(&mut new.raw, &lines);
@@ -142,15 +142,15 @@ fn connections_that_are_no_sessions_are_not_closed() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let (mut plain, mut holder, mut subscriber) = (server.raw(), server.raw(), server.raw());
-    holder.take("LOCK.ACQUIRE key owner EPHEMERAL");
+    holder.get_token("LOCK.ACQUIRE key owner EPHEMERAL");
     let ids: Vec<i64> = [&mut plain, &mut holder, &mut subscriber].map(Raw::client_id).to_vec();
-    subscriber.order("SUBSCRIBE channel");
+    subscriber.run_ok("SUBSCRIBE channel");
     let (run, _) = session.id.split_once(':').expect("two parts");
     let ids: Vec<String> = ids.iter().map(|id| format!("{run}:{id}")).collect();
-    session.raw.order(&format!("LOCK.SESSION REPLACES {}", ids.join(" ")));
+    session.raw.run_ok(&format!("LOCK.SESSION REPLACES {}", ids.join(" ")));
     for connection in [&mut plain, &mut holder] {
-        assert_eq!(connection.say("PING"), Value::SimpleString("PONG".into()));
+        assert_eq!(connection.run("PING"), Value::SimpleString("PONG".into()));
     }
-    assert_eq!(plain.say("PUBLISH channel x"), Value::Int(1), "the subscriber is still there");
-    assert_eq!(plain.say("EXISTS key"), Value::Int(1));
+    assert_eq!(plain.run("PUBLISH channel x"), Value::Int(1), "the subscriber is still there");
+    assert_eq!(plain.run("EXISTS key"), Value::Int(1));
 }

@@ -1,4 +1,4 @@
-//! Requests on behalf of a session: what is replied, every option, the owner `*`.
+//! Requests on behalf of a session: the replies, every option, the owner `*`.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use support::{NotBefore, Server, until};
 
 use super::session::{Event, Session, waiting};
 use crate::common::{Protocol, deadline, error, fields, unix_micros, unix_millis};
-use crate::speak::{Reply, holders};
-use crate::waiter::{SOON, Speak, Tell, assert_held};
+use crate::lines::{Reply, holders};
+use crate::waiter::{Commands, SOON, assert_held};
 
 #[test]
 fn waiting_is_a_simple_string() {
     let server = Server::start();
-    server.raw().take("LOCK.ACQUIRE key holder");
+    server.raw().get_token("LOCK.ACQUIRE key holder");
     for protocol in Protocol::BOTH {
         let session = Session::open(&server);
         let mut client = protocol.connect(&server);
-        let line = session.naming("LOCK.ACQUIRE key owner WAIT 0");
+        let line = session.with_session("LOCK.ACQUIRE key owner WAIT 0");
         assert_eq!(client.call_for_bytes(&crate::common::words(&line)), b"+WAITING\r\n");
     }
 }
@@ -27,14 +27,14 @@ fn free_lock_is_granted_immediately() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-    assert_eq!(session.take(&mut client, "LOCK.ACQUIRE key owner HOLDS 1"), token, "a re-entry");
-    assert_eq!(session.take(&mut client, "LOCK.RENEW key owner"), token);
-    let several = session.take(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
-    let renewed = session.ask(&mut client, "LOCK.MRENEW 3 a b none owner");
+    let token = session.get_token(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    assert_eq!(session.get_token(&mut client, "LOCK.ACQUIRE key owner HOLDS 1"), token, "a re-entry");
+    assert_eq!(session.get_token(&mut client, "LOCK.RENEW key owner"), token);
+    let several = session.get_token(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    let renewed = session.request(&mut client, "LOCK.MRENEW 3 a b none owner");
     assert_eq!(renewed, Value::Array(vec![Value::Int(several), Value::Int(several), Value::Nil]));
-    assert_eq!(session.ask(&mut client, "LOCK.RENEW none owner"), Value::Nil);
-    session.hears_nothing(&mut client);
+    assert_eq!(session.request(&mut client, "LOCK.RENEW none owner"), Value::Nil);
+    session.assert_no_event(&mut client);
 }
 
 #[test]
@@ -42,12 +42,12 @@ fn request_without_wait_never_waits() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
-    assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key owner"), Value::Nil);
-    assert_eq!(session.ask(&mut client, "LOCK.MACQUIRE 2 key other owner"), Value::Nil);
-    client.order("LOCK.RELEASE key holder");
-    session.hears_nothing(&mut client);
-    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    client.get_token("LOCK.ACQUIRE key holder");
+    assert_eq!(session.request(&mut client, "LOCK.ACQUIRE key owner"), Value::Nil);
+    assert_eq!(session.request(&mut client, "LOCK.MACQUIRE 2 key other owner"), Value::Nil);
+    client.run_ok("LOCK.RELEASE key holder");
+    session.assert_no_event(&mut client);
+    assert_eq!(client.run("EXISTS key"), Value::Int(0));
 }
 
 #[test]
@@ -55,14 +55,14 @@ fn wait_ends_after_its_timeout() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let due = NotBefore::millis(149);
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 150");
     assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
     due.is_over("the end of the wait");
-    client.order("LOCK.RELEASE key holder");
-    session.hears_nothing(&mut client);
-    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    client.run_ok("LOCK.RELEASE key holder");
+    session.assert_no_event(&mut client);
+    assert_eq!(client.run("EXISTS key"), Value::Int(0));
 }
 
 #[test]
@@ -70,9 +70,9 @@ fn wait_0_waits_without_limit() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-    assert_eq!(client.say("LOCK.WAITERS key").items()[0].field("remaining"), Value::Int(-1));
+    assert_eq!(client.run("LOCK.WAITERS key").items()[0].field("remaining"), Value::Int(-1));
 }
 
 #[test]
@@ -80,13 +80,13 @@ fn lease_begins_with_grant() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder LEASE 1500");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 1500");
     session.wait(&mut client, "LOCK.ACQUIRE key owner LEASE 50000 WAIT 0");
     let asked = unix_millis();
     let token = session.event().token_of(&["key"], "owner");
     let end = deadline(&mut client, b"key");
     assert!(end - token / 1000 >= 49_999, "{} ms", end - token / 1000);
-    assert!(end - asked > 50_000, "not with the request");
+    assert!(end - asked > 50_000, "the lease does not begin with the request");
 }
 
 #[test]
@@ -94,13 +94,13 @@ fn limit_and_shared_apply_to_sessions() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key writer");
+    client.get_token("LOCK.ACQUIRE key writer");
     for owner in ["first", "second"] {
         session.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} SHARED WAIT 0"));
     }
     session.wait(&mut client, "LOCK.ACQUIRE key one-of-two LIMIT 3 WAIT 0");
     session.wait(&mut client, "LOCK.ACQUIRE key last LIMIT 3 WAIT 0");
-    client.order("LOCK.RELEASE key writer");
+    client.run_ok("LOCK.RELEASE key writer");
     let events = session.events(3);
     let tokens = [
         events[0].token_of(&["key"], "first"),
@@ -108,7 +108,7 @@ fn limit_and_shared_apply_to_sessions() {
         events[2].token_of(&["key"], "one-of-two"),
     ];
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
-    client.order("LOCK.RELEASE key second");
+    client.run_ok("LOCK.RELEASE key second");
     session.event().token_of(&["key"], "last");
 }
 
@@ -117,15 +117,15 @@ fn holds_option_applies_to_sessions() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 3 WAIT 0");
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
-    assert_eq!(client.say("HGET key owner").text(), "3");
-    session.take(&mut client, "LOCK.ACQUIRE key owner HOLDS 2");
-    assert_eq!(client.say("HGET key owner").text(), "3");
-    session.take(&mut client, "LOCK.ACQUIRE key owner");
-    assert_eq!(client.say("HGET key owner").text(), "4");
+    assert_eq!(client.run("HGET key owner").text(), "3");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner HOLDS 2");
+    assert_eq!(client.run("HGET key owner").text(), "3");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner");
+    assert_eq!(client.run("HGET key owner").text(), "4");
 }
 
 #[test]
@@ -136,16 +136,16 @@ fn watchdog_and_ephemeral_bind_to_the_session() {
     for (key, flags, watchdog, ephemeral) in
         [("w", "WATCHDOG", true, false), ("e", "EPHEMERAL", false, true), ("b", "WATCHDOG EPHEMERAL", true, true)]
     {
-        let at_once = session.take(&mut client, &format!("LOCK.ACQUIRE {key} owner {flags}"));
-        client.take(&format!("LOCK.ACQUIRE {key}:queued holder"));
+        let at_once = session.get_token(&mut client, &format!("LOCK.ACQUIRE {key} owner {flags}"));
+        client.get_token(&format!("LOCK.ACQUIRE {key}:queued holder"));
         session.wait(&mut client, &format!("LOCK.ACQUIRE {key}:queued owner WAIT 0 {flags}"));
-        client.order(&format!("LOCK.RELEASE {key}:queued holder"));
+        client.run_ok(&format!("LOCK.RELEASE {key}:queued holder"));
         session.event().token_of(&[&format!("{key}:queued")], "owner");
-        client.take(&format!("LOCK.ACQUIRE {key}:renewed owner"));
-        session.take(&mut client, &format!("LOCK.RENEW {key}:renewed owner {flags}"));
-        session.take(&mut client, &format!("LOCK.MACQUIRE 2 {key}:1 {key}:2 owner {flags}"));
+        client.get_token(&format!("LOCK.ACQUIRE {key}:renewed owner"));
+        session.get_token(&mut client, &format!("LOCK.RENEW {key}:renewed owner {flags}"));
+        session.get_token(&mut client, &format!("LOCK.MACQUIRE 2 {key}:1 {key}:2 owner {flags}"));
         for key in ["", ":queued", ":renewed", ":1", ":2"].map(|end| format!("{key}{end}")) {
-            let holder = holders(&mut client, &key).remove("owner").expect("it holds");
+            let holder = holders(&mut client, &key).remove("owner").expect("owner holds the lock");
             assert_eq!(holder.field("client"), Value::Int(session.client), "{key}");
             assert_eq!((holder.field("watchdog").truth(), holder.field("ephemeral").truth()), (watchdog, ephemeral));
         }
@@ -158,13 +158,13 @@ fn request_without_flags_binds_to_session() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 60000");
-    let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+    let token = session.get_token(&mut client, "LOCK.ACQUIRE key owner LEASE 60000");
+    let holder = holders(&mut client, "key").remove("owner").expect("owner holds the lock");
     assert_eq!(holder.field("client"), Value::Int(session.client));
     assert!(!holder.field("watchdog").truth() && !holder.field("ephemeral").truth());
-    client.order("LOCK.FORCE key");
+    client.run_ok("LOCK.FORCE key");
     assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
-    session.hears_nothing(&mut client);
+    session.assert_no_event(&mut client);
 }
 
 /// And the lease of its renewals.
@@ -173,10 +173,10 @@ fn request_without_flags_keeps_flags_of_binding() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL LEASE 60000");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL LEASE 60000");
     for line in ["LOCK.ACQUIRE key owner", "LOCK.ACQUIRE key owner HOLDS 1 LEASE 1000", "LOCK.RENEW key owner"] {
-        session.take(&mut client, line);
-        let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+        session.get_token(&mut client, line);
+        let holder = holders(&mut client, "key").remove("owner").expect("owner holds the lock");
         assert_eq!(holder.field("client"), Value::Int(session.client), "{line}");
         assert!(holder.field("watchdog").truth() && holder.field("ephemeral").truth(), "{line}");
     }
@@ -188,21 +188,21 @@ fn owner_star_is_the_session() {
     let mut client = server.raw();
     let mut session = Session::open(&server);
     let id = session.id.clone();
-    let token = session.take(&mut client, "LOCK.ACQUIRE key *");
+    let token = session.get_token(&mut client, "LOCK.ACQUIRE key *");
     assert_held(&mut client, "key", &id);
-    assert_eq!(session.take(&mut client, "LOCK.RENEW key *"), token);
-    let both = session.take(&mut client, "LOCK.MACQUIRE 2 a b *");
-    let renewed = session.ask(&mut client, "LOCK.MRENEW 2 a b *");
+    assert_eq!(session.get_token(&mut client, "LOCK.RENEW key *"), token);
+    let both = session.get_token(&mut client, "LOCK.MACQUIRE 2 a b *");
+    let renewed = session.request(&mut client, "LOCK.MRENEW 2 a b *");
     assert_eq!(renewed, Value::Array(vec![Value::Int(both), Value::Int(both)]));
-    client.take("LOCK.ACQUIRE other holder");
+    client.get_token("LOCK.ACQUIRE other holder");
     session.wait(&mut client, "LOCK.ACQUIRE other * WAIT 0");
-    client.order("LOCK.RELEASE other holder");
+    client.run_ok("LOCK.RELEASE other holder");
     session.event().token_of(&["other"], &id);
-    assert_eq!(client.say(&format!("LOCK.RELEASE other {id} ALL")), Value::Int(1));
-    assert_eq!(client.say("EXISTS other"), Value::Int(0));
-    // On the session's own connection it is the same owner without the word.
-    assert_eq!(session.raw.say("LOCK.RENEW key *").token(), token);
-    assert_eq!(session.raw.say("LOCK.RELEASE key *"), Value::Int(1));
+    assert_eq!(client.run(&format!("LOCK.RELEASE other {id} ALL")), Value::Int(1));
+    assert_eq!(client.run("EXISTS other"), Value::Int(0));
+    // On the session's own connection, the owner is the same without the option.
+    assert_eq!(session.raw.run("LOCK.RENEW key *").token(), token);
+    assert_eq!(session.raw.run("LOCK.RELEASE key *"), Value::Int(1));
 }
 
 #[test]
@@ -210,13 +210,13 @@ fn several_keys_are_granted_together() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE b holder");
+    client.get_token("LOCK.ACQUIRE b holder");
     session.wait(&mut client, "LOCK.MACQUIRE 3 c a b owner WAIT 0 WATCHDOG");
-    assert_eq!(client.say("EXISTS a c"), Value::Int(0), "it holds none while it waits");
-    client.order("LOCK.RELEASE b holder");
+    assert_eq!(client.run("EXISTS a c"), Value::Int(0), "a waiter holds nothing");
+    client.run_ok("LOCK.RELEASE b holder");
     let token = session.event().token_of(&["c", "a", "b"], "owner");
     for key in ["a", "b", "c"] {
-        assert_eq!(client.say(&format!("HGET {key} #fence")).text(), token.to_string());
+        assert_eq!(client.run(&format!("HGET {key} #fence")).text(), token.to_string());
     }
 }
 
@@ -225,15 +225,15 @@ fn errors_are_returned_immediately() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.order("SET text text");
-    assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE text owner WAIT 0")).0, "WRONGTYPE");
-    client.take("LOCK.ACQUIRE key owner LEASE 600000");
-    assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE key owner SHARED WAIT 0")).0, "ERR");
-    client.take("LOCK.ACQUIRE other other LEASE 600000");
+    client.run_ok("SET text text");
+    assert_eq!(error(&session.request(&mut client, "LOCK.ACQUIRE text owner WAIT 0")).0, "WRONGTYPE");
+    client.get_token("LOCK.ACQUIRE key owner LEASE 600000");
+    assert_eq!(error(&session.request(&mut client, "LOCK.ACQUIRE key owner SHARED WAIT 0")).0, "ERR");
+    client.get_token("LOCK.ACQUIRE other other LEASE 600000");
     session.wait(&mut client, "LOCK.ACQUIRE other owner WAIT 60000");
-    let reply = session.ask(&mut client, "LOCK.ACQUIRE key other WAIT 60000");
+    let reply = session.request(&mut client, "LOCK.ACQUIRE key other WAIT 60000");
     assert_eq!(error(&reply).0, "DEADLOCK");
-    session.hears_nothing(&mut client);
+    session.assert_no_event(&mut client);
 }
 
 mod repeated {
@@ -244,16 +244,16 @@ mod repeated {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         for owner in ["first", "second"] {
             session.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} WAIT 0"));
         }
         session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
-        assert_eq!(crate::speak::waiters(&mut client, "key"), ["first", "second"]);
-        client.order("LOCK.RELEASE key holder");
+        assert_eq!(crate::lines::waiters(&mut client, "key"), ["first", "second"]);
+        client.run_ok("LOCK.RELEASE key holder");
         session.event().token_of(&["key"], "first");
-        assert_eq!(client.say("HGET key first").text(), "1");
-        client.order("LOCK.RELEASE key first");
+        assert_eq!(client.run("HGET key first").text(), "1");
+        client.run_ok("LOCK.RELEASE key first");
         session.event().token_of(&["key"], "second");
     }
 
@@ -262,16 +262,16 @@ mod repeated {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder SHARED");
+        client.get_token("LOCK.ACQUIRE key holder SHARED");
         session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 500000");
         for other in ["SHARED WATCHDOG", "LIMIT 2"] {
-            let reply = session.ask(&mut client, &format!("LOCK.ACQUIRE key owner WAIT 0 {other} LEASE 500000"));
+            let reply = session.request(&mut client, &format!("LOCK.ACQUIRE key owner WAIT 0 {other} LEASE 500000"));
             assert_eq!(error(&reply).0, "ERR", "{other}: {reply:?}");
         }
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         session.event().token_of(&["key"], "owner");
-        assert_eq!(client.say("HGETALL key").items().len(), 4, "one hold of limit 1, and the token");
-        let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+        assert_eq!(client.run("HGETALL key").items().len(), 4, "one hold of limit 1, and the token");
+        let holder = holders(&mut client, "key").remove("owner").expect("owner holds the lock");
         assert!(!holder.field("watchdog").truth(), "{holder:?}");
     }
 
@@ -282,27 +282,27 @@ mod repeated {
         let mut client = server.raw();
         let session = Session::open(&server);
         for owner in ["C", "D"] {
-            client.take(&format!("LOCK.ACQUIRE L {owner} LIMIT 2 LEASE 600000"));
+            client.get_token(&format!("LOCK.ACQUIRE L {owner} LIMIT 2 LEASE 600000"));
         }
-        client.take("LOCK.ACQUIRE X A LEASE 600000");
+        client.get_token("LOCK.ACQUIRE X A LEASE 600000");
         session.wait(&mut client, "LOCK.ACQUIRE L A LIMIT 2 WAIT 60000");
         session.wait(&mut client, "LOCK.ACQUIRE X D WAIT 60000");
-        assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE L A WAIT 60000")).0, "ERR");
+        assert_eq!(error(&session.request(&mut client, "LOCK.ACQUIRE L A WAIT 60000")).0, "ERR");
     }
 
-    /// `WAIT` is not compared: the first one stays.
+    /// The repetition may have another `WAIT`; that of the first request counts.
     #[test]
     fn repeated_request_with_other_wait_is_the_same() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 100");
         session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 0");
         session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 0");
         session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 1");
         assert_eq!(session.event(), Event::timeout(&["key"], "short"));
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         session.event().token_of(&["key"], "long");
     }
 
@@ -311,13 +311,13 @@ mod repeated {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE b holder");
+        client.get_token("LOCK.ACQUIRE b holder");
         session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
         session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
         assert_eq!(crate::waiter::count_waiters(&mut client, "a"), 1);
-        client.order("LOCK.RELEASE b holder");
+        client.run_ok("LOCK.RELEASE b holder");
         session.event().token_of(&["a", "b"], "owner");
-        session.hears_nothing(&mut client);
+        session.assert_no_event(&mut client);
     }
 
     #[test]
@@ -325,14 +325,14 @@ mod repeated {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE b holder");
+        client.get_token("LOCK.ACQUIRE b holder");
         session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
         for line in ["LOCK.ACQUIRE a owner WAIT 0", "LOCK.MACQUIRE 2 b c owner WAIT 0"] {
-            assert_eq!(error(&session.ask(&mut client, line)).0, "ERR", "{line}");
+            assert_eq!(error(&session.request(&mut client, line)).0, "ERR", "{line}");
         }
-        client.order("LOCK.RELEASE b holder");
+        client.run_ok("LOCK.RELEASE b holder");
         session.event().token_of(&["a", "b"], "owner");
-        assert_eq!(client.say("HGET a owner").text(), "1");
+        assert_eq!(client.run("HGET a owner").text(), "1");
     }
 
     #[test]
@@ -340,35 +340,35 @@ mod repeated {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-        client.order("SELECT 3");
-        client.take("LOCK.ACQUIRE key holder");
+        client.run_ok("SELECT 3");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         let event = session.event();
         assert_eq!(event.db, 3);
         event.token_of(&["key"], "owner");
-        assert_eq!(client.say("LOCK.RELEASE key owner ALL"), Value::Int(1));
-        client.order("SELECT 0");
-        assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 1, "that one waits on");
+        assert_eq!(client.run("LOCK.RELEASE key owner ALL"), Value::Int(1));
+        client.run_ok("SELECT 0");
+        assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 1, "the first request still waits");
     }
 
-    /// The outcome of the first one is reported, even if it was repeated before that was read.
+    /// The first outcome is reported, even if the request was repeated before its event was read.
     #[test]
     fn repeated_request_after_grant_is_a_reentry() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder");
+        client.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0");
-        client.order("LOCK.RELEASE key holder");
+        client.run_ok("LOCK.RELEASE key holder");
         let line = "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0";
-        let again = session.take(&mut client, line);
+        let again = session.get_token(&mut client, line);
         assert_eq!(session.event().token_of(&["key"], "owner"), again);
-        assert_eq!(session.take(&mut client, line), again);
-        assert_eq!(client.say("HGET key owner").text(), "1");
-        session.hears_nothing(&mut client);
+        assert_eq!(session.get_token(&mut client, line), again);
+        assert_eq!(client.run("HGET key owner").text(), "1");
+        session.assert_no_event(&mut client);
     }
 }
 
@@ -378,7 +378,7 @@ fn waiting_session_blocks_no_client() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     for number in 0..100 {
         session.wait(&mut client, &format!("LOCK.ACQUIRE key owner-{number} WAIT 0"));
     }
@@ -396,23 +396,23 @@ fn keys_and_owners_are_arbitrary_bytes() {
         let ask: [&[u8]; 7] = [b"LOCK.ACQUIRE", name, name, b"WAIT", b"0", b"SESSION", session.id.as_bytes()];
         assert_eq!(client.call(&ask), waiting());
         client.call(&[b"LOCK.RELEASE", name, b"holder"]);
-        let reply = session.raw.say("LOCK.EVENTS WAIT 20000");
+        let reply = session.raw.run("LOCK.EVENTS WAIT 20000");
         let event = reply.items()[0].items();
         assert_eq!((crate::common::bytes(&event[2].items()[0]), crate::common::bytes(&event[3])), (name, name));
         assert_eq!(fields(&mut client, name)[name], b"1");
     }
 }
 
-/// Even if nothing else happens on this server.
+/// Even if no command reads the key.
 #[test]
 fn expiry_of_awaited_lock_is_noticed() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder LEASE 1500");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 1500");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
     session.listen(&server);
-    let token = session.heard()[0].token_of(&["key"], "owner");
-    until(SOON, "time has passed", || unix_micros() - token > Duration::from_millis(1).as_micros() as i64);
+    let token = session.read_events()[0].token_of(&["key"], "owner");
+    until(SOON, "the lease has expired", || unix_micros() - token > Duration::from_millis(1).as_micros() as i64);
     assert_held(&mut client, "key", "owner");
 }

@@ -1,4 +1,4 @@
-//! A session and its events, as the tests see them.
+//! A session and its events.
 
 use std::time::{Duration, Instant};
 
@@ -6,19 +6,19 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{array, int, text, token};
-use crate::speak::Reply;
-use crate::waiter::{SOON, Speak, Tell, is_blocked};
+use crate::lines::Reply;
+use crate::waiter::{Commands, SOON, is_blocked};
 
-/// Long enough to see that nothing happens.
+/// Long enough to notice an unexpected reply.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(200);
 
-/// A connection that stands for a process.
+/// A connection that represents a process.
 pub(crate) struct Session {
     /// The connection, which reads the events.
     pub(crate) raw: Raw,
-    /// The server's id of it.
+    /// The connection's client id.
     pub(crate) client: i64,
-    /// By which it is named.
+    /// The session's id.
     pub(crate) id: String,
 }
 
@@ -28,42 +28,42 @@ impl Session {
         Self::on(server.raw())
     }
 
-    /// On a connection that is there.
+    /// Makes an existing connection a session.
     #[track_caller]
     pub(crate) fn on(mut raw: Raw) -> Self {
         let client = raw.client_id();
-        let id = raw.order("LOCK.SESSION").field("id").text();
+        let id = raw.run_ok("LOCK.SESSION").field("id").text();
         Self { raw, client, id }
     }
 
-    /// Sends a request on its behalf over another connection; the reply.
+    /// Sends a request on behalf of the session over another connection, and returns the reply.
     #[track_caller]
-    pub(crate) fn ask(&self, client: &mut Raw, line: &str) -> Value {
-        client.say(&self.naming(line))
+    pub(crate) fn request(&self, client: &mut Raw, line: &str) -> Value {
+        client.run(&self.with_session(line))
     }
 
-    /// The line of a request on its behalf.
-    pub(crate) fn naming(&self, line: &str) -> String {
+    /// The line of a request on behalf of the session.
+    pub(crate) fn with_session(&self, line: &str) -> String {
         format!("{line} SESSION {}", self.id)
     }
 
-    /// The same for a request that must be granted at once; the token.
+    /// The token of a request that must be granted immediately.
     #[track_caller]
-    pub(crate) fn take(&self, client: &mut Raw, line: &str) -> i64 {
-        token(&self.ask(client, line))
+    pub(crate) fn get_token(&self, client: &mut Raw, line: &str) -> i64 {
+        token(&self.request(client, line))
     }
 
-    /// The same for a request that must wait.
+    /// Sends a request that must wait.
     #[track_caller]
     pub(crate) fn wait(&self, client: &mut Raw, line: &str) {
-        assert_eq!(self.ask(client, line), waiting(), "{line}");
+        assert_eq!(self.request(client, line), waiting(), "{line}");
     }
 
-    /// `LOCK.RELEASE … ALL` of one of its owners: whether anything was released or withdrawn.
+    /// `LOCK.RELEASE … ALL` of an owner: whether anything was released or withdrawn.
     #[track_caller]
     pub(super) fn withdraw(&self, client: &mut Raw, key: &str, owner: &str) -> bool {
         let owner = if owner == "*" { &self.id } else { owner };
-        match client.say(&format!("LOCK.RELEASE {key} {owner} ALL")) {
+        match client.run(&format!("LOCK.RELEASE {key} {owner} ALL")) {
             Value::Int(1) => true,
             Value::Nil => false,
             other => panic!("LOCK.RELEASE was answered {other:?}"),
@@ -75,16 +75,16 @@ impl Session {
     pub(crate) fn next(&mut self) -> Vec<Event> {
         let end = Instant::now() + SOON;
         loop {
-            // Null comes early for one who has to ask again, so that what it holds is renewed.
-            let reply = self.raw.say(&format!("LOCK.EVENTS WAIT {}", SOON.as_millis()));
+            // Nil comes early if the session has to read again, so that its holds are renewed.
+            let reply = self.raw.run(&format!("LOCK.EVENTS WAIT {}", SOON.as_millis()));
             if reply != Value::Nil {
                 return events(&reply);
             }
-            assert!(Instant::now() < end, "no event comes");
+            assert!(Instant::now() < end, "no event");
         }
     }
 
-    /// The next event, which is the only one so far.
+    /// The next event, which must be the only one.
     #[track_caller]
     pub(crate) fn event(&mut self) -> Event {
         let mut events = self.next();
@@ -92,7 +92,7 @@ impl Session {
         events.remove(0)
     }
 
-    /// So many events, however they come.
+    /// The next events, which must be this many.
     #[track_caller]
     pub(crate) fn events(&mut self, count: usize) -> Vec<Event> {
         let mut all = Vec::new();
@@ -103,27 +103,27 @@ impl Session {
         all
     }
 
-    /// There is no event, and none comes that something before this has caused: one that is caused now, in the most
-    /// roundabout way there is, comes first and alone.
+    /// Asserts that no event is pending, and none follows from earlier commands: the event of a marker, which is lost now, comes
+    /// first and alone.
     #[track_caller]
-    pub(crate) fn hears_nothing(&mut self, client: &mut Raw) {
+    pub(crate) fn assert_no_event(&mut self, client: &mut Raw) {
         let line = format!("LOCK.ACQUIRE no-more-than-this marker WATCHDOG SESSION {}", self.id);
-        let marker = token(&client.say(&line));
-        client.order("DEL no-more-than-this");
+        let marker = token(&client.run(&line));
+        client.run_ok("DEL no-more-than-this");
         assert_eq!(self.next(), [Event::lost("no-more-than-this", "marker", marker, "changed")]);
     }
 
-    /// Lets it wait for events, until the server has blocked it.
+    /// Sends `LOCK.EVENTS`, and waits until the server has blocked the session.
     #[track_caller]
     pub(crate) fn listen(&mut self, server: &Server) {
-        self.raw.tell(&["LOCK.EVENTS WAIT 0"]);
+        self.raw.send_lines(&["LOCK.EVENTS WAIT 0"]);
         let (mut observer, client) = (server.raw(), self.client);
         until(SOON, "the session waits for events", || is_blocked(&mut observer, client));
     }
 
-    /// What one hears who listens until a `CLIENT UNBLOCK`, which has `how` behind its id: the events, if they came first.
+    /// The events of a blocked session that is unblocked with `CLIENT UNBLOCK` and `how`, if they came first.
     #[track_caller]
-    pub(crate) fn interrupted(&mut self, how: &str) -> Vec<Event> {
+    pub(crate) fn read_unblocked(&mut self, how: &str) -> Vec<Event> {
         match self.raw.read().expect("a reply") {
             Value::Nil => Vec::new(),
             Value::ServerError(error) => {
@@ -134,19 +134,19 @@ impl Session {
         }
     }
 
-    /// The events that come to one who listens.
+    /// The events that a blocked session gets.
     #[track_caller]
-    pub(crate) fn heard(&mut self) -> Vec<Event> {
-        events(&self.raw.read_timeout(SOON).expect("the connection stands").expect("an event comes"))
+    pub(crate) fn read_events(&mut self) -> Vec<Event> {
+        events(&self.raw.read_timeout(SOON).expect("the connection is open").expect("an event"))
     }
 }
 
-/// What is replied to a request whose answer comes as an event.
+/// The reply to a queued request.
 pub(crate) fn waiting() -> Value {
     Value::SimpleString("WAITING".into())
 }
 
-/// What a session reads.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) kind: String,
@@ -191,7 +191,7 @@ impl Event {
         Self { db, ..self }
     }
 
-    /// The token of a grant of these keys to this owner, and nothing else.
+    /// The token of a grant; every other element must match.
     #[track_caller]
     pub(crate) fn token_of(&self, keys: &[&str], owner: &str) -> i64 {
         let token = self.token.unwrap_or(0);
@@ -200,7 +200,7 @@ impl Event {
         token
     }
 
-    /// The error by which a request of these keys and this owner ended, and nothing else.
+    /// The error of a refused request; every other element must match.
     #[track_caller]
     pub(crate) fn error_of(&self, keys: &[&str], owner: &str) -> String {
         let detail = self.detail.clone().unwrap_or_default();
@@ -217,8 +217,8 @@ pub(crate) fn events(reply: &Value) -> Vec<Event> {
 
 #[track_caller]
 fn event(value: &Value) -> Event {
-    let [kind, db, keys, owner, token, detail] = array(value) else { panic!("no event of six: {value:?}") };
-    // For how long the hold lasts at least.
+    let [kind, db, keys, owner, token, detail] = array(value) else { panic!("not an event: {value:?}") };
+    // The minimum remaining lease.
     let lasts = |detail: &Value| text(detail).parse::<u64>().is_ok();
     let detail = if text(kind) == "granted" && lasts(detail) { &Value::Nil } else { detail };
     let or_null = |value: &Value| (*value != Value::Nil).then(|| value.clone());
@@ -236,7 +236,7 @@ fn event(value: &Value) -> Event {
 #[track_caller]
 pub(crate) fn until_ended(client: &mut Raw, session: &str) {
     until(SOON, "the session has ended", || {
-        matches!(client.say(&format!("LOCK.RENEW none none SESSION {session}")), Value::ServerError(error)
+        matches!(client.run(&format!("LOCK.RENEW none none SESSION {session}")), Value::ServerError(error)
             if error.code() == "NOSESSION")
     });
 }

@@ -1,22 +1,22 @@
-//! `LOCK.RELEASE … ALL` of a session's owner: it withdraws what waits, and what was granted and not delivered.
+//! `LOCK.RELEASE … ALL` of a session's owner: it withdraws queued requests and undelivered grants.
 
 use redis::Value;
 use support::Server;
 
 use super::session::{Event, Session};
 use crate::common::info_number;
-use crate::speak::{Reply, owners, waiters};
-use crate::waiter::{Speak, Tell, Waiter, assert_held};
+use crate::lines::{Reply, owners, waiters};
+use crate::waiter::{Commands, Waiter, assert_held};
 
 const CANCELLED: &str = "CANCELLED ";
 
-/// Nothing of the owner's is left.
+/// The owner has no hold and no request.
 #[track_caller]
-fn is_withdrawn(server: &Server, session: &Session, key: &str, owner: &str) {
+fn assert_withdrawn(server: &Server, session: &Session, key: &str, owner: &str) {
     let mut client = server.raw();
-    assert!(!waiters(&mut client, key).contains(&owner.to_owned()), "it does not wait");
-    assert!(!owners(&mut client, key).contains(&owner.to_owned()), "it does not hold");
-    assert!(!session.withdraw(&mut client, key, owner), "there is nothing any more");
+    assert!(!waiters(&mut client, key).contains(&owner.to_owned()), "the owner has no request");
+    assert!(!owners(&mut client, key).contains(&owner.to_owned()), "the owner holds nothing");
+    assert!(!session.withdraw(&mut client, key, owner), "nothing is left to release");
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn release_all_without_request_returns_nil() {
     let mut client = server.raw();
     let mut session = Session::open(&server);
     assert!(!session.withdraw(&mut client, "key", "owner"));
-    session.hears_nothing(&mut client);
+    session.assert_no_event(&mut client);
 }
 
 #[test]
@@ -33,16 +33,16 @@ fn withdrawn_request_is_notified_once() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     for line in ["LOCK.ACQUIRE key owner WAIT 0", "LOCK.ACQUIRE key owner WAIT 60000 WATCHDOG EPHEMERAL"] {
         session.wait(&mut client, line);
         assert!(session.withdraw(&mut client, "key", "owner"));
         assert!(session.event().error_of(&["key"], "owner").starts_with(CANCELLED));
-        is_withdrawn(&server, &session, "key", "owner");
-        session.hears_nothing(&mut client);
+        assert_withdrawn(&server, &session, "key", "owner");
+        session.assert_no_event(&mut client);
     }
-    client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    client.run_ok("LOCK.RELEASE key holder");
+    assert_eq!(client.run("EXISTS key"), Value::Int(0));
     assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
 }
 
@@ -51,7 +51,7 @@ fn waiters_behind_withdrawn_request_are_served() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key reader SHARED");
+    client.get_token("LOCK.ACQUIRE key reader SHARED");
     session.wait(&mut client, "LOCK.ACQUIRE key writer WAIT 0");
     session.wait(&mut client, "LOCK.ACQUIRE key second-reader SHARED WAIT 0");
     let mut third = Waiter::sending(&server, "LOCK.ACQUIRE key third-reader SHARED WAIT 0");
@@ -68,15 +68,15 @@ fn request_for_several_keys_leaves_all_queues() {
     let mut client = server.raw();
     for named in ["a", "b", "c"] {
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE b holder");
+        client.get_token("LOCK.ACQUIRE b holder");
         session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
         assert!(session.withdraw(&mut client, named, "owner"), "{named}");
         assert!(session.event().error_of(&["a", "b", "c"], "owner").starts_with(CANCELLED));
         for key in ["a", "b", "c"] {
             assert_eq!(waiters(&mut client, key), [""; 0], "{key}");
         }
-        is_withdrawn(&server, &session, named, "owner");
-        client.order("DEL a b c");
+        assert_withdrawn(&server, &session, named, "owner");
+        client.run_ok("DEL a b c");
     }
 }
 
@@ -87,16 +87,16 @@ fn undelivered_grant_is_withdrawn() {
     let mut client = server.raw();
     let mut session = Session::open(&server);
     let mut next = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG EPHEMERAL");
     next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0");
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     assert_held(&mut client, "key", "owner");
     assert!(session.withdraw(&mut client, "key", "owner"));
     next.event().token_of(&["key"], "next");
     assert!(session.event().error_of(&["key"], "owner").starts_with(CANCELLED));
-    is_withdrawn(&server, &session, "key", "owner");
-    session.hears_nothing(&mut client);
+    assert_withdrawn(&server, &session, "key", "owner");
+    session.assert_no_event(&mut client);
 }
 
 #[test]
@@ -105,12 +105,12 @@ fn undelivered_grant_of_several_keys_is_withdrawn_whole() {
     let mut client = server.raw();
     for named in ["a", "b", "c"] {
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE b holder");
+        client.get_token("LOCK.ACQUIRE b holder");
         session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
-        client.order("LOCK.RELEASE b holder");
-        assert_eq!(client.say("EXISTS a b c"), Value::Int(3), "{named}");
+        client.run_ok("LOCK.RELEASE b holder");
+        assert_eq!(client.run("EXISTS a b c"), Value::Int(3), "{named}");
         assert!(session.withdraw(&mut client, named, "owner"), "{named}");
-        assert_eq!(client.say("EXISTS a b c"), Value::Int(0), "{named}");
+        assert_eq!(client.run("EXISTS a b c"), Value::Int(0), "{named}");
         assert!(session.event().error_of(&["a", "b", "c"], "owner").starts_with(CANCELLED));
     }
 }
@@ -121,14 +121,14 @@ fn delivered_grant_is_released_key_by_key() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE b holder");
+    client.get_token("LOCK.ACQUIRE b holder");
     session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
-    client.order("LOCK.RELEASE b holder");
+    client.run_ok("LOCK.RELEASE b holder");
     session.event().token_of(&["a", "b", "c"], "owner");
     assert!(session.withdraw(&mut client, "a", "owner"));
-    assert_eq!(client.say("EXISTS a b c"), Value::Int(2));
-    assert_eq!(client.say("LOCK.MRELEASE 3 a b c owner ALL").items(), [Value::Nil, Value::Int(1), Value::Int(1)]);
-    session.hears_nothing(&mut client);
+    assert_eq!(client.run("EXISTS a b c"), Value::Int(2));
+    assert_eq!(client.run("LOCK.MRELEASE 3 a b c owner ALL").items(), [Value::Nil, Value::Int(1), Value::Int(1)]);
+    session.assert_no_event(&mut client);
 }
 
 #[test]
@@ -136,13 +136,13 @@ fn other_unread_events_stay() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 50");
-    support::until(crate::waiter::SOON, "it times out", || waiters(&mut client, "key").is_empty());
+    support::until(crate::waiter::SOON, "the request times out", || waiters(&mut client, "key").is_empty());
     assert!(!session.withdraw(&mut client, "key", "owner"));
     assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
-    let token = session.take(&mut client, "LOCK.ACQUIRE lost owner WATCHDOG");
-    client.order("LOCK.FORCE lost");
+    let token = session.get_token(&mut client, "LOCK.ACQUIRE lost owner WATCHDOG");
+    client.run_ok("LOCK.FORCE lost");
     assert!(!session.withdraw(&mut client, "lost", "owner"));
     assert_eq!(session.event(), Event::lost("lost", "owner", token, "forced"));
 }
@@ -152,14 +152,14 @@ fn other_unread_events_stay() {
 fn request_is_withdrawn_over_any_connection() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let mut blocked = Waiter::start(&server, "key", "blocked");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
     let mut other = server.raw();
     for owner in ["blocked", "owner"] {
-        assert_eq!(other.say(&format!("LOCK.RELEASE key {owner} ALL")), Value::Int(1));
+        assert_eq!(other.run(&format!("LOCK.RELEASE key {owner} ALL")), Value::Int(1));
     }
     assert_eq!(blocked.raw.read().expect("a reply"), Value::Nil);
     assert!(session.event().error_of(&["key"], "owner").starts_with(CANCELLED));
-    assert_eq!(other.say("LOCK.RELEASE key owner ALL"), Value::Nil);
+    assert_eq!(other.run("LOCK.RELEASE key owner ALL"), Value::Nil);
 }

@@ -1,4 +1,4 @@
-//! The waiter leaves: by itself, or because somebody sends it away; before the grant, while it is on its way, and after.
+//! The waiter leaves the queue: by itself or because of another client; before, at, and after its grant.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use support::{Raw, Server, eventually, until};
 
 use super::AHEAD;
 use crate::common::{array, deadline, error, info_number, int, text};
-use crate::speak::now;
+use crate::lines::now;
 use crate::waiter::{
-    SOON, Speak, Tell, Waiter, assert_held, blocked_clients, count_waiters, holders_in_hash, until_nobody_waits,
+    Commands, SOON, Waiter, assert_held, blocked_clients, count_waiters, holders_in_hash, until_no_waiters,
 };
 
-/// How a waiter leaves.
+/// How a waiter leaves the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     TimedOut,
@@ -26,28 +26,28 @@ enum Leaving {
 }
 
 impl Leaving {
-    /// The words with which a waiter that will leave in this way waits.
+    /// The `WAIT` option of a waiter that leaves in this way.
     fn wait(self) -> String {
         format!("WAIT {}", if self == Self::TimedOut { AHEAD } else { 0 })
     }
 
-    /// Lets `waiter` leave, and looks at what it is told.
+    /// Makes `waiter` leave, and checks its reply.
     fn leave(self, mut waiter: Waiter, client: &mut Raw) {
         let id = waiter.id;
         match self {
             Self::TimedOut => assert_eq!(waiter.end(), Value::Nil),
             Self::Unblocked => {
-                assert_eq!(client.say(&format!("CLIENT UNBLOCK {id}")), Value::Int(1));
+                assert_eq!(client.run(&format!("CLIENT UNBLOCK {id}")), Value::Int(1));
                 assert_eq!(waiter.end(), Value::Nil);
                 assert_still_serves(&mut waiter);
             }
             Self::UnblockedWithError => {
-                assert_eq!(client.say(&format!("CLIENT UNBLOCK {id} ERROR")), Value::Int(1));
+                assert_eq!(client.run(&format!("CLIENT UNBLOCK {id} ERROR")), Value::Int(1));
                 assert_eq!(waiter.error(), "UNBLOCKED");
                 assert_still_serves(&mut waiter);
             }
             Self::Killed => {
-                assert_eq!(client.say(&format!("CLIENT KILL ID {id}")), Value::Int(1));
+                assert_eq!(client.run(&format!("CLIENT KILL ID {id}")), Value::Int(1));
                 assert!(waiter.raw.read().is_err());
             }
             Self::Closed => waiter.raw.close(),
@@ -57,18 +57,18 @@ impl Leaving {
     }
 }
 
-/// A client that waited in vain can go on with its connection.
+/// A client whose wait ended without a grant can continue to use its connection.
 #[track_caller]
 fn assert_still_serves(waiter: &mut Waiter) {
-    assert_eq!(waiter.raw.say("PING"), Value::SimpleString("PONG".into()));
-    assert_eq!(waiter.raw.say("LOCK.ACQUIRE key waiter"), Value::Nil);
+    assert_eq!(waiter.raw.run("PING"), Value::SimpleString("PONG".into()));
+    assert_eq!(waiter.raw.run("LOCK.ACQUIRE key waiter"), Value::Nil);
 }
 
-/// A writer stands between readers: it holds up those behind it as long as it waits, and no longer.
+/// A writer between readers holds up those behind it as long as it waits, and no longer.
 fn head_leaves(leaving: Leaving) {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key reader SHARED LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key reader SHARED LEASE 60000");
     let head = Waiter::sending(&server, &format!("LOCK.ACQUIRE key writer {}", leaving.wait()));
     let mut behind = Waiter::sending(&server, "LOCK.ACQUIRE key second-reader SHARED WAIT 0");
     let mut last = Waiter::sending(&server, "LOCK.ACQUIRE key third-reader SHARED WAIT 0");
@@ -77,40 +77,40 @@ fn head_leaves(leaving: Leaving) {
     assert!(behind.token() < last.token());
     let names: Vec<String> = holders_in_hash(&mut client, "key").into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["reader", "second-reader", "third-reader"]);
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
-/// One who left from the middle is skipped, and holds nothing.
+/// A waiter that left from the middle of the queue is skipped, and holds nothing.
 fn middle_leaves(leaving: Leaving) {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::start(&server, "key", "first");
     let middle = Waiter::sending(&server, &format!("LOCK.ACQUIRE key middle {}", leaving.wait()));
     let mut last = Waiter::start(&server, "key", "last");
     leaving.leave(middle, &mut client);
-    until(SOON, "two are left", || count_waiters(&mut client, "key") == 2);
-    client.order("LOCK.RELEASE key holder");
+    until(SOON, "two waiters are left", || count_waiters(&mut client, "key") == 2);
+    client.run_ok("LOCK.RELEASE key holder");
     let token = first.token();
     assert!(last.waits());
-    client.order("LOCK.RELEASE key first");
+    client.run_ok("LOCK.RELEASE key first");
     assert!(last.token() > token);
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
-/// The only one who waits leaves: nothing is left of it, and the lock is not affected.
+/// The only waiter leaves: the queue is empty, and the lock is not affected.
 fn only_one_leaves(leaving: Leaving) {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let waiter = Waiter::sending(&server, &format!("LOCK.ACQUIRE key waiter {}", leaving.wait()));
     leaving.leave(waiter, &mut client);
-    until_nobody_waits(&server);
-    assert!(array(&client.say("LOCK.WAITERS key")).is_empty());
+    until_no_waiters(&server);
+    assert!(array(&client.run("LOCK.WAITERS key")).is_empty());
     assert_held(&mut client, "key", "holder");
-    client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.say("EXISTS key"), Value::Int(0), "nobody got it");
-    client.take("LOCK.ACQUIRE key newcomer");
+    client.run_ok("LOCK.RELEASE key holder");
+    assert_eq!(client.run("EXISTS key"), Value::Int(0), "no request was granted");
+    client.get_token("LOCK.ACQUIRE key newcomer");
 }
 
 macro_rules! in_every_place {
@@ -150,22 +150,22 @@ in_every_place! {
 fn client_unblock_timeout_equals_client_unblock() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let mut waiter = Waiter::start(&server, "key", "waiter");
-    assert_eq!(client.say(&format!("CLIENT UNBLOCK {} TIMEOUT", waiter.id)), Value::Int(1));
+    assert_eq!(client.run(&format!("CLIENT UNBLOCK {} TIMEOUT", waiter.id)), Value::Int(1));
     assert_eq!(waiter.end(), Value::Nil);
-    assert_eq!(client.say(&format!("CLIENT UNBLOCK {}", waiter.id)), Value::Int(0), "it waits no more");
+    assert_eq!(client.run(&format!("CLIENT UNBLOCK {}", waiter.id)), Value::Int(0), "it waits no more");
 }
 
 #[test]
 fn client_unblock_error_returns_error() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let mut ours = Waiter::start(&server, "key", "waiter");
     let mut blpop = Waiter::sending(&server, "BLPOP list 0");
-    client.order(&format!("CLIENT UNBLOCK {} ERROR", ours.id));
-    client.order(&format!("CLIENT UNBLOCK {} ERROR", blpop.id));
+    client.run_ok(&format!("CLIENT UNBLOCK {} ERROR", ours.id));
+    client.run_ok(&format!("CLIENT UNBLOCK {} ERROR", blpop.id));
     assert_eq!(error(&ours.end()), error(&blpop.end()), "as BLPOP's");
 }
 
@@ -173,13 +173,13 @@ fn client_unblock_error_returns_error() {
 fn client_unblock_works_in_transaction() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let mut first = Waiter::start(&server, "key", "first");
     let mut second = Waiter::start(&server, "key", "second");
-    client.order("MULTI");
-    client.order(&format!("CLIENT UNBLOCK {}", first.id));
-    client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.order("EXEC"), Value::Array(vec![Value::Int(1), Value::Int(1)]));
+    client.run_ok("MULTI");
+    client.run_ok(&format!("CLIENT UNBLOCK {}", first.id));
+    client.run_ok("LOCK.RELEASE key holder");
+    assert_eq!(client.run_ok("EXEC"), Value::Array(vec![Value::Int(1), Value::Int(1)]));
     assert_eq!(first.end(), Value::Nil);
     second.token();
     assert_held(&mut client, "key", "second");
@@ -189,39 +189,39 @@ fn client_unblock_works_in_transaction() {
 fn client_kill_ends_many_waiters() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let waiters: Vec<Waiter> =
         (0..50).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
-    assert!(int(&client.say("CLIENT KILL TYPE normal SKIPME yes")) >= 50);
-    until_nobody_waits(&server);
+    assert!(int(&client.run("CLIENT KILL TYPE normal SKIPME yes")) >= 50);
+    until_no_waiters(&server);
     drop(waiters);
-    client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    client.run_ok("LOCK.RELEASE key holder");
+    assert_eq!(client.run("EXISTS key"), Value::Int(0));
 }
 
-/// How commands come that reach the server together.
+/// How commands reach the server together.
 #[derive(Clone, Copy)]
 enum Together {
     InAPipeline,
     InATransaction,
 }
 
-/// `holder` has the lock and gives it to `first`, and in the same instant something happens to `first`.
+/// `holder` releases the lock, which is granted to `first`. In the same iteration, `command` affects `first`.
 fn grant_and(together: Together, command: impl Fn(i64) -> String) -> (Server, Raw, Waiter, Waiter) {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let first = Waiter::start(&server, "key", "first");
     let second = Waiter::start(&server, "key", "second");
     let then = command(first.id);
     match together {
         Together::InAPipeline => {
-            client.tell(&["LOCK.RELEASE key holder", &then]);
+            client.send_lines(&["LOCK.RELEASE key holder", &then]);
             assert_eq!(client.read().unwrap(), Value::Int(1));
             client.read().unwrap();
         }
         Together::InATransaction => {
-            client.tell(&["MULTI", "LOCK.RELEASE key holder", &then, "EXEC"]);
+            client.send_lines(&["MULTI", "LOCK.RELEASE key holder", &then, "EXEC"]);
             for _ in 0..3 {
                 client.read().unwrap();
             }
@@ -231,31 +231,31 @@ fn grant_and(together: Together, command: impl Fn(i64) -> String) -> (Server, Ra
     (server, client, first, second)
 }
 
-/// The waiter that the lock was given to is dead before it could hear of it: the next one has the lock.
+/// The waiter that was granted the lock is killed before it could read the reply: the next waiter is granted.
 fn killed_while_granted(together: Together) {
     let (server, mut client, mut first, mut second) = grant_and(together, |id| format!("CLIENT KILL ID {id}"));
     let heard = first.raw.read();
-    assert_eq!(heard.map_err(|error| error.kind() != ErrorKind::TimedOut), Err(true), "it never heard of it");
+    assert_eq!(heard.map_err(|error| error.kind() != ErrorKind::TimedOut), Err(true), "it got no reply");
     second.token();
     assert_held(&mut client, "key", "second");
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
-/// Either it has the lock and knows, or it was sent away and the next one has it.
+/// Either `first` holds the lock and has the reply, or it was unblocked and the next waiter is granted.
 fn unblocked_while_granted(together: Together, how: &str) {
     let (server, mut client, mut first, mut second) = grant_and(together, |id| format!("CLIENT UNBLOCK {id}{how}"));
     match first.end() {
         Value::Int(_) => {
             assert_held(&mut client, "key", "first");
             assert!(second.waits());
-            client.order("LOCK.RELEASE key first");
+            client.run_ok("LOCK.RELEASE key first");
         }
         Value::Nil => assert_eq!(how, ""),
         refused => assert_eq!((how, error(&refused).0), (" ERROR", "UNBLOCKED")),
     }
     second.token();
     assert_held(&mut client, "key", "second");
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[test]
@@ -288,19 +288,19 @@ fn waiter_is_unblocked_with_error_in_granting_transaction() {
     unblocked_while_granted(Together::InATransaction, " ERROR");
 }
 
-/// A request re-enters what its owner has come to hold in another way, and its connection is gone: the hold that it added
-/// goes, the holds that were there stay, and no deadline becomes shorter.
+/// A request re-enters a lock that its owner acquired in another way, and its connection is closed: the hold that it added is
+/// revoked, the others stay, and no deadline becomes shorter.
 #[test]
 fn revoked_reentry_shortens_no_other_hold() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let dying = Waiter::sending(&server, "LOCK.ACQUIRE key owner LEASE 30000 WAIT 0");
     let begin = now();
     let kill = format!("CLIENT KILL ID {}", dying.id);
-    client.tell(&["MULTI", "DEL key", "HSET key owner 2", "PEXPIRE key 10000", "EXEC", &kill]);
+    client.send_lines(&["MULTI", "DEL key", "HSET key owner 2", "PEXPIRE key 10000", "EXEC", &kill]);
     (0..6).for_each(|_| drop(client.read().unwrap()));
-    until_nobody_waits(&server);
+    until_no_waiters(&server);
     until(SOON, "the third hold is revoked", || {
         holders_in_hash(&mut client, "key") == [("owner".to_owned(), "2".to_owned())]
     });
@@ -310,93 +310,94 @@ fn revoked_reentry_shortens_no_other_hold() {
     assert!(left >= if undelivered > 0 { 30_000 } else { 10_000 }, "{undelivered} undelivered, {left} ms left");
 }
 
-/// Three connections of one owner ask, the last of which has the place in the queue; it is granted the lock and gone: nothing
-/// of the hold is left.
+/// Three connections of one owner request the lock, and the last one has the place in the queue. It is granted the lock and
+/// killed: no hold is left.
 #[test]
 fn last_of_three_requests_of_owner_is_killed_at_grant() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let request = "LOCK.ACQUIRE key owner LEASE 60000 WAIT 0";
     let mut others = [Waiter::sending(&server, request), Waiter::sending(&server, request)];
     let dying = Waiter::sending(&server, request);
     let mut behind = Waiter::start(&server, "key", "behind");
-    client.tell(&["LOCK.RELEASE key holder", &format!("CLIENT KILL ID {}", dying.id)]);
+    client.send_lines(&["LOCK.RELEASE key holder", &format!("CLIENT KILL ID {}", dying.id)]);
     assert_eq!((client.read().unwrap(), client.read().unwrap()), (Value::Int(1), Value::Int(1)));
     others.iter_mut().for_each(|other| assert_eq!(other.error(), "SUPERSEDED"));
     behind.token();
     assert_held(&mut client, "key", "behind");
 }
 
-/// The whole queue dies with the grant to its head.
+/// The whole queue disconnects at the grant to its head.
 #[test]
 fn whole_queue_is_killed_at_grant() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let waiters: Vec<Waiter> =
         (0..20).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
-    client.tell(&["LOCK.RELEASE key holder", "CLIENT KILL TYPE normal SKIPME yes"]);
+    client.send_lines(&["LOCK.RELEASE key holder", "CLIENT KILL TYPE normal SKIPME yes"]);
     assert_eq!(client.read().unwrap(), Value::Int(1));
     client.read().unwrap();
-    until_nobody_waits(&server);
-    until(SOON, "nobody holds it", || client.say("EXISTS key") == Value::Int(0));
+    until_no_waiters(&server);
+    until(SOON, "the lock is free", || client.run("EXISTS key") == Value::Int(0));
     drop(waiters);
 }
 
-/// The one who frees the lock is gone with the command that does.
+/// The connection that releases the lock closes with that command.
 #[test]
 fn releasing_connection_closes_immediately() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut waiter = Waiter::start(&server, "key", "waiter");
     let mut releasing = server.raw();
-    releasing.tell(&["LOCK.RELEASE key holder", "QUIT"]);
+    releasing.send_lines(&["LOCK.RELEASE key holder", "QUIT"]);
     releasing.close();
     waiter.token();
 }
 
-/// A holder that has heard of the grant is a holder, with or without its connection.
-fn leaves_after_the_grant(leave: impl Fn(Raw)) {
+/// A client that has read its grant keeps the lock when it disconnects.
+fn disconnect_after_grant(leave: impl Fn(Raw)) {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::sending(&server, "LOCK.ACQUIRE key first LEASE 500 WAIT 0");
     let mut second = Waiter::start(&server, "key", "second");
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     let granted = first.token();
     let clients = || server.info("clients", "connected_clients");
     let before = clients();
     leave(first.raw);
-    until(SOON, "the server has noticed", || clients() != before);
+    until(SOON, "the server has noticed the disconnect", || clients() != before);
     assert!(second.waits());
     assert_held(&mut client, "key", "first");
     let apart = second.token() - granted;
-    assert!(apart >= 499_000, "its lease ran on: {apart} µs");
+    assert!(apart >= 499_000, "the lease did not run on: {apart} µs");
 }
 
 #[test]
 fn connection_closes_after_grant() {
-    leaves_after_the_grant(Raw::close);
+    disconnect_after_grant(Raw::close);
 }
 
 #[test]
 fn connection_is_reset_after_grant() {
-    leaves_after_the_grant(Raw::reset);
+    disconnect_after_grant(Raw::reset);
 }
 
-/// The server notices only when it writes the reply: the hold lasts until its lease ends, or its owner withdraws it.
+/// The server notices the disconnect only when it writes the reply: the hold lasts until its lease ends, or its owner\
+/// withdraws it.
 #[test]
 fn connection_is_closed_when_grant_is_written() {
     let server = Server::start();
     let (mut client, mut observer) = (server.raw(), server.raw());
-    client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 3600000");
     let waiter = Waiter::sending(&server, "LOCK.ACQUIRE key waiter WAIT 0 LEASE 3600000");
     let mut next = Waiter::start(&server, "key", "next");
-    client.tell(&["DEBUG SLEEP 1", "LOCK.RELEASE key holder"]);
+    client.send_lines(&["DEBUG SLEEP 1", "LOCK.RELEASE key holder"]);
     until(SOON, "the server sleeps", || {
-        observer.tell(&["PING"]);
+        observer.send_lines(&["PING"]);
         let sleeps = !observer.arrives_within(Duration::from_millis(100)).expect("the connection stands");
         if !sleeps {
             observer.read().expect("a reply");
@@ -405,10 +406,10 @@ fn connection_is_closed_when_grant_is_written() {
     });
     let address = waiter.raw.local_addr();
     waiter.raw.reset();
-    until(SOON, "the server's side hears of the end", || server.has_lost(address));
+    until(SOON, "the disconnect has reached the server", || server.has_lost(address));
     let mut owner = server.raw();
-    until(SOON, "it is released, if it was granted", || {
-        owner.say("LOCK.RELEASE key waiter ALL");
+    until(SOON, "the lock is free", || {
+        owner.run("LOCK.RELEASE key waiter ALL");
         !next.waits()
     });
     next.token();
@@ -419,10 +420,10 @@ fn connection_is_closed_when_grant_is_written() {
 fn queued_ephemeral_hold_ends_with_connection() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::sending(&server, "LOCK.ACQUIRE key first LEASE 60000 WAIT 0 EPHEMERAL");
     let mut second = Waiter::start(&server, "key", "second");
-    client.order("LOCK.RELEASE key holder");
+    client.run_ok("LOCK.RELEASE key holder");
     let granted = first.token();
     assert!(!eventually(Duration::from_millis(50), || !second.waits()));
     first.raw.reset();
@@ -435,31 +436,36 @@ fn queued_ephemeral_hold_ends_with_connection() {
 fn unblocked_waiter_continues_its_pipeline() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let mut waiter = server.raw();
     let id = waiter.client_id();
-    waiter.tell(&["LOCK.ACQUIRE key waiter WAIT 0", "LOCK.ACQUIRE key waiter WAIT 0", "GET key-of-text", "CLIENT ID"]);
+    waiter.send_lines(&[
+        "LOCK.ACQUIRE key waiter WAIT 0",
+        "LOCK.ACQUIRE key waiter WAIT 0",
+        "GET key-of-text",
+        "CLIENT ID",
+    ]);
     for _ in 0..2 {
-        until(SOON, "it waits", || blocked_clients(&server) == 1);
-        assert_eq!(client.say(&format!("CLIENT UNBLOCK {id}")), Value::Int(1));
+        until(SOON, "the client is blocked", || blocked_clients(&server) == 1);
+        assert_eq!(client.run(&format!("CLIENT UNBLOCK {id}")), Value::Int(1));
         assert_eq!(waiter.read().unwrap(), Value::Nil);
     }
     assert_eq!(waiter.read().unwrap(), Value::Nil);
     assert_eq!(waiter.read().unwrap(), Value::Int(id));
 }
 
-/// What a client writes while it waits, and then goes without reading anything.
+/// The client wrote commands while it waited, and then disconnects without reading.
 #[test]
 fn killed_waiter_runs_no_pipelined_commands() {
     let server = Server::start();
     let mut client = server.raw();
-    client.take("LOCK.ACQUIRE key holder");
+    client.get_token("LOCK.ACQUIRE key holder");
     let mut waiter = server.raw();
-    waiter.tell(&["LOCK.ACQUIRE key waiter WAIT 0", "SET witness here"]);
-    until(SOON, "it waits", || blocked_clients(&server) == 1);
+    waiter.send_lines(&["LOCK.ACQUIRE key waiter WAIT 0", "SET witness here"]);
+    until(SOON, "the client is blocked", || blocked_clients(&server) == 1);
     waiter.reset();
-    until_nobody_waits(&server);
-    client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.say("EXISTS key witness"), Value::Int(0));
-    assert!(!text(&client.say("CLIENT LIST")).contains("lock.acquire"));
+    until_no_waiters(&server);
+    client.run_ok("LOCK.RELEASE key holder");
+    assert_eq!(client.run("EXISTS key witness"), Value::Int(0));
+    assert!(!text(&client.run("CLIENT LIST")).contains("lock.acquire"));
 }

@@ -5,10 +5,10 @@ use support::{Raw, Server, lua};
 
 use super::way::{Way, in_every_way, run, run_bytes};
 use crate::common::int;
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders_in_hash, is_blocked, until_nobody_waits};
+use crate::waiter::{Commands, SOON, Waiter, assert_held, holders_in_hash, is_blocked, until_no_waiters};
 
 /// `holder` holds `key`, `first` and `second` wait for it.
-pub(super) struct Scene {
+pub(super) struct Fixture {
     pub(super) server: Server,
     pub(super) client: Raw,
     pub(super) held: i64,
@@ -16,31 +16,31 @@ pub(super) struct Scene {
     pub(super) second: Waiter,
 }
 
-impl Scene {
+impl Fixture {
     #[track_caller]
     pub(super) fn set() -> Self {
         let server = Server::start();
         let mut client = server.raw();
-        let held = client.take("LOCK.ACQUIRE key holder LEASE 60000");
+        let held = client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
         let first = Waiter::start(&server, "key", "first");
         let second = Waiter::start(&server, "key", "second");
         Self { server, client, held, first, second }
     }
 
-    /// The lock has fallen free: `first` has it, then, and only then, `second`.
+    /// The lock has become free: `first` is granted, and only after it `second`.
     #[track_caller]
     pub(super) fn serves_in_order(mut self) {
         let first = self.first.token();
         assert!(first > self.held, "{first} > {}", self.held);
         assert_held(&mut self.client, "key", "first");
-        assert_eq!(self.client.say("HGET key #fence"), Value::BulkString(first.to_string().into()));
-        let left = int(&self.client.say("PTTL key"));
+        assert_eq!(self.client.run("HGET key #fence"), Value::BulkString(first.to_string().into()));
+        let left = int(&self.client.run("PTTL key"));
         assert!((1..=30_000).contains(&left), "a lease of its own: {left} ms");
         self.still_waits();
-        assert_eq!(self.client.say("LOCK.RELEASE key first"), Value::Int(1));
+        assert_eq!(self.client.run("LOCK.RELEASE key first"), Value::Int(1));
         assert!(self.second.token() > first);
         assert_held(&mut self.client, "key", "second");
-        until_nobody_waits(&self.server);
+        until_no_waiters(&self.server);
     }
 
     #[track_caller]
@@ -50,15 +50,15 @@ impl Scene {
     }
 }
 
-/// Whether the lock falls free by `commands`, after those of `before`.
+/// Asserts that the lock becomes free by `commands`, after those of `before`.
 fn frees(way: Way, before: &[&str], commands: &[&str]) {
-    let mut scene = Scene::set();
+    let mut fixture = Fixture::set();
     for line in before {
-        scene.client.order(line);
+        fixture.client.run_ok(line);
     }
-    assert!(scene.first.waits() && scene.second.waits(), "not before it is free");
-    run(&mut scene.client, way, commands);
-    scene.serves_in_order();
+    assert!(fixture.first.waits() && fixture.second.waits(), "both wait while the lock is held");
+    run(&mut fixture.client, way, commands);
+    fixture.serves_in_order();
 }
 
 in_every_way! {
@@ -84,7 +84,7 @@ in_every_way! {
     rename_away: |way| frees(way, &[], &["RENAME key elsewhere"]);
     renamenx_away: |way| frees(way, &[], &["RENAMENX key elsewhere"]);
     rename_of_a_free_lock_over_it: |way| frees(way, &["HSET free #fence 1"], &["RENAME free key"]);
-    // Valkey 8.1 leaves a client that moved a key in the other database when any module listens (valkey#4024).
+    // Valkey 8.1 leaves a client that moved a key in the other database if any module subscribes to events (valkey#4024).
     move_away: |way| frees(way, &[], &["MOVE key 1", "SELECT 0"]);
     copy_of_a_free_lock_over_it: |way| frees(way, &["HSET free #fence 1"], &["COPY free key REPLACE"]);
     empty_result_stored_over_it: |way| frees(way, &[], &["SUNIONSTORE key nothing"]);
@@ -101,61 +101,61 @@ in_every_way! {
 
 in_every_way! {
     restore_of_a_free_lock_over_it: |way| {
-        let mut scene = Scene::set();
-        scene.client.order("HSET free #fence 1");
-        let Value::BulkString(dump) = scene.client.say("DUMP free") else { panic!("no dump") };
-        run_bytes(&mut scene.client, way, &[vec![b"RESTORE", b"key", b"0", &dump, b"REPLACE"]]);
-        scene.serves_in_order();
+        let mut fixture = Fixture::set();
+        fixture.client.run_ok("HSET free #fence 1");
+        let Value::BulkString(dump) = fixture.client.run("DUMP free") else { panic!("no dump") };
+        run_bytes(&mut fixture.client, way, &[vec![b"RESTORE", b"key", b"0", &dump, b"REPLACE"]]);
+        fixture.serves_in_order();
     };
     rename_keeps_the_hold_under_its_new_name: |way| {
-        let mut scene = Scene::set();
-        run(&mut scene.client, way, &["RENAME key elsewhere"]);
-        scene.first.token();
-        assert_held(&mut scene.client, "elsewhere", "holder");
-        assert_eq!(scene.client.say("LOCK.ACQUIRE elsewhere stranger"), Value::Nil);
+        let mut fixture = Fixture::set();
+        run(&mut fixture.client, way, &["RENAME key elsewhere"]);
+        fixture.first.token();
+        assert_held(&mut fixture.client, "elsewhere", "holder");
+        assert_eq!(fixture.client.run("LOCK.ACQUIRE elsewhere stranger"), Value::Nil);
     };
     flush_of_another_database: |way| {
-        let mut scene = Scene::set();
-        run(&mut scene.client, way, &["SELECT 1", "FLUSHDB", "SELECT 0"]);
-        assert_held(&mut scene.client, "key", "holder");
-        assert!(scene.first.waits() && scene.second.waits());
-        run(&mut scene.client, way, &["DEL key"]);
-        scene.serves_in_order();
+        let mut fixture = Fixture::set();
+        run(&mut fixture.client, way, &["SELECT 1", "FLUSHDB", "SELECT 0"]);
+        assert_held(&mut fixture.client, "key", "holder");
+        assert!(fixture.first.waits() && fixture.second.waits());
+        run(&mut fixture.client, way, &["DEL key"]);
+        fixture.serves_in_order();
     };
     swap_with_a_database_where_it_is_held: |way| {
-        let mut scene = Scene::set();
-        let mut other = scene.server.raw();
-        other.order("SELECT 1");
-        other.take("LOCK.ACQUIRE key stranger LEASE 60000");
-        let mut waiter = Waiter::on(other, &scene.server, "LOCK.ACQUIRE key holder WAIT 0");
-        run(&mut scene.client, way, &["SWAPDB 0 1"]);
-        assert_eq!(waiter.token(), scene.held, "a re-entry: what it waited for in database 1 is its own now");
-        assert!(scene.first.waits() && scene.second.waits());
-        assert_held(&mut scene.client, "key", "stranger");
-        run(&mut scene.client, way, &["LOCK.RELEASE key stranger"]);
-        scene.serves_in_order();
+        let mut fixture = Fixture::set();
+        let mut other = fixture.server.raw();
+        other.run_ok("SELECT 1");
+        other.get_token("LOCK.ACQUIRE key stranger LEASE 60000");
+        let mut waiter = Waiter::on(other, &fixture.server, "LOCK.ACQUIRE key holder WAIT 0");
+        run(&mut fixture.client, way, &["SWAPDB 0 1"]);
+        assert_eq!(waiter.token(), fixture.held, "a re-entry: its owner holds the lock of database 1 now");
+        assert!(fixture.first.waits() && fixture.second.waits());
+        assert_held(&mut fixture.client, "key", "stranger");
+        run(&mut fixture.client, way, &["LOCK.RELEASE key stranger"]);
+        fixture.serves_in_order();
     };
     redissons_unlock: |way| {
-        let mut scene = Scene::set();
+        let mut fixture = Fixture::set();
         let channel = lua::channel(b"key");
         let unlock: Vec<&[u8]> =
             vec![b"EVAL", lua::RELEASE.as_bytes(), b"2", b"key", &channel, b"30000", b"holder"];
         let again: Vec<&[u8]> = vec![b"EVAL", lua::ACQUIRE.as_bytes(), b"1", b"key", b"30000", b"holder"];
         match way {
-            // A script can't call one: there it is that script itself.
+            // A script can't call another script, so this is the script itself.
             Way::InAScript => {
-                assert_eq!(scene.client.call(&again), Value::Nil);
-                assert_eq!(scene.client.call(&unlock), Value::Int(0));
-                assert!(scene.first.waits(), "one hold is left");
-                assert_eq!(scene.client.call(&unlock), Value::Int(1));
+                assert_eq!(fixture.client.call(&again), Value::Nil);
+                assert_eq!(fixture.client.call(&unlock), Value::Int(0));
+                assert!(fixture.first.waits(), "one hold is left");
+                assert_eq!(fixture.client.call(&unlock), Value::Int(1));
             }
-            _ => assert_eq!(run_bytes(&mut scene.client, way, &[unlock]), Value::Int(1)),
+            _ => assert_eq!(run_bytes(&mut fixture.client, way, &[unlock]), Value::Int(1)),
         }
-        scene.serves_in_order();
+        fixture.serves_in_order();
     };
 }
 
-/// However often it is acquired and freed in one command, it is free in the end.
+/// However often one command acquires and releases it, the lock is free in the end.
 #[test]
 fn lock_freed_twice_in_one_command_is_granted() {
     for way in [Way::InATransaction, Way::InAScript] {
@@ -176,19 +176,19 @@ fn waiter_gets_lock_that_redisson_releases() {
     let unlock = [b"EVAL", lua::RELEASE.as_bytes(), b"2", b"key", &channel, b"30000", b"redisson"];
     assert_eq!(client.call(&unlock), Value::Int(1));
     waiter.token();
-    // Who comes by Redisson's script between the wake-up and the take would have it on the spot.
+    // A Redisson script between the wake-up and the grant would acquire the lock.
     assert!(int(&client.call(&acquire(b"redisson"))) > 0);
     assert_held(&mut client, "key", "ours");
 }
 
 #[test]
 fn partial_release_frees_nothing() {
-    let mut scene = Scene::set();
-    assert_eq!(scene.client.say("LOCK.ACQUIRE key holder"), Value::Int(scene.held));
-    assert_eq!(scene.client.say("LOCK.RELEASE key holder"), Value::Int(0));
-    assert!(!support::eventually(std::time::Duration::from_millis(50), || !scene.first.waits()));
-    assert_eq!(scene.client.say("LOCK.RELEASE key holder"), Value::Int(1));
-    scene.serves_in_order();
+    let mut fixture = Fixture::set();
+    assert_eq!(fixture.client.run("LOCK.ACQUIRE key holder"), Value::Int(fixture.held));
+    assert_eq!(fixture.client.run("LOCK.RELEASE key holder"), Value::Int(0));
+    assert!(!support::eventually(std::time::Duration::from_millis(50), || !fixture.first.waits()));
+    assert_eq!(fixture.client.run("LOCK.RELEASE key holder"), Value::Int(1));
+    fixture.serves_in_order();
 }
 
 #[test]
@@ -196,28 +196,28 @@ fn last_reader_frees_lock_for_writer() {
     let server = Server::start();
     let mut client = server.raw();
     for reader in ["one", "two", "three"] {
-        client.take(&format!("LOCK.ACQUIRE key {reader} SHARED"));
+        client.get_token(&format!("LOCK.ACQUIRE key {reader} SHARED"));
     }
     let mut writer = Waiter::start(&server, "key", "writer");
     for reader in ["one", "two"] {
-        client.order(&format!("LOCK.RELEASE key {reader}"));
+        client.run_ok(&format!("LOCK.RELEASE key {reader}"));
         assert!(writer.waits());
     }
-    client.order("LOCK.RELEASE key three");
+    client.run_ok("LOCK.RELEASE key three");
     writer.token();
     assert_held(&mut client, "key", "writer");
 }
 
 #[test]
 fn other_commands_free_nothing() {
-    let mut scene = Scene::set();
+    let mut fixture = Fixture::set();
     for line in ["LOCK.RELEASE key stranger", "LOCK.RELEASE key first", "LOCK.RELEASE key holder TOKEN 1"] {
-        assert_eq!(scene.client.say(line), Value::Nil, "{line}");
+        assert_eq!(fixture.client.run(line), Value::Nil, "{line}");
     }
     for line in ["HSET key #fence 1", "EXISTS key", "HDEL key nobody", "PEXPIRE key 60000", "DEL another"] {
-        scene.client.order(line);
+        fixture.client.run_ok(line);
     }
-    assert!(!support::eventually(std::time::Duration::from_millis(50), || !scene.first.waits()));
-    assert_eq!(holders_in_hash(&mut scene.client, "key"), [("holder".into(), "1".into())]);
-    support::until(SOON, "both still wait", || scene.first.waits() && scene.second.waits());
+    assert!(!support::eventually(std::time::Duration::from_millis(50), || !fixture.first.waits()));
+    assert_eq!(holders_in_hash(&mut fixture.client, "key"), [("holder".into(), "1".into())]);
+    support::until(SOON, "both still wait", || fixture.first.waits() && fixture.second.waits());
 }

@@ -1,9 +1,9 @@
-//! The ways in which a command can reach a server: the queue must be served after each of them.
+//! The ways to run commands. The queue must be served after each of them.
 
 use redis::Value;
 use support::Raw;
 
-use crate::waiter::Tell;
+use crate::waiter::Commands;
 
 /// How commands are run.
 #[derive(Clone, Copy, Debug)]
@@ -13,14 +13,14 @@ pub(super) enum Way {
     InAScript,
 }
 
-/// Runs the commands, of which none fails, and returns the last one's reply.
+/// Runs the commands, none of which may fail, and returns the last reply.
 #[track_caller]
 pub(super) fn run(client: &mut Raw, way: Way, commands: &[&str]) -> Value {
     let commands: Vec<Vec<&[u8]>> = commands.iter().map(|line| crate::common::words(line)).collect();
     run_bytes(client, way, &commands)
 }
 
-/// The same with arguments of any bytes.
+/// The same with binary arguments.
 #[track_caller]
 pub(super) fn run_bytes(client: &mut Raw, way: Way, commands: &[Vec<&[u8]>]) -> Value {
     let reply = match way {
@@ -28,17 +28,17 @@ pub(super) fn run_bytes(client: &mut Raw, way: Way, commands: &[Vec<&[u8]>]) -> 
         Way::InATransaction => transaction(client, commands),
         Way::InAScript => Some(script(client, commands)),
     };
-    let reply = reply.expect("there is a command");
+    let reply = reply.expect("at least one command");
     check(&reply);
     reply
 }
 
 fn transaction(client: &mut Raw, commands: &[Vec<&[u8]>]) -> Option<Value> {
-    client.order("MULTI");
+    client.run_ok("MULTI");
     for command in commands {
         check(&client.call(command));
     }
-    let replies = client.order("EXEC");
+    let replies = client.run_ok("EXEC");
     let Value::Array(replies) = replies else { panic!("EXEC: {replies:?}") };
     replies.iter().for_each(check);
     replies.into_iter().next_back()
@@ -67,7 +67,7 @@ fn check(reply: &Value) {
     assert!(!matches!(reply, Value::ServerError(_)), "{reply:?}");
 }
 
-/// A test for each way: `name: expression that takes the way;`.
+/// Defines a test for each way: `name: expression that takes the way;`.
 macro_rules! in_every_way {
     ($($name:ident: $test:expr;)*) => {$(
         mod $name {

@@ -1,4 +1,4 @@
-//! Commands as lines, and replies by what they are expected to be.
+//! Commands as lines of text, and replies converted to the expected type.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -13,36 +13,61 @@ use crate::common::{self, array, bytes, int, map, text, token, words};
 
 pub use crate::common::{fields, unix_millis as now};
 
-/// Until everything that is to happen at once must have happened, on a machine that is busy with other tests.
+/// Timeout for what happens immediately, on a machine that is busy with other tests.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// A connection that speaks lines: words between spaces, for commands without strange bytes.
-pub trait Speak {
+/// Commands as lines: arguments separated by spaces, for commands without binary arguments.
+pub trait Commands {
     /// Sends a line and reads the reply.
-    fn say(&mut self, line: &str) -> Value;
+    fn run(&mut self, line: &str) -> Value;
 
-    /// Sends a line and does not wait.
-    fn post(&mut self, line: &str);
+    /// Sends a line without reading the reply.
+    fn send_line(&mut self, line: &str);
 
-    /// Sends a line that may block; returns once the server has executed it, with its reply if it did not block.
+    /// Sends several lines without reading the replies: in one packet, if the connection can.
+    fn send_lines(&mut self, lines: &[&str]) {
+        lines.iter().for_each(|line| self.send_line(line));
+    }
+
+    /// Sends a line that may block. Returns once the server has executed it, with the reply if it did not block.
     ///
-    /// A `PING` goes ahead in the same segment: the server executes both before it answers either.
+    /// A `PING` precedes it in the same segment: the server executes both before it replies to either.
     fn begin(&mut self, line: &str) -> Option<Value>;
 
     /// Sends many lines at once and reads all replies.
-    fn say_all(&mut self, lines: &[String]) -> Vec<Value>;
+    fn run_all(&mut self, lines: &[String]) -> Vec<Value>;
+
+    /// Sends a line and reads the reply, which must not be an error.
+    #[track_caller]
+    fn run_ok(&mut self, line: &str) -> Value {
+        let reply = self.run(line);
+        assert!(!matches!(reply, Value::ServerError(_)), "{line}: {reply:?}");
+        reply
+    }
+
+    /// Sends a line whose reply must be a fencing token.
+    #[track_caller]
+    fn get_token(&mut self, line: &str) -> i64 {
+        token(&self.run(line))
+    }
 }
 
-impl Speak for Raw {
+impl Commands for Raw {
     #[track_caller]
-    fn say(&mut self, line: &str) -> Value {
-        self.post(line);
+    fn run(&mut self, line: &str) -> Value {
+        self.send_line(line);
         self.read().unwrap_or_else(|error| panic!("{line}: {error}"))
     }
 
     #[track_caller]
-    fn post(&mut self, line: &str) {
+    fn send_line(&mut self, line: &str) {
         self.send_bytes(&encode(line)).expect("line sent");
+    }
+
+    #[track_caller]
+    fn send_lines(&mut self, lines: &[&str]) {
+        let packet: Vec<u8> = lines.iter().flat_map(|line| encode(line)).collect();
+        self.send_bytes(&packet).expect("lines sent");
     }
 
     #[track_caller]
@@ -53,19 +78,18 @@ impl Speak for Raw {
     }
 
     #[track_caller]
-    fn say_all(&mut self, lines: &[String]) -> Vec<Value> {
-        // In parts that fit the sockets' buffers: neither end is to wait for the other.
+    fn run_all(&mut self, lines: &[String]) -> Vec<Value> {
+        // In parts that fit the sockets' buffers, so that neither side blocks on the other.
         let parts = lines.chunks(500);
         parts.flat_map(|part| self.call_all(&part.iter().map(|line| words(line)).collect::<Vec<_>>())).collect()
     }
 }
 
-/// A line as the bytes of a command.
 pub fn encode(line: &str) -> Vec<u8> {
     support::encode([words(line)])
 }
 
-/// What a reply is expected to be; each panics with the reply if it is something else.
+/// Converts a reply to the expected type. Each method panics with the reply if it has another type.
 pub trait Reply {
     /// An integer.
     fn int(&self) -> i64;
@@ -73,7 +97,7 @@ pub trait Reply {
     fn token(&self) -> i64;
     /// Null.
     fn is_null(&self) -> bool;
-    /// An error, as it stands on the wire without the dash.
+    /// An error, as it was sent, without the dash.
     fn error(&self) -> String;
     /// The elements of an array.
     fn items(&self) -> &[Value];
@@ -81,7 +105,7 @@ pub trait Reply {
     fn field(&self, name: &str) -> Value;
     /// A string.
     fn text(&self) -> String;
-    /// A yes or no, in RESP2 as well.
+    /// A boolean, in RESP2 as well.
     fn truth(&self) -> bool;
 }
 
@@ -128,7 +152,7 @@ impl Reply for Value {
             Value::Boolean(truth) => *truth,
             Value::Int(0) => false,
             Value::Int(1) => true,
-            other => panic!("neither yes nor no: {other:?}"),
+            other => panic!("not a boolean: {other:?}"),
         }
     }
 }
@@ -136,7 +160,7 @@ impl Reply for Value {
 /// The holders that `LOCK.INFO` shows, by name.
 #[track_caller]
 pub fn holders(connection: &mut Raw, key: &str) -> BTreeMap<String, Value> {
-    let info = connection.say(&format!("LOCK.INFO {key}"));
+    let info = connection.run(&format!("LOCK.INFO {key}"));
     if info.is_null() {
         return BTreeMap::new();
     }
@@ -144,7 +168,7 @@ pub fn holders(connection: &mut Raw, key: &str) -> BTreeMap<String, Value> {
     holders.items().iter().map(|holder| (holder.field("owner").text(), holder.clone())).collect()
 }
 
-/// The names of those who hold a key, sorted.
+/// The owners that hold a key, sorted.
 #[track_caller]
 pub fn owners(connection: &mut Raw, key: &str) -> Vec<String> {
     holders(connection, key).into_keys().collect()
@@ -153,11 +177,11 @@ pub fn owners(connection: &mut Raw, key: &str) -> Vec<String> {
 /// The owners that wait for a key, in order.
 #[track_caller]
 pub fn waiters(connection: &mut Raw, key: &str) -> Vec<String> {
-    let waiters = connection.say(&format!("LOCK.WAITERS {key} COUNT 100000"));
+    let waiters = connection.run(&format!("LOCK.WAITERS {key} COUNT 100000"));
     waiters.items().iter().map(|waiter| waiter.field("owner").text()).collect()
 }
 
-/// When a key expires, Unix time in ms; -1: never, -2: there is no key.
+/// When a key expires, Unix time in ms; -1: never, -2: the key does not exist.
 #[track_caller]
 pub fn deadline(connection: &mut Raw, key: &str) -> i64 {
     common::deadline(connection, key.as_bytes())
@@ -166,23 +190,23 @@ pub fn deadline(connection: &mut Raw, key: &str) -> i64 {
 /// The next reply of a connection that was waiting.
 #[track_caller]
 pub fn arrives(connection: &mut Raw) -> Value {
-    connection.read_timeout(SOON).expect("connection open").expect("the waiting request is answered")
+    connection.read_timeout(SOON).expect("connection open").expect("a reply to the waiting request")
 }
 
-/// Waits until the server has noticed that a connection is gone.
+/// Waits until the server has noticed that a connection is closed.
 #[track_caller]
 pub fn until_gone(connection: &mut Raw, client: i64) {
-    support::until(SOON, "the server has noticed that the connection is gone", || {
-        bytes(&connection.say(&format!("CLIENT LIST ID {client}"))).is_empty()
+    support::until(SOON, "the server has noticed that the connection is closed", || {
+        bytes(&connection.run(&format!("CLIENT LIST ID {client}"))).is_empty()
     });
 }
 
-/// A number from the environment, or what is usual.
-pub fn setting(name: &str, usual: u64) -> u64 {
-    std::env::var(name).map_or(usual, |value| value.parse().expect("a number"))
+/// A number from the environment, or the default.
+pub fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// Asserts the answer to a request whose owner has another one for this key under way.
+/// Asserts the error that a request gets while another one of its owner for this key is being confirmed.
 #[track_caller]
 pub fn assert_in_the_way(reply: &Value, key: &str) {
     let error = reply.error();
@@ -190,8 +214,8 @@ pub fn assert_in_the_way(reply: &Value, key: &str) {
     assert!(error.starts_with(&expected), "{error}");
 }
 
-/// A connection whose holds are bound to a session of a process that lives: a thread reads the session's events until this is
-/// dropped. What the connection asks for with `WATCHDOG` or `EPHEMERAL`, it asks for on behalf of that session.
+/// A connection whose holds are bound to a session. A thread reads the session's events until this is dropped.
+/// Requests with `WATCHDOG` or `EPHEMERAL` over this connection are made on behalf of that session.
 pub struct Watched {
     raw: Raw,
     id: String,
@@ -202,20 +226,20 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Over this connection.
+    /// A new session beside this connection.
     #[track_caller]
     pub fn over(raw: Raw, server: &Server) -> Self {
         let (mut session, admin) = (server.raw(), server.raw());
         let client = session.client_id();
-        let id = session.say("LOCK.SESSION").field("id").text();
+        let id = session.run("LOCK.SESSION").field("id").text();
         let (granted, grants) = channel();
         let reader = std::thread::spawn(move || {
             while session.send(&[b"LOCK.EVENTS", b"WAIT", b"0", b"HEARTBEAT"]).is_ok() {
                 let Ok(Value::Array(events)) = session.read() else { break };
                 for event in events {
-                    let [kind, .., token, _] = event.items() else { panic!("no event: {event:?}") };
+                    let [kind, .., token, _] = event.items() else { panic!("not an event: {event:?}") };
                     if kind.text() == "granted" {
-                        // Few tests look at them.
+                        // Few tests read them.
                         let _ = granted.send(token.clone());
                     }
                 }
@@ -224,7 +248,7 @@ impl Watched {
         Self { raw, id, client, admin, reader: Some(reader), grants }
     }
 
-    /// The session's next `granted`.
+    /// The token of the session's next `granted` event.
     #[track_caller]
     pub fn granted(&mut self) -> Value {
         self.grants.recv_timeout(SOON).expect("granted")
@@ -235,18 +259,19 @@ impl Watched {
         &self.id
     }
 
-    /// The server's id of the session's connection.
+    /// The client id of the session's connection.
     pub fn client_id(&self) -> i64 {
         self.client
     }
 
-    /// The session ends, as seen by the server.
+    /// Ends the session by closing its connection.
     pub fn reset(self) {}
 
     /// The same.
     pub fn close(self) {}
 
-    fn naming(&self, line: &str) -> String {
+    /// The line with the session's id, if its options bind a hold.
+    fn with_session(&self, line: &str) -> String {
         let is_bound = |word| ["WATCHDOG", "EPHEMERAL"].contains(&word);
         if line.starts_with("LOCK.") && line.split(' ').any(is_bound) && !line.contains(" SESSION ") {
             format!("{line} SESSION {}", self.id)
@@ -281,28 +306,35 @@ impl DerefMut for Watched {
     }
 }
 
-impl Speak for Watched {
+impl Commands for Watched {
     #[track_caller]
-    fn say(&mut self, line: &str) -> Value {
-        let line = self.naming(line);
-        self.raw.say(&line)
+    fn run(&mut self, line: &str) -> Value {
+        let line = self.with_session(line);
+        self.raw.run(&line)
     }
 
     #[track_caller]
-    fn post(&mut self, line: &str) {
-        let line = self.naming(line);
-        self.raw.post(&line);
+    fn send_line(&mut self, line: &str) {
+        let line = self.with_session(line);
+        self.raw.send_line(&line);
     }
 
     #[track_caller]
     fn begin(&mut self, line: &str) -> Option<Value> {
-        let line = self.naming(line);
+        let line = self.with_session(line);
         self.raw.begin(&line)
     }
 
     #[track_caller]
-    fn say_all(&mut self, lines: &[String]) -> Vec<Value> {
-        let lines: Vec<String> = lines.iter().map(|line| self.naming(line)).collect();
-        self.raw.say_all(&lines)
+    fn run_all(&mut self, lines: &[String]) -> Vec<Value> {
+        let lines: Vec<String> = lines.iter().map(|line| self.with_session(line)).collect();
+        self.raw.run_all(&lines)
+    }
+
+    /// A queued request gets its token from the session's `granted` event.
+    #[track_caller]
+    fn get_token(&mut self, line: &str) -> i64 {
+        let reply = self.run(line);
+        if reply == Value::SimpleString("WAITING".into()) { self.granted().token() } else { reply.token() }
     }
 }

@@ -91,14 +91,14 @@ impl Number {
 }
 
 /// A server with a mutex `held` by `me`, and a lock `shared` by `me` and `you`.
-struct Victim {
+struct TestServer {
     server: Server,
     raw: Raw,
     before: Contents,
     changes: i64,
 }
 
-impl Victim {
+impl TestServer {
     fn new(protocol: Protocol) -> Self {
         let server = Server::start();
         let mut raw = protocol.connect(&server);
@@ -156,20 +156,20 @@ impl Victim {
 }
 
 /// Runs `check` on a server for each protocol.
-fn each(check: impl Fn(&mut Victim)) {
+fn each(check: impl Fn(&mut TestServer)) {
     for protocol in Protocol::BOTH {
-        let mut victim = Victim::new(protocol);
-        check(&mut victim);
-        victim.ends_untouched();
+        let mut server = TestServer::new(protocol);
+        check(&mut server);
+        server.ends_untouched();
     }
 }
 
 /// Runs `check` for every number of every request.
-fn each_number(check: impl Fn(&mut Victim, &str, Number)) {
-    each(|victim| {
+fn each_number(check: impl Fn(&mut TestServer, &str, Number)) {
+    each(|server| {
         for (request, numbers) in REQUESTS {
             for number in numbers {
-                check(victim, request, *number);
+                check(server, request, *number);
             }
         }
     });
@@ -177,48 +177,48 @@ fn each_number(check: impl Fn(&mut Victim, &str, Number)) {
 
 #[test]
 fn missing_number_is_refused() {
-    each_number(|victim, request, number| {
-        victim.refuses_line(&format!("{request} {}", number.word), &[number.word]);
+    each_number(|server, request, number| {
+        server.refuses_line(&format!("{request} {}", number.word), &[number.word]);
     });
 }
 
 #[test]
 fn numbers_out_of_range_are_refused() {
-    each_number(|victim, request, number| {
+    each_number(|server, request, number| {
         for bad in number.too_small_and_too_large() {
-            victim.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, &bad]);
+            server.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, &bad]);
         }
     });
 }
 
 #[test]
 fn non_numbers_and_numbers_beyond_64_bits_are_refused() {
-    each_number(|victim, request, number| {
+    each_number(|server, request, number| {
         for bad in NO_NUMBERS {
-            victim.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, bad]);
+            server.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, bad]);
         }
         for bad in NO_TEXTS {
             let mut command = words(request);
             command.extend([number.word.as_bytes(), bad]);
-            victim.refuses(&command, &[number.word]);
+            server.refuses(&command, &[number.word]);
         }
     });
 }
 
 #[test]
 fn repeated_number_option_is_refused() {
-    each_number(|victim, request, number| {
+    each_number(|server, request, number| {
         let word = number.word;
         for (first, second) in [(number.least, number.least), (5, 6), (number.least, 5)] {
-            victim.refuses_line(&format!("{request} {word} {first} {word} {second}"), &[word]);
-            victim.refuses_line(&format!("{request} {word} {first} {} {second}", word.to_lowercase()), &[word]);
+            server.refuses_line(&format!("{request} {word} {first} {word} {second}"), &[word]);
+            server.refuses_line(&format!("{request} {word} {first} {} {second}", word.to_lowercase()), &[word]);
         }
     });
 }
 
 #[test]
 fn error_names_allowed_values() {
-    let mut victim = Victim::new(Protocol::Resp2);
+    let mut server = TestServer::new(Protocol::Resp2);
     for (line, allowed) in [
         ("LOCK.ACQUIRE free me LEASE 0", ["1", "315360000000"]),
         ("LOCK.ACQUIRE free me LEASE 315360000001", ["1", "315360000000"]),
@@ -231,14 +231,14 @@ fn error_names_allowed_values() {
         ("LOCK.RENEW held me FENCE 9007199254740991", ["FENCE", "an hour ahead"]),
         ("LOCK.EVENTS COUNT 0", ["1", "2147483647"]),
     ] {
-        victim.refuses_line(line, &allowed);
+        server.refuses_line(line, &allowed);
     }
-    victim.ends_untouched();
+    server.ends_untouched();
 }
 
 #[test]
 fn repeated_flag_is_refused() {
-    each(|victim| {
+    each(|server| {
         for (request, flags) in [
             ("LOCK.ACQUIRE held me", &["WATCHDOG", "EPHEMERAL"][..]),
             ("LOCK.ACQUIRE free me", &["SHARED", "WATCHDOG", "EPHEMERAL"]),
@@ -249,7 +249,7 @@ fn repeated_flag_is_refused() {
             ("LOCK.MRENEW 1 held me", &["WATCHDOG", "EPHEMERAL"]),
         ] {
             for flag in flags {
-                victim.refuses_line(&format!("{request} {flag} {flag}"), &[flag]);
+                server.refuses_line(&format!("{request} {flag} {flag}"), &[flag]);
             }
         }
     });
@@ -257,7 +257,7 @@ fn repeated_flag_is_refused() {
 
 #[test]
 fn contradictory_options_are_refused() {
-    each(|victim| {
+    each(|server| {
         for (line, both) in [
             ("LOCK.ACQUIRE free me LIMIT 2 SHARED", ["LIMIT", "SHARED"]),
             ("LOCK.ACQUIRE free me SHARED LIMIT 2", ["LIMIT", "SHARED"]),
@@ -266,14 +266,14 @@ fn contradictory_options_are_refused() {
             ("LOCK.RELEASE held me ALL HOLDS 0", ["HOLDS", "ALL"]),
             ("LOCK.RELEASE held me ALL LEASE 5 HOLDS 1", ["HOLDS", "ALL"]),
         ] {
-            victim.refuses_line(line, &both);
+            server.refuses_line(line, &both);
         }
     });
 }
 
 #[test]
 fn other_limit_than_the_locks_is_refused() {
-    each(|victim| {
+    each(|server| {
         for line in [
             "LOCK.ACQUIRE held me SHARED",
             "LOCK.ACQUIRE held me LIMIT 2",
@@ -284,14 +284,14 @@ fn other_limit_than_the_locks_is_refused() {
             "LOCK.ACQUIRE shared me LIMIT 2 LEASE 5000000",
             "LOCK.MACQUIRE 2 free shared me",
         ] {
-            victim.refuses_line(line, &[]);
+            server.refuses_line(line, &[]);
         }
     });
 }
 
 #[test]
 fn unknown_option_is_refused() {
-    each(|victim| {
+    each(|server| {
         for (request, words) in [
             (
                 "LOCK.ACQUIRE held me",
@@ -312,8 +312,8 @@ fn unknown_option_is_refused() {
             ("LOCK.TOP", &["FOO", "LIMIT"]),
         ] {
             for word in words {
-                victim.refuses_line(&format!("{request} {word}"), &[word]);
-                victim.refuses_line(&format!("{request} {word} 5"), &[word]);
+                server.refuses_line(&format!("{request} {word}"), &[word]);
+                server.refuses_line(&format!("{request} {word} 5"), &[word]);
             }
         }
     });
@@ -323,22 +323,22 @@ fn unknown_option_is_refused() {
 fn invalid_session_id_is_refused() {
     let long = [b'x'; 100_000];
     let bytes: [&[u8]; 6] = [b"", b"\0", b"\xff\xfe", b"%s%n", b"a\r\n+OK\r\n", &long];
-    each(|victim| {
-        let own = ask(&mut victim.raw, "LOCK.SESSION").field("id").text();
+    each(|server| {
+        let own = ask(&mut server.raw, "LOCK.SESSION").field("id").text();
         let (run, client) = own.split_once(':').expect("run and client");
         let other_run = format!("00000000-0000-4000-8000-000000000000:{client}");
         let mut bad = vec![run.to_owned(), format!("{run}:"), client.to_owned(), format!("{own} "), format!("+{own}")];
         bad.extend([format!("{run}:0"), format!("{run}:-1"), format!("{run}:18446744073709551616"), other_run]);
-        bad.extend([own.to_uppercase(), "me".into(), victim.ended_session()]);
+        bad.extend([own.to_uppercase(), "me".into(), server.ended_session()]);
         for request in OF_SESSIONS {
             for bad in bad.iter().map(String::as_bytes).chain(bytes) {
                 let mut command = words(request);
                 command.push(bad);
-                victim.refuses_as("NOSESSION", &command, &["not a session of this server"]);
+                server.refuses_as("NOSESSION", &command, &["not a session of this server"]);
             }
-            victim.refuses_line(request, &["SESSION"]);
-            victim.refuses_line(&format!("{request} {own} SESSION {own}"), &["SESSION", "twice"]);
-            victim.refuses_line(&format!("{request} {own} session {own}"), &["SESSION", "twice"]);
+            server.refuses_line(request, &["SESSION"]);
+            server.refuses_line(&format!("{request} {own} SESSION {own}"), &["SESSION", "twice"]);
+            server.refuses_line(&format!("{request} {own} session {own}"), &["SESSION", "twice"]);
         }
     });
 }
@@ -348,14 +348,14 @@ fn option_with_arbitrary_bytes_is_refused() {
     let long = b"x".repeat(100_000);
     let bad: [&[u8]; 9] =
         [b"", b"\0", b"LEASE\0", b"\xff\xfe", b"%s%n%d%x", b"a\r\n+OK\r\n:1", b"\r\n-ERR other", b"{}{0}{name}", &long];
-    each(|victim| {
+    each(|server| {
         for request in REQUESTS.map(|(request, _)| request) {
             for word in bad {
                 let mut command = words(request);
                 command.push(word);
-                victim.refuses(&command, &[]);
+                server.refuses(&command, &[]);
                 command.push(b"5");
-                victim.refuses(&command, &[]);
+                server.refuses(&command, &[]);
             }
         }
     });
@@ -366,7 +366,7 @@ fn invalid_owner_is_refused() {
     let long = [b'o'; 513];
     let longest = vec![b'o'; 1 << 20];
     let bad: [&[u8]; 8] = [b"", b"#", b"#fence", b"#limit", b"#@me", b"#\0", &long, &longest];
-    each(|victim| {
+    each(|server| {
         for owner in bad {
             for before in [
                 "LOCK.ACQUIRE held",
@@ -380,9 +380,9 @@ fn invalid_owner_is_refused() {
             ] {
                 let mut command = words(before);
                 command.push(owner);
-                victim.refuses(&command, &["owner"]);
+                server.refuses(&command, &["owner"]);
                 command.extend([&b"LEASE"[..], b"5"]);
-                victim.refuses(&command, &[]);
+                server.refuses(&command, &[]);
             }
         }
     });
@@ -390,7 +390,7 @@ fn invalid_owner_is_refused() {
 
 #[test]
 fn wrong_number_of_arguments_is_refused() {
-    each(|victim| {
+    each(|server| {
         for line in [
             "LOCK.ACQUIRE",
             "LOCK.ACQUIRE held",
@@ -410,39 +410,39 @@ fn wrong_number_of_arguments_is_refused() {
             "LOCK.VERSION me",
             "LOCK.HELP me",
         ] {
-            victim.refuses_line(line, &["wrong number of arguments"]);
+            server.refuses_line(line, &["wrong number of arguments"]);
         }
-        victim.refuses_line("LOCK.NOTHING held me", &["unknown command"]);
+        server.refuses_line("LOCK.NOTHING held me", &["unknown command"]);
     });
 }
 
 #[test]
 fn invalid_numkeys_is_refused() {
-    each(|victim| {
+    each(|server| {
         for name in ["LOCK.MACQUIRE", "LOCK.MRELEASE", "LOCK.MRENEW"] {
             for bad in
                 ["0", "-1", "abc", "1.5", "3", "4", "5", "2147483648", "9223372036854775807", "9223372036854775808"]
             {
-                victim.refuses_line(&format!("{name} {bad} free held me"), &[]);
+                server.refuses_line(&format!("{name} {bad} free held me"), &[]);
             }
             for bad in NO_TEXTS {
-                victim.refuses(&[name.as_bytes(), bad, b"free", b"me"], &[]);
+                server.refuses(&[name.as_bytes(), bad, b"free", b"me"], &[]);
             }
-            victim.refuses_line(&format!("{name} 2 held held me"), &[]);
-            victim.refuses_line(&format!("{name} 3 free held free me"), &[]);
+            server.refuses_line(&format!("{name} 2 held held me"), &[]);
+            server.refuses_line(&format!("{name} 3 free held free me"), &[]);
             let many: Vec<String> = (0..129).map(|number| format!("key-{number}")).collect();
-            victim.refuses_line(&format!("{name} 129 {} me", many.join(" ")), &["128", "129"]);
+            server.refuses_line(&format!("{name} 129 {} me", many.join(" ")), &["128", "129"]);
         }
     });
 }
 
 #[test]
 fn too_long_lease_is_refused() {
-    each(|victim| {
-        ask_ok(&mut victim.raw, "CONFIG SET holdfast.max-lease 1000");
+    each(|server| {
+        ask_ok(&mut server.raw, "CONFIG SET holdfast.max-lease 1000");
         for request in ["LOCK.ACQUIRE held me", "LOCK.ACQUIRE free me", "LOCK.RELEASE held me", "LOCK.RENEW held me"] {
             for bad in ["1001", "30000", "315360000000", "9223372036854775807"] {
-                victim.refuses_line(&format!("{request} LEASE {bad}"), &["LEASE", "1000", bad]);
+                server.refuses_line(&format!("{request} LEASE {bad}"), &["LEASE", "1000", bad]);
             }
         }
     });
@@ -466,20 +466,20 @@ fn too_large_hold_count_is_refused() {
 
 #[test]
 fn replicas_option_is_refused_where_blocking_is_impossible() {
-    each(|victim| {
+    each(|server| {
         for line in
             ["LOCK.ACQUIRE free me REPLICAS 1", "LOCK.RENEW held me REPLICAS 1", "LOCK.MACQUIRE 1 free me REPLICAS 1"]
         {
-            ask_ok(&mut victim.raw, "MULTI");
-            assert_eq!(text(&ask(&mut victim.raw, line)), "QUEUED");
-            let reply = ask(&mut victim.raw, "EXEC");
+            ask_ok(&mut server.raw, "MULTI");
+            assert_eq!(text(&ask(&mut server.raw, line)), "QUEUED");
+            let reply = ask(&mut server.raw, "EXEC");
             let [reply] = array(&reply) else { panic!("{reply:?}") };
             assert_eq!(error(reply).0, "ERR", "{line}");
-            assert_eq!(Contents::read(&mut victim.raw), victim.before, "{line}");
+            assert_eq!(Contents::read(&mut server.raw), server.before, "{line}");
             let script = format!("return redis.pcall('{}')", line.replace(' ', "','"));
-            let reply = victim.raw.call(&[b"EVAL", script.as_bytes(), b"0"]);
+            let reply = server.raw.call(&[b"EVAL", script.as_bytes(), b"0"]);
             assert_eq!(error(&reply).0, "ERR", "{line}");
-            assert_eq!(Contents::read(&mut victim.raw), victim.before, "{line}");
+            assert_eq!(Contents::read(&mut server.raw), server.before, "{line}");
         }
     });
 }

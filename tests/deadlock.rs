@@ -310,8 +310,8 @@ fn random_run_has_no_false_and_no_missed_cycles() {
         run.step();
     }
     run.compare_all();
-    println!("{steps} steps: {:?}", run.seen);
-    assert!(run.seen.count("deadlock") > steps / 1000 && run.seen.count("served") > steps / 100);
+    println!("{steps} steps: {:?}", run.coverage);
+    assert!(run.coverage.count("deadlock") > steps / 1000 && run.coverage.count("served") > steps / 100);
 }
 
 /// Sends requests of a session in a pipeline.

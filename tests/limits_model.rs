@@ -21,13 +21,13 @@ fn server_agrees_with_model() {
         run.step();
     }
     run.compare_all();
-    println!("{steps} steps: {:?}", run.seen);
+    println!("{steps} steps: {:?}", run.coverage);
     let all = ["granted", "refused", "waits", "served", "released", "expired", "crash", "deadlock", "other limit"];
     let of_sessions = ["served by an event", "session crash", "repeated", "cancelled"];
     for what in all.into_iter().chain(of_sessions) {
-        assert!(run.seen.count(what) > steps / 1000, "the run had too few of: {what}");
+        assert!(run.coverage.count(what) > steps / 1000, "the run had too few of: {what}");
     }
     for what in ["read a loss", "read a timeout"] {
-        assert!(run.seen.count(what) > steps / 20_000, "the run had too few of: {what}");
+        assert!(run.coverage.count(what) > steps / 20_000, "the run had too few of: {what}");
     }
 }

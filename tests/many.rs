@@ -45,7 +45,7 @@ pub(crate) fn may_open_files(connections: usize) -> bool {
 static PLACE: Mutex<()> = Mutex::new(());
 
 /// A server with many idle clients.
-pub(crate) struct Crowd {
+pub(crate) struct Clients {
     pub(crate) server: Server,
     pub(crate) control: Raw,
     pub(crate) members: Vec<Raw>,
@@ -53,8 +53,8 @@ pub(crate) struct Crowd {
     _place: MutexGuard<'static, ()>,
 }
 
-impl Crowd {
-    pub(crate) fn gather() -> Option<Self> {
+impl Clients {
+    pub(crate) fn open() -> Option<Self> {
         let place = PLACE.lock().unwrap_or_else(PoisonError::into_inner);
         if !may_open_files(MANY) {
             return None;
@@ -114,52 +114,52 @@ impl Crowd {
 
 #[test]
 fn ten_thousand_waiters_are_served_in_order() {
-    let Some(mut crowd) = Crowd::gather() else { return };
-    crowd.request_all(0..1, 0);
-    token(&crowd.members[0].read().expect("it is free"));
-    crowd.request_all(1..=FEW, FEW);
-    let holder = crowd.hand_offs(0, FEW);
-    crowd.request_all(FEW + 1..MANY, MANY - 1);
-    let holder = crowd.hand_offs(holder, MANY - 1);
+    let Some(mut clients) = Clients::open() else { return };
+    clients.request_all(0..1, 0);
+    token(&clients.members[0].read().expect("it is free"));
+    clients.request_all(1..=FEW, FEW);
+    let holder = clients.hand_offs(0, FEW);
+    clients.request_all(FEW + 1..MANY, MANY - 1);
+    let holder = clients.hand_offs(holder, MANY - 1);
 
     // And the rest of the queue, in order.
     let mut tokens = Vec::new();
     let mut order = vec![holder];
     while tokens.len() < MANY - 1 {
         order.drain(..order.len() - 1);
-        order.extend(crowd.queue(MANY));
+        order.extend(clients.queue(MANY));
         assert_eq!(order.len() - 1, SHOWN.min(MANY - 1 - tokens.len()));
-        tokens.extend(order.windows(2).map(|pair| crowd.hand_over(pair[0], pair[1])));
+        tokens.extend(order.windows(2).map(|pair| clients.hand_over(pair[0], pair[1])));
     }
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later));
-    until_no_waiters(&crowd.server);
+    until_no_waiters(&clients.server);
 }
 
 #[test]
 fn ten_thousand_waiters_leave_from_any_position() {
-    let Some(mut crowd) = Crowd::gather() else { return };
+    let Some(mut clients) = Clients::open() else { return };
     let control = "LOCK.ACQUIRE key control LEASE 3600000";
-    crowd.control.take(control);
-    crowd.request_all(0..MANY, MANY);
-    let order = crowd.queue(MANY);
+    clients.control.get_token(control);
+    clients.request_all(0..MANY, MANY);
+    let order = clients.queue(MANY);
     let behind = (0..MANY).filter(|number| !order.contains(number)).collect::<Vec<_>>();
     let mut random = Random::new();
     // Half of the clients disconnect. The others keep their order.
-    let mut members: Vec<Option<Raw>> = std::mem::take(&mut crowd.members).into_iter().map(Some).collect();
+    let mut members: Vec<Option<Raw>> = std::mem::take(&mut clients.members).into_iter().map(Some).collect();
     let (gone, left): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|_| random.chance(50));
     let (gone_behind, left_behind): (Vec<usize>, Vec<usize>) = behind.into_iter().partition(|_| random.chance(50));
     let (gone, all_left) = ([gone, gone_behind].concat(), (left.len() + left_behind.len()) as i64);
     for raw in gone.iter().filter_map(|&number| members[number].take()) {
         if random.chance(50) { raw.reset() } else { raw.close() }
     }
-    until(SOON, "the closed connections have left the queue", || count_waiters(&mut crowd.control, "key") == all_left);
-    let shown = crowd.queue(MANY);
+    until(SOON, "the closed connections have left the queue", || count_waiters(&mut clients.control, "key") == all_left);
+    let shown = clients.queue(MANY);
     assert_eq!(shown[..left.len()], left, "in their order");
     assert!(shown[left.len()..].iter().all(|number| left_behind.contains(number)));
-    assert_held(&mut crowd.control, "key", "control");
+    assert_held(&mut clients.control, "key", "control");
     drop(members);
-    until_no_waiters(&crowd.server);
-    crowd.control.run_ok("LOCK.RELEASE key control");
-    assert_eq!(crowd.control.run("EXISTS key"), Value::Int(0));
-    crowd.control.take(control);
+    until_no_waiters(&clients.server);
+    clients.control.run_ok("LOCK.RELEASE key control");
+    assert_eq!(clients.control.run("EXISTS key"), Value::Int(0));
+    clients.control.get_token(control);
 }

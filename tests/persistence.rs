@@ -27,15 +27,15 @@ fn kill_9_loses_no_acknowledged_grant() {
     const CLIENTS: usize = 4;
     let mut server = durable().start();
     let random = Mutex::new(Random::new());
-    let mut books: Vec<Book> = (0..CLIENTS).map(Book::new).collect();
+    let mut records: Vec<Record> = (0..CLIENTS).map(Record::new).collect();
     for _ in 0..4 {
         let acknowledged = AtomicUsize::new(0);
         let enough = 300 + random.lock().unwrap().below(700) as usize;
         thread::scope(|scope| {
-            for book in &mut books {
+            for record in &mut records {
                 let raw = server.raw();
                 let (acknowledged, random) = (&acknowledged, &random);
-                scope.spawn(move || book.work(raw, acknowledged, random));
+                scope.spawn(move || record.work(raw, acknowledged, random));
             }
             until(SOON, "enough requests are acknowledged", || acknowledged.load(Ordering::Relaxed) >= enough);
             // Not `server.kill9()`, which waits: the clients must still be active.
@@ -43,15 +43,15 @@ fn kill_9_loses_no_acknowledged_grant() {
         });
         server.restart();
         let mut raw = server.raw();
-        for book in &mut books {
-            book.compare(&mut raw);
+        for record in &mut records {
+            record.compare(&mut raw);
         }
     }
-    assert!(books.iter().any(|book| book.granted > 0) && books.iter().any(|book| book.released > 0));
+    assert!(records.iter().any(|record| record.granted > 0) && records.iter().any(|record| record.released > 0));
 }
 
 /// A client's record of its locks, from the replies.
-struct Book {
+struct Record {
     owner: Bytes,
     keys: Vec<Bytes>,
     /// Deadline and token of each hold.
@@ -62,7 +62,7 @@ struct Book {
     released: usize,
 }
 
-impl Book {
+impl Record {
     fn new(client: usize) -> Self {
         let own = |name: &[u8]| [name, b" of client ", client.to_string().as_bytes()].concat();
         Self {

@@ -41,9 +41,9 @@ pub struct Mix {
 
 /// Counts what happened, to show that a run covered enough.
 #[derive(Clone, Debug, Default)]
-pub struct Seen(BTreeMap<&'static str, u64>);
+pub struct Coverage(BTreeMap<&'static str, u64>);
 
-impl Seen {
+impl Coverage {
     /// The number of times that it happened.
     pub fn count(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or(0)
@@ -59,7 +59,7 @@ pub struct Run {
     /// The server.
     pub server: Server,
     /// What happened.
-    pub seen: Seen,
+    pub coverage: Coverage,
     mix: Mix,
     random: Random,
     model: Model,
@@ -103,7 +103,7 @@ impl Run {
         let control = server.raw();
         let mut run = Self {
             server,
-            seen: Seen::default(),
+            coverage: Coverage::default(),
             mix,
             random,
             model: Model::default(),
@@ -158,7 +158,7 @@ impl Run {
         self.control = self.server.raw();
         self.connect();
         self.compare_all();
-        self.seen.note("restart");
+        self.coverage.note("restart");
     }
 
     /// Compares every lock, and checks that waiting clients have no reply.
@@ -204,22 +204,22 @@ impl Run {
         self.log(format!("{line}: {reply:?}"));
         let expected = self.model.ask(&request, may_wait);
         match (expected, &reply) {
-            (Answer::Waits, None) => self.seen.note("waits"),
-            (Answer::Refused, Some(Value::Nil)) => self.seen.note("refused"),
+            (Answer::Waits, None) => self.coverage.note("waits"),
+            (Answer::Refused, Some(Value::Nil)) => self.coverage.note("refused"),
             (Answer::Deadlock, Some(Value::ServerError(error))) if error.code() == "DEADLOCK" => {
-                self.seen.note("deadlock");
+                self.coverage.note("deadlock");
             }
             (Answer::OtherLimit, Some(Value::ServerError(error))) if error.code() == "ERR" => {
-                self.seen.note("other limit");
+                self.coverage.note("other limit");
             }
             (Answer::HoldsSome, Some(Value::ServerError(error)))
                 if error.details().is_some_and(|it| it.starts_with("the owner holds some of these locks")) =>
             {
-                self.seen.note("holds some");
+                self.coverage.note("holds some");
             }
             (Answer::Granted(token), Some(Value::Int(got))) => {
                 self.check_token(&request, token, *got);
-                self.seen.note("granted");
+                self.coverage.note("granted");
             }
             _ => panic!("{line}: expected {expected:?}, got {reply:?} in {:#?}", self.model),
         }
@@ -297,7 +297,7 @@ impl Run {
         let expected = expected.map_or(Value::Nil, |left| Value::Int(i64::from(left == 0)));
         self.log(format!("{line}: {reply:?}"));
         assert_eq!(reply, expected, "{line} in {:#?}", self.model);
-        self.seen.note("released");
+        self.coverage.note("released");
         self.settle(&[key]);
     }
 
@@ -310,13 +310,13 @@ impl Run {
                 let reply = self.clients[owner].run(&format!("LOCK.RENEW k{key} {name} {LEASE}"));
                 assert_eq!(reply, token.map_or(Value::Nil, Value::Int), "renewal in {:#?}", self.model);
                 self.log(format!("renewal of k{key} by {name}"));
-                self.seen.note("renewal");
+                self.coverage.note("renewal");
             }
             3..6 => {
                 let wrong = token.map_or(1, |token| token - 1);
                 let reply = self.clients[owner].run(&format!("LOCK.RELEASE k{key} {name} TOKEN {wrong}"));
                 assert!(reply.is_null(), "release with another token: {reply:?} in {:#?}", self.model);
-                self.seen.note("not held");
+                self.coverage.note("not held");
             }
             6 => {
                 let reply = self.clients[owner].run(&format!("LOCK.FORCE k{key}"));
@@ -327,7 +327,7 @@ impl Run {
                 }
                 assert_eq!(reply, Value::Int(self.model.force(key) as i64));
                 self.log(format!("k{key} forced"));
-                self.seen.note("forced");
+                self.coverage.note("forced");
             }
             7 => self.time_out(owner),
             _ => self.expire(key),
@@ -346,10 +346,10 @@ impl Run {
                 Some(session) => {
                     assert!(is_waiting(&reply), "{reply:?}");
                     self.event_queues[session].timeout(&request.keys, &self.names[owner]);
-                    self.seen.note("read a timeout");
+                    self.coverage.note("read a timeout");
                 }
             }
-            self.seen.note("timed out");
+            self.coverage.note("timed out");
         }
     }
 
@@ -364,7 +364,7 @@ impl Run {
         self.expect_lost_event(key, holder, "expired");
         self.model.end(holder, key);
         self.settle_later();
-        self.seen.note("expired");
+        self.coverage.note("expired");
     }
 
     /// If the hold is bound to a session, waits for its event: each such loss is notified once.
@@ -372,7 +372,7 @@ impl Run {
         let hold = &self.model.locks[&key].holders[&owner];
         if let (Some(session), true) = (self.session_of(owner), hold.bound) {
             self.event_queues[session].lost(key, &self.names[owner], hold.token, why);
-            self.seen.note("read a loss");
+            self.coverage.note("read a loss");
         }
     }
 
@@ -394,7 +394,7 @@ impl Run {
                 self.model.crash(owner);
             }
         }
-        self.seen.note("session crash");
+        self.coverage.note("session crash");
     }
 
     fn crash_connection(&mut self, owner: usize) {
@@ -403,7 +403,7 @@ impl Run {
         self.ids[owner] = self.clients[owner].client_id();
         self.log(format!("o{owner} breaks its connection"));
         self.model.crash(owner);
-        self.seen.note("crash");
+        self.coverage.note("crash");
     }
 
     fn unblock(&mut self, owner: usize) {
@@ -413,7 +413,7 @@ impl Run {
         let keys = self.model.queue.iter().find(|request| request.owner == owner).map(|request| request.keys.clone());
         self.log(format!("o{owner} unblocked"));
         self.model.leave(owner);
-        self.seen.note("unblocked");
+        self.coverage.note("unblocked");
         self.settle(&keys.unwrap_or_default());
     }
 
@@ -427,7 +427,7 @@ impl Run {
         let reply = self.clients[owner].run(&line);
         self.log(format!("repeated {line}: {reply:?}"));
         assert!(is_waiting(&reply), "{reply:?} in {:#?}", self.model);
-        self.seen.note("repeated");
+        self.coverage.note("repeated");
     }
 
     fn cancel(&mut self, owner: usize, session: usize) {
@@ -437,10 +437,10 @@ impl Run {
         let line = format!("LOCK.RELEASE k{key} {} ALL", self.names[owner]);
         assert_eq!(self.clients[owner].run(&line), Value::Int(1), "{line} in {:#?}", self.model);
         self.event_queues[session].hears_of_withdrawal(&keys, &self.names[owner]);
-        self.names[owner] = format!("o{owner}'{}", self.seen.count("cancelled"));
+        self.names[owner] = format!("o{owner}'{}", self.coverage.count("cancelled"));
         self.log(line);
         self.model.leave(owner);
-        self.seen.note("cancelled");
+        self.coverage.note("cancelled");
         self.settle(&keys);
     }
 
@@ -487,14 +487,14 @@ impl Run {
             self.newest = self.newest.max(got);
             self.model.record_token(&request, got);
             self.log(format!("served: {request:?}"));
-            self.seen.note("served");
+            self.coverage.note("served");
         }
     }
 
     /// Waits for the token of a queued request.
     fn expect_granted_event(&mut self, request: &Request) -> i64 {
         if let Some(session) = self.session_of(request.owner) {
-            self.seen.note("served by an event");
+            self.coverage.note("served by an event");
             return self.event_queues[session].granted(&request.keys, &self.names[request.owner]);
         }
         let got = arrives(&mut self.clients[request.owner]);

@@ -1,9 +1,9 @@
 //! `REPLICAS n`: grants and renewals that count once enough replicas have confirmed them.
 
 mod confirmed;
-mod crowd;
 mod departure;
 pub(crate) mod group;
+mod many;
 mod outage;
 mod refused;
 mod role;

@@ -1,4 +1,4 @@
-//! A session, and what it was told: each event is expected by somebody, and comes once.
+//! A session whose events are read one by one. Each event is expected by a step, and is delivered once.
 
 use redis::Value;
 use support::{Raw, Server};
@@ -8,9 +8,9 @@ use crate::lines::{Commands, Reply};
 /// How long an event that is due may take, in milliseconds, on a machine that is busy with other tests.
 const SOON: u64 = 20_000;
 
-/// A session's connection, with the events that were read while another one was looked for.
+/// A session's connection, and the events that were read while another one was expected.
 pub struct EventQueue {
-    /// What requests name it by.
+    /// The session's id.
     pub id: String,
     raw: Raw,
     unclaimed: Vec<Told>,
@@ -33,7 +33,7 @@ impl EventQueue {
         Self { id, raw, unclaimed: Vec::new() }
     }
 
-    /// Waits for `granted`; the token.
+    /// Waits for `granted`, and returns the token.
     #[track_caller]
     pub fn granted(&mut self, keys: &[usize], owner: &str) -> i64 {
         let received = self.claim("granted", keys, owner);
@@ -46,28 +46,28 @@ impl EventQueue {
         self.claim("timeout", keys, owner);
     }
 
-    /// Waits for `lost`, of this very hold and for this reason.
+    /// Waits for `lost`, for this hold and this reason.
     #[track_caller]
     pub fn lost(&mut self, key: usize, owner: &str, token: i64, why: &str) {
         let received = self.claim("lost", &[key], owner);
         assert_eq!((received.token, received.detail.as_deref()), (Some(token), Some(why)), "{received:?}");
     }
 
-    /// Nothing was told that nobody expected, and nothing twice.
+    /// All events were expected, and none is left.
     #[track_caller]
     pub fn assert_empty(&mut self) {
         assert_eq!(self.unclaimed, []);
         assert_eq!(self.raw.run("LOCK.EVENTS"), Value::Nil);
     }
 
-    /// Reads that a request was withdrawn.
+    /// Waits for the event of a withdrawn request.
     #[track_caller]
     pub fn hears_of_withdrawal(&mut self, keys: &[usize], owner: &str) {
         let received = self.claim("refused", keys, owner);
         assert!(received.detail.as_ref().is_some_and(|why| why.starts_with("CANCELLED ")), "{received:?}");
     }
 
-    /// Ends the session as a crash does.
+    /// Resets the session's connection.
     pub fn reset(self) {
         self.raw.reset();
     }
@@ -89,7 +89,7 @@ impl EventQueue {
 
 impl Told {
     fn read(event: &Value) -> Self {
-        let [kind, _, keys, owner, token, detail] = event.items() else { panic!("no event: {event:?}") };
+        let [kind, _, keys, owner, token, detail] = event.items() else { panic!("not an event: {event:?}") };
         Self {
             kind: kind.text(),
             keys: keys.items().iter().map(Reply::text).collect(),

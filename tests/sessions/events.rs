@@ -78,7 +78,7 @@ fn granted_event_of_several_keys_names_database() {
 #[test]
 fn contended_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
-        let token = session.take(client, "LOCK.ACQUIRE key owner CONTENTION");
+        let token = session.get_token(client, "LOCK.ACQUIRE key owner CONTENTION");
         client.run_ok("LOCK.ACQUIRE key other");
         token
     };
@@ -109,7 +109,7 @@ fn refused_event_has_documented_fields() {
 
 fn lost(how: &str, lease: i64, why: &str) {
     let cause = |client: &mut Raw, session: &Session| {
-        let token = session.take(client, &format!("LOCK.MACQUIRE 2 key other owner EPHEMERAL LEASE {lease}"));
+        let token = session.get_token(client, &format!("LOCK.MACQUIRE 2 key other owner EPHEMERAL LEASE {lease}"));
         session.request(client, "LOCK.RENEW other owner LEASE 100000");
         client.run_ok(how);
         token
@@ -135,7 +135,7 @@ fn lost_changed_event_has_documented_fields() {
 #[test]
 fn unbound_event_has_documented_fields() {
     let cause = |client: &mut Raw, session: &Session| {
-        let token = session.take(client, "LOCK.ACQUIRE key owner WATCHDOG");
+        let token = session.get_token(client, "LOCK.ACQUIRE key owner WATCHDOG");
         client.run_ok("REPLICAOF 127.0.0.1 1");
         token
     };

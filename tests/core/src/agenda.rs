@@ -1,4 +1,4 @@
-//! What is looked at when locks change, and what is said of it.
+//! The order in which changed locks are served, and the refusals of their waiters.
 
 use super::table::{Stored, Table};
 use super::{Locks, demand, key, keys, owner, serve};
@@ -7,20 +7,20 @@ use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Standin
 
 const NOW: Millis = 1;
 
-/// Locks that remember how waits ended.
+/// Locks that record how waits ended.
 #[derive(Default)]
-struct Remembering {
+struct RecordingLocks {
     table: Table,
     ends: Vec<(Owner, WaitEnd)>,
 }
 
-impl View for Remembering {
+impl View for RecordingLocks {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         View::look(&mut self.table, key, owner)
     }
 }
 
-impl Locks for Remembering {
+impl Locks for RecordingLocks {
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
         Locks::holders(&mut self.table, key)
     }
@@ -43,7 +43,7 @@ fn agenda_is_empty_when_no_key_is_due() {
     assert!(agenda.is_empty());
 }
 
-/// Else locks with small names would starve while others keep changing.
+/// Otherwise locks whose names sort first would starve the others, if they keep changing.
 #[test]
 fn agenda_returns_first_changed_key_first() {
     let mut queue = Queue::default();
@@ -59,7 +59,7 @@ fn agenda_returns_first_changed_key_first() {
         agenda.note(key(name), Change::Freed);
     }
     assert_eq!(looked_at(&mut agenda), Some(key(1)));
-    // It has had its turn.
+    // It was served last.
     for name in [2, 1] {
         agenda.note(key(name), Change::Freed);
     }
@@ -69,23 +69,23 @@ fn agenda_returns_first_changed_key_first() {
     assert!(agenda.is_empty());
 }
 
-/// The last key has become something else, and the first a lock under another limit: a waiter for both is told what
-/// the first one forbids, whichever change is looked at first.
+/// The last key is not a lock any more, and the first has another limit. A waiter for both is refused because of the first
+/// key, whichever change is processed first.
 #[test]
 fn first_refusing_key_gives_the_reason() {
     let [first, last] = [key(0), key(1)];
-    let mut locks = Remembering { table: Table { now: NOW, ..Table::default() }, ..Remembering::default() };
-    let hold = |locks: &mut Remembering, who: u32, limit: u32| {
+    let mut locks = RecordingLocks { table: Table { now: NOW, ..Table::default() }, ..RecordingLocks::default() };
+    let hold = |locks: &mut RecordingLocks, who: u32, limit: u32| {
         let decision = decide(&Standing::FREE, &demand(limit), Ahead::Nobody, NOW);
         locks.table.write(std::slice::from_ref(&first), &owner(who), &[decision]);
     };
     hold(&mut locks, 0, 1);
     let mut queue = Queue::default();
     queue.join(owner(1), keys(&[0, 1]), demand(1), NOW, None, ());
-    // It is found to wait for the first key.
+    // It waits for the first key.
     serve(&mut queue, &mut locks, [(first.clone(), Change::Freed)], NOW);
     assert!(locks.ends.is_empty());
-    // Its own hold, which others have made, allows three.
+    // Its own hold, which another client wrote, has limit 3.
     locks.table.stored.clear();
     hold(&mut locks, 1, 3);
     locks.table.stored.insert(last.clone(), Stored::SomethingElse);

@@ -1,59 +1,59 @@
-//! Ways of serving a queue that are wrong: what checks the core has to catch them.
+//! Wrong implementations of serving a queue. The tests of the core have to detect each of them.
 
 use super::Locks;
 use crate::lock::serve::{Change, Sight, WaitEnd};
 use crate::lock::{Ahead, Decision, LockKey, Millis, Queue, Raise, Standing, WaiterId, all_or_none, decide};
 
-/// What is broken.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: slow, and right.
+    /// None: slow, and correct.
     Nothing,
-    /// Who stands behind one who was served is not looked at.
-    ForgetsTheNext,
-    /// The last in a queue is tried first.
-    ServesTheLastFirst,
-    /// However many hold.
-    IgnoresTheLimit,
-    /// Of several keys, only the first has to be had.
-    LooksAtOneKey,
-    /// A holder's own request, further behind, is left to wait.
-    ForgetsTheHoldersOwn,
-    /// One grant for two.
-    ServesTwice,
-    /// Who left still stands in the queue.
-    KeepsTheGone,
-    /// The next is not looked at when the first in a queue gives up.
-    DoesNotLookWhenOneLeaves,
-    /// A newcomer is served though others wait.
-    LetsNewcomersPass,
+    /// The request behind one that was granted is not checked.
+    SkipsNextWaiter,
+    /// The last request in the queue is tried first.
+    ServesLastFirst,
+    /// The number of holders is not checked.
+    IgnoresLimit,
+    /// Of several keys, only the first is checked.
+    ChecksFirstKeyOnly,
+    /// A holder's own request, further back in the queue, is not granted.
+    SkipsHoldersRequest,
+    /// One grant is made twice.
+    GrantsTwice,
+    /// A cancelled request stays in the queue.
+    KeepsCancelled,
+    /// The next request is not checked when the first one is cancelled.
+    IgnoresCancellation,
+    /// A new request is granted although others wait.
+    GrantsNewRequestFirst,
     /// Of several keys, those that the owner does not hold yet are granted beside those that it re-enters.
-    TakesTheRest,
-    /// Who asks only for what it does not hold re-enters what it holds.
-    ReentersWhatIsNotNew,
-    /// Who has waited elsewhere stands behind all others.
-    IgnoresWhatWasWaited,
+    GrantsRemainingKeys,
+    /// A request with `NEW` re-enters.
+    ReentersWithNew,
+    /// A request with `WAITED` is queued behind all others.
+    IgnoresWaited,
 }
 
 impl Fault {
-    /// All that are wrong.
+    /// All faults.
     pub const ALL: [Self; 12] = [
-        Self::ForgetsTheNext,
-        Self::ServesTheLastFirst,
-        Self::IgnoresTheLimit,
-        Self::LooksAtOneKey,
-        Self::ForgetsTheHoldersOwn,
-        Self::ServesTwice,
-        Self::KeepsTheGone,
-        Self::DoesNotLookWhenOneLeaves,
-        Self::LetsNewcomersPass,
-        Self::TakesTheRest,
-        Self::ReentersWhatIsNotNew,
-        Self::IgnoresWhatWasWaited,
+        Self::SkipsNextWaiter,
+        Self::ServesLastFirst,
+        Self::IgnoresLimit,
+        Self::ChecksFirstKeyOnly,
+        Self::SkipsHoldersRequest,
+        Self::GrantsTwice,
+        Self::KeepsCancelled,
+        Self::IgnoresCancellation,
+        Self::GrantsNewRequestFirst,
+        Self::GrantsRemainingKeys,
+        Self::ReentersWithNew,
+        Self::IgnoresWaited,
     ];
 }
 
-/// Tries everybody in the lanes that changed, again and again; with a fault.
+/// Tries all requests in the changed queues repeatedly, with a fault.
 pub fn broken_serve(
     fault: Fault,
     queue: &mut Queue<()>,
@@ -65,17 +65,17 @@ pub fn broken_serve(
     while let Some(key) = todo.pop() {
         let mut lane: Vec<WaiterId> = queue.lane(key.db, &key.name).map(|waiter| waiter.id).collect();
         match fault {
-            Fault::ServesTheLastFirst => lane.reverse(),
-            Fault::ForgetsTheHoldersOwn => lane.truncate(1),
+            Fault::ServesLastFirst => lane.reverse(),
+            Fault::SkipsHoldersRequest => lane.truncate(1),
             _ => {}
         }
         let end = |id: WaiterId| Some((id, end_of(fault, queue, locks, id, now)?));
         let Some((id, end)) = lane.into_iter().find_map(end) else { continue };
         let Some(waiter) = queue.leave(id) else { continue };
-        if fault != Fault::ForgetsTheNext {
+        if fault != Fault::SkipsNextWaiter {
             todo.extend(waiter.keys.iter().cloned());
         }
-        if fault == Fault::ServesTwice {
+        if fault == Fault::GrantsTwice {
             locks.settle(waiter.clone(), end.clone());
         }
         locks.settle(waiter, end);
@@ -87,24 +87,24 @@ fn end_of(fault: Fault, queue: &Queue<()>, locks: &mut impl Locks, id: WaiterId,
     let mut decisions = Vec::new();
     for key in waiter.keys.iter() {
         let Sight::Lock(mut standing) = locks.look(key, &waiter.owner) else { return Some(WaitEnd::NotALock) };
-        if fault == Fault::IgnoresTheLimit && standing.own.is_none() {
+        if fault == Fault::IgnoresLimit && standing.own.is_none() {
             standing = Standing::FREE;
         }
-        let first = queue.head(key.db, &key.name) == Some(id) || fault == Fault::ServesTheLastFirst;
+        let first = queue.head(key.db, &key.name) == Some(id) || fault == Fault::ServesLastFirst;
         let ahead = if first { Ahead::Nobody } else { Ahead::Somebody };
         let mut demand = waiter.demand;
-        if fault == Fault::ReentersWhatIsNotNew && demand.raise == Raise::New {
+        if fault == Fault::ReentersWithNew && demand.raise == Raise::New {
             demand.raise = Raise::ByOne;
         }
         match decide(&standing, &demand, ahead, now) {
-            Decision::Wait if fault == Fault::LooksAtOneKey && !decisions.is_empty() => {
+            Decision::Wait if fault == Fault::ChecksFirstKeyOnly && !decisions.is_empty() => {
                 let free = decide(&Standing::FREE, &waiter.demand, Ahead::Nobody, now);
                 decisions.push(free);
             }
             decision => decisions.push(decision),
         }
     }
-    if fault == Fault::TakesTheRest && !decisions.contains(&Decision::Wait) {
+    if fault == Fault::GrantsRemainingKeys && !decisions.contains(&Decision::Wait) {
         return Some(WaitEnd::Granted(decisions));
     }
     match all_or_none(&decisions) {

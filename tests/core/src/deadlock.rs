@@ -1,7 +1,7 @@
-//! The search for deadlocks, against a plain one that looks at everybody, and against what comes of it in the end.
+//! The search for cycles, compared with a plain search, and with what happens in the end.
 
+use super::checked::World;
 use super::plain::{Plain, PlainWaiter};
-use super::watched::World;
 use super::{ELSEWHERE, cases, demand, key};
 use crate::lock::actor;
 use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
@@ -12,13 +12,13 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who waits and who holds.
+/// Holders and waiters.
 #[derive(Debug, Default)]
-struct Scene {
+struct WaitGraph {
     queue: Queue<()>,
-    /// The limit of each lock, and who holds it.
+    /// The limit and the holders of each lock.
     held: BTreeMap<LockKey, (Limit, BTreeSet<Owner>)>,
-    /// Keys that the asker may not read.
+    /// Keys that the client may not read.
     hidden: BTreeSet<LockKey>,
     looked_at: usize,
 }
@@ -27,7 +27,7 @@ fn request(waiter: &Waiter<()>) -> Request {
     Request { id: waiter.id, owner: waiter.owner.clone(), keys: waiter.keys.clone() }
 }
 
-impl View for Scene {
+impl View for WaitGraph {
     fn may_read(&mut self, key: &LockKey) -> bool {
         !self.hidden.contains(key)
     }
@@ -59,7 +59,7 @@ fn held(limit: Limit, first: Option<&Owner>) -> Held {
     }
 }
 
-impl Scene {
+impl WaitGraph {
     fn holds(&mut self, owner: &str, number: u32, limit: u32) {
         let (least, holders) = self.held.entry(key(number)).or_insert((Limit::Shared, BTreeSet::new()));
         *least = (*least).min(Limit::from_number(limit));
@@ -79,11 +79,11 @@ impl Scene {
         Request { id: self.queue.next_id(0), owner: owner.as_bytes().into(), keys: super::keys(keys).into() }
     }
 
-    /// Why one request has to wait for another owner at a key, if it has to.
+    /// Why a request has to wait for another owner at a key, if it has to.
     fn reason(&self, of: &Request, asker: &Request, at: &LockKey, other: &Owner) -> Option<Because> {
         let free = (Limit::MUTEX, BTreeSet::new());
         let (limit, holders) = self.held.get(at).unwrap_or(&free);
-        // (Its own keys the asker may read.)
+        // (The client may read its own keys.)
         let is_hidden = self.hidden.contains(at) && of.id != asker.id;
         if is_hidden || !of.keys.contains(at) || *limit != Limit::MUTEX || holders.contains(&of.owner) {
             return None;
@@ -98,7 +98,7 @@ impl Scene {
         (is_other && all.iter().any(is_ahead)).then_some(Because::Ahead)
     }
 
-    /// Everybody, and who has to wait for whom: of the asker's actor, only what it asks for now.
+    /// All owners, and the owners that each has to wait for. Of the requesting actor, only the new request counts.
     fn waits_plainly(&self, asker: &Request) -> BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>> {
         let db = asker.keys[0].db;
         let who = |owner: &Owner| actor::name(owner).to_vec();
@@ -119,7 +119,7 @@ impl Scene {
         waits
     }
 
-    /// Whether the asker's actor would wait for itself in the end.
+    /// Whether the requesting actor would wait for itself.
     fn is_closed_plainly(&self, asker: &Request) -> bool {
         let mut waits = self.waits_plainly(asker);
         let me = actor::name(&asker.owner).to_vec();
@@ -134,7 +134,7 @@ impl Scene {
         }
     }
 
-    /// Each link is true, and each leads to the next, the last to the first.
+    /// Each link is a wait, and leads to the next one, the last to the first.
     fn check(&self, asker: &Request, links: &[Link]) -> Result<(), TestCaseError> {
         prop_assert_eq!(links.first().map(|link| &link.owner), Some(&asker.owner));
         for (link, next) in links.iter().zip(links.iter().cycle().skip(1)) {
@@ -143,11 +143,11 @@ impl Scene {
             requests.extend(is_of_asker.then(|| asker.clone()));
             let reasons = requests.iter().filter(|it| it.owner == link.owner);
             let mut reasons = reasons.filter_map(|it| self.reason(it, asker, &link.key, &link.other));
-            prop_assert!(reasons.any(|because| because == link.because), "{:?} is no wait", link);
+            prop_assert!(reasons.any(|because| because == link.because), "{:?} is not a wait", link);
             prop_assert_eq!(actor::name(&link.other), actor::name(&next.owner));
         }
         let actors: BTreeSet<&[u8]> = links.iter().map(|link| actor::name(&link.owner)).collect();
-        prop_assert_eq!(actors.len(), links.len(), "somebody is in it twice");
+        prop_assert_eq!(actors.len(), links.len(), "an actor occurs twice");
         Ok(())
     }
 }
@@ -166,46 +166,46 @@ fn some_keys() -> impl Strategy<Value = (Vec<u32>, u32)> {
     })
 }
 
-fn a_scene() -> impl Strategy<Value = (Scene, Request)> {
+fn wait_graph() -> impl Strategy<Value = (WaitGraph, Request)> {
     let holds = prop::collection::vec((an_owner(), 0..5_u32, prop::sample::select(vec![1, 1, 1, 0, 2])), 1..8);
     let waits = prop::collection::vec((an_owner(), some_keys()), 0..8);
     let hidden = prop::option::weighted(0.1, 0..5_u32);
     (holds, waits, hidden, (an_owner(), some_keys()), 0..10_u64).prop_map(|(holds, waits, hidden, asker, place)| {
         let asks_for = |number: &u32| asker.1.0.contains(number);
         let hidden = hidden.into_iter().filter(|number| !asks_for(number)).map(key).collect();
-        let mut scene = Scene { hidden, ..Scene::default() };
+        let mut graph = WaitGraph { hidden, ..WaitGraph::default() };
         for (owner, number, limit) in holds {
             let is_full = |(least, holders): &(Limit, BTreeSet<Owner>)| {
                 !least.min(&Limit::from_number(limit)).allows(holders.len() + 1)
             };
-            if !scene.held.get(&key(number)).is_some_and(is_full) {
-                scene.holds(&owner, number, limit);
+            if !graph.held.get(&key(number)).is_some_and(is_full) {
+                graph.holds(&owner, number, limit);
             }
         }
         for (owner, (keys, limit)) in waits {
-            scene.waits(&owner, &keys, limit);
+            graph.waits(&owner, &keys, limit);
         }
-        let asker = scene.asking(&asker.0, &asker.1.0);
-        // Ahead of some, behind others, and where nobody stands.
+        let asker = graph.asking(&asker.0, &asker.1.0);
+        // Before some waiters, behind others, and in empty queues.
         let place = WaiterId { arrived: u64::from(place > 0), ticket: asker.id.ticket };
-        (scene, Request { id: place, ..asker })
+        (graph, Request { id: place, ..asker })
     })
 }
 
 #[test]
 fn search_agrees_with_plain_search() {
     let (closed, open) = (Cell::new(0), Cell::new(0));
-    let result = TestRunner::new(cases(8_000)).run(&a_scene(), |(mut scene, asker)| {
-        let right = scene.is_closed_plainly(&asker);
+    let result = TestRunner::new(cases(8_000)).run(&wait_graph(), |(mut graph, asker)| {
+        let right = graph.is_closed_plainly(&asker);
         let count = if right { &closed } else { &open };
         count.set(count.get() + 1);
-        match search(&mut scene, &asker) {
-            Found::Nothing => prop_assert!(!right, "{:?} closes a cycle in {:?}", asker, scene),
+        match search(&mut graph, &asker) {
+            Found::Nothing => prop_assert!(!right, "{:?} closes a cycle in {:?}", asker, graph),
             Found::Cycle(links) => {
                 prop_assert!(right, "{:?} closes no cycle, not {:?}", asker, links);
-                scene.check(&asker, &links)?;
+                graph.check(&asker, &links)?;
             }
-            Found::GivenUp => prop_assert!(false, "that much?"),
+            Found::GivenUp => prop_assert!(false, "the search was aborted"),
         }
         Ok(())
     });
@@ -214,7 +214,7 @@ fn search_agrees_with_plain_search() {
     assert!(closed.get() > 500 && open.get() > 500, "{} cycles, {} times none", closed.get(), open.get());
 }
 
-/// The same request in a world in which all holds last.
+/// Searches for the same request in a world in which no hold ends.
 pub fn found(world: &mut World, waiter: &PlainWaiter) -> Found {
     struct Seen<'a>(&'a mut World);
     impl View for Seen<'_> {
@@ -243,16 +243,16 @@ pub fn found(world: &mut World, waiter: &PlainWaiter) -> Found {
 #[derive(Clone, Debug)]
 enum Step {
     Ask(PlainWaiter),
-    /// An owner that waits for nothing gives everything back.
+    /// An owner without a request releases all its holds.
     Finish(u32),
-    /// A request gives up.
+    /// A request is cancelled.
     Leave(usize),
 }
 
 const OWNERS: u32 = 6;
 const KEYS: u32 = 4;
 
-/// Requests; several keys are mutexes, as `MACQUIRE` has them.
+/// Requests. Several keys are mutexes, as in `MACQUIRE`.
 fn steps(limits: &'static [u32]) -> impl Strategy<Value = Vec<Step>> {
     let of_one = (0..KEYS, prop::sample::select(limits)).prop_map(|(key, limit)| (vec![key], limit));
     let several = prop::sample::subsequence(vec![0, 1, 2, 3], 2..=3).prop_shuffle().prop_map(|keys| (keys, 1));
@@ -269,9 +269,9 @@ fn steps(limits: &'static [u32]) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..30)
 }
 
-/// Takes a step; a request that would close a cycle is refused, and returned. An actor is one thread, which waits for
-/// one thing at a time.
-fn take(world: &mut World, step: Step) -> Option<PlainWaiter> {
+/// Executes a step. A request that would close a cycle is refused, and returned. An actor is one thread, with one request
+/// at a time.
+fn execute(world: &mut World, step: Step) -> Option<PlainWaiter> {
     match step {
         Step::Ask(waiter) if world.queue.waits(&super::owner(waiter.owner)) => {}
         Step::Ask(waiter) => {
@@ -303,9 +303,9 @@ fn admitted_wait_for_mutexes_never_deadlocks() {
     let result = TestRunner::new(cases(3_000)).run(&steps(&[1]), |steps| {
         let mut world = World::default();
         for step in steps {
-            take(&mut world, step);
+            execute(&mut world, step);
             let stuck = world.locks.plain.stuck(|_| 0);
-            prop_assert!(stuck.waiters.is_empty(), "{:?} are stuck in {:?}", stuck.waiters, world.locks.plain);
+            prop_assert!(stuck.waiters.is_empty(), "{:?} wait forever in {:?}", stuck.waiters, world.locks.plain);
         }
         Ok(())
     });
@@ -318,15 +318,15 @@ fn refused_wait_would_deadlock() {
     let result = TestRunner::new(cases(3_000)).run(&steps(&[1, 1, 2, 0, 3]), |steps| {
         let mut world = World::default();
         for step in steps {
-            let Some(waiter) = take(&mut world, step) else { continue };
+            let Some(waiter) = execute(&mut world, step) else { continue };
             refused.set(refused.get() + 1);
             let mut plain: Plain = world.locks.plain.clone();
-            // In the place that it would get.
+            // At the position that it would get.
             let place = plain.waiters.iter().position(|it| it.id > waiter.id).unwrap_or(plain.waiters.len());
             plain.waiters.insert(place, waiter.clone());
             for seed in 0..5 {
                 let end = plain.stuck(|of| seed % of);
-                prop_assert!(end.place(waiter.id).is_some(), "{:?} is served in {:?}", waiter, world.locks.plain);
+                prop_assert!(end.place(waiter.id).is_some(), "{:?} is granted in {:?}", waiter, world.locks.plain);
             }
         }
         Ok(())
@@ -335,8 +335,8 @@ fn refused_wait_would_deadlock() {
     assert!(refused.get() > 300, "{}", refused.get());
 }
 
-/// Who waits for whom, in words.
-fn told(found: Found) -> Vec<(String, u32, String)> {
+/// The waits of a cycle: owner, key, other owner.
+fn describe(found: Found) -> Vec<(String, u32, String)> {
     let text = |owner: &Owner| String::from_utf8_lossy(owner).into_owned();
     match found {
         Found::Cycle(links) => {
@@ -349,102 +349,102 @@ fn told(found: Found) -> Vec<(String, u32, String)> {
 #[test]
 fn cycles_of_2_3_and_20_are_reported_in_order() {
     for length in [2, 3, 20] {
-        let mut scene = Scene::default();
+        let mut graph = WaitGraph::default();
         let name = |number: u32| format!("owner {}", number % length);
-        (0..length).for_each(|number| scene.holds(&name(number), number, 1));
+        (0..length).for_each(|number| graph.holds(&name(number), number, 1));
         for number in 1..length {
-            assert_eq!(scene.ask(&name(number), &[(number + 1) % length]), Found::Nothing);
-            scene.waits(&name(number), &[(number + 1) % length], 1);
+            assert_eq!(graph.ask(&name(number), &[(number + 1) % length]), Found::Nothing);
+            graph.waits(&name(number), &[(number + 1) % length], 1);
         }
         let right: Vec<_> = (0..length).map(|it| (name(it), (it + 1) % length, name(it + 1))).collect();
-        assert_eq!(told(scene.ask(&name(0), &[1])), right);
+        assert_eq!(describe(graph.ask(&name(0), &[1])), right);
     }
 }
 
-/// All owners of one actor are one.
+/// All owners of an actor are one.
 #[test]
 fn owners_of_one_actor_can_wait_for_themselves() {
-    let mut scene = Scene::default();
-    scene.holds("t##1", 0, 1);
-    assert_eq!(told(scene.ask("t##2", &[0])), [("t##2".into(), 0, "t##1".into())]);
-    assert_eq!(told(scene.ask("t", &[0])), [("t".into(), 0, "t##1".into())]);
-    assert_eq!(scene.ask("t#1", &[0]), Found::Nothing, "that is another one");
-    scene.holds("u##1", 1, 1);
-    scene.waits("u##2", &[0], 1);
+    let mut graph = WaitGraph::default();
+    graph.holds("t##1", 0, 1);
+    assert_eq!(describe(graph.ask("t##2", &[0])), [("t##2".into(), 0, "t##1".into())]);
+    assert_eq!(describe(graph.ask("t", &[0])), [("t".into(), 0, "t##1".into())]);
+    assert_eq!(graph.ask("t#1", &[0]), Found::Nothing, "another actor");
+    graph.holds("u##1", 1, 1);
+    graph.waits("u##2", &[0], 1);
     let right = [("t##2".into(), 1, "u##1".into()), ("u##2".into(), 0, "t##1".into())];
-    assert_eq!(told(scene.ask("t##2", &[1])), right);
+    assert_eq!(describe(graph.ask("t##2", &[1])), right);
 }
 
-/// Whatever a request asks for, it waits for the holder of a lock that is held with limit 1; and for no holder of another.
+/// The search follows the holders of locks with limit 1, and no other holders.
 #[test]
 fn search_follows_holders_of_mutexes_only() {
-    let mut scene = Scene::default();
-    scene.holds("a", 0, 1);
-    scene.holds("b", 1, 1);
-    scene.waits("a", &[1], 0);
-    assert_eq!(told(scene.ask("b", &[0])).len(), 2);
+    let mut graph = WaitGraph::default();
+    graph.holds("a", 0, 1);
+    graph.holds("b", 1, 1);
+    graph.waits("a", &[1], 0);
+    assert_eq!(describe(graph.ask("b", &[0])).len(), 2);
 
-    let mut scene = Scene::default();
-    ["a", "b", "c"].iter().for_each(|reader| scene.holds(reader, 0, 0));
-    scene.holds("writer", 1, 1);
-    scene.waits("b", &[1], 1);
-    assert_eq!(scene.ask("writer", &[0]), Found::Nothing, "readers are not followed");
+    let mut graph = WaitGraph::default();
+    ["a", "b", "c"].iter().for_each(|reader| graph.holds(reader, 0, 0));
+    graph.holds("writer", 1, 1);
+    graph.waits("b", &[1], 1);
+    assert_eq!(graph.ask("writer", &[0]), Found::Nothing, "the search does not follow readers");
 }
 
-/// One tenant can't have another one's waits refused: keys that it may not read lead nowhere.
+/// A user can't cause refusals for another one: the search does not follow keys that the client may not read.
 #[test]
 fn search_does_not_follow_unreadable_keys() {
-    let mut scene = Scene::default();
-    scene.holds("victim", 0, 1);
-    scene.holds("asker", 1, 1);
-    scene.waits("victim", &[1], 1);
-    assert_eq!(told(scene.ask("asker", &[0])).len(), 2);
-    scene.hidden.insert(key(1));
-    assert_eq!(scene.ask("asker", &[0]), Found::Nothing);
+    let mut graph = WaitGraph::default();
+    graph.holds("victim", 0, 1);
+    graph.holds("asker", 1, 1);
+    graph.waits("victim", &[1], 1);
+    assert_eq!(describe(graph.ask("asker", &[0])).len(), 2);
+    graph.hidden.insert(key(1));
+    assert_eq!(graph.ask("asker", &[0]), Found::Nothing);
 }
 
 #[test]
 fn search_follows_queued_request_for_several_keys() {
-    let mut scene = Scene::default();
-    scene.holds("holder", 0, 1);
-    scene.waits("queued", &[0, 1], 1);
+    let mut graph = WaitGraph::default();
+    graph.holds("holder", 0, 1);
+    graph.waits("queued", &[0, 1], 1);
     let right = [("holder".into(), 1, "queued".into()), ("queued".into(), 0, "holder".into())];
-    assert_eq!(told(scene.ask("holder", &[1])), right);
-    // Who takes a place ahead of it does not wait for it, but may let others wait.
-    let mut scene = Scene::default();
-    scene.holds("h", 0, 1);
-    scene.holds("y", 1, 1);
-    scene.waits("h", &[1], 1);
-    let first = Request { id: WaiterId::FIRST, ..scene.asking("n", &[0, 1]) };
-    assert_eq!(search(&mut scene, &first), Found::Nothing, "nobody is behind it");
-    scene.waits("other", &[3], 1);
-    scene.queue.leave(WaiterId::FIRST);
-    scene.waits("h", &[1], 1);
+    assert_eq!(describe(graph.ask("holder", &[1])), right);
+    // A request that is placed ahead of it does not wait for it, but others may wait for the new request.
+    let mut graph = WaitGraph::default();
+    graph.holds("h", 0, 1);
+    graph.holds("y", 1, 1);
+    graph.waits("h", &[1], 1);
+    let first = Request { id: WaiterId::FIRST, ..graph.asking("n", &[0, 1]) };
+    assert_eq!(search(&mut graph, &first), Found::Nothing, "no request is behind it");
+    graph.waits("other", &[3], 1);
+    graph.queue.leave(WaiterId::FIRST);
+    graph.waits("h", &[1], 1);
     let right = [("n".into(), 0, "h".into()), ("h".into(), 1, "n".into())];
-    assert_eq!(told(search(&mut scene, &first)), right);
+    assert_eq!(describe(search(&mut graph, &first)), right);
 }
 
-/// However much there is, a search does not look at more than it may.
+/// However many waits there are, the search is bounded.
 #[test]
 fn too_long_search_is_aborted() {
     let chain = |length: u32| {
-        let mut scene = Scene::default();
+        let mut graph = WaitGraph::default();
         for number in 0..length {
-            scene.holds(&format!("{number}"), number, 1);
-            scene.waits(&format!("{number}"), &[number + 1], 1);
+            graph.holds(&format!("{number}"), number, 1);
+            graph.waits(&format!("{number}"), &[number + 1], 1);
         }
-        scene.holds("end", length, 1);
-        scene
+        graph.holds("end", length, 1);
+        graph
     };
-    let mut scene = chain(300);
-    assert_eq!(told(scene.ask("end", &[0])).len(), 301);
-    assert_eq!(scene.ask("end", &[301]), Found::Nothing);
-    for mut scene in [chain(600), chain(100_000)] {
-        assert_eq!(scene.ask("end", &[0]), Found::GivenUp);
-        assert!(scene.looked_at <= MOST_PLACES + 1, "{}", scene.looked_at);
+    let mut graph = chain(300);
+    assert_eq!(describe(graph.ask("end", &[0])).len(), 301);
+    assert_eq!(graph.ask("end", &[301]), Found::Nothing);
+    for mut graph in [chain(600), chain(100_000)] {
+        assert_eq!(graph.ask("end", &[0]), Found::GivenUp);
+        assert!(graph.looked_at <= MOST_PLACES + 1, "{}", graph.looked_at);
     }
 
-    let mut crowds = Scene::default();
+    let mut crowds = WaitGraph::default();
     (0..5_000).for_each(|number| crowds.waits(&format!("several {number}"), &[1, 2], 1));
     (0..5_000).for_each(|number| crowds.waits("busy", &[100 + number], 1));
     crowds.holds("busy", 3, 1);

@@ -1,13 +1,12 @@
-//! Two locks and three clients, every way it can go: the core's own code, explored to the end.
+//! Two locks and three clients: the code of the core, explored exhaustively.
 //!
-//! A state is a plain description from which the queue and the locks are built anew for each step, so that two ways
-//! to the same state are one. Time is left out: leases and waits may end at any moment. Clients have no names: states
-//! that differ in who is who are one as well.
+//! A state is a plain description, from which queue and locks are rebuilt for each step, so that equal states are found.
+//! There is no time: leases and waits may end at any moment. States that differ only in the clients' names are equal.
 
 use super::broken::Fault;
+use super::checked::World;
 use super::deadlock::found;
 use super::plain::{Plain, PlainWaiter};
-use super::watched::World;
 use super::{key, owner};
 use crate::lock::WaiterId;
 use crate::lock::deadlock::Found;
@@ -19,7 +18,7 @@ use std::time::Instant;
 const CLIENTS: u32 = 3;
 const LOCKS: u32 = 2;
 
-/// The limits that clients may name, and what is broken.
+/// The limits that clients may name, and the injected fault.
 #[derive(Clone, Debug)]
 struct Clients {
     limits: &'static [u32],
@@ -37,15 +36,15 @@ enum Detection {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct State {
     plain: Plain,
-    /// Locks of which a lease is over that nobody has looked at since.
+    /// Locks with an expired lease that has not been noticed yet.
     unseen: Vec<u32>,
-    /// Clients that are no more.
+    /// Clients that have crashed.
     crashed: Vec<u32>,
-    /// What the core did that is wrong.
+    /// The first mistake of the core.
     wrong: Option<String>,
 }
 
-/// Whether a request has waited elsewhere for longer than all who wait here. The numbers are when it arrived.
+/// Whether a request waited elsewhere for longer than all waiters here. The number is its arrival time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum From {
     Elsewhere = 0,
@@ -64,17 +63,17 @@ enum Action {
         client: u32,
         lock: u32,
     },
-    /// A wait is over: its time is, or the server has found its connection closed.
-    GiveUp(u32),
-    /// A client ends without a word. Its place in the queue and its holds stay until they are found to be over.
+    /// A wait ends: by its timeout, or because the server found its connection closed.
+    EndWait(u32),
+    /// A client crashes. Its request and its holds stay until they are noticed.
     Crash(u32),
-    /// A lease is over.
+    /// A lease ends.
     Expire {
         client: u32,
         lock: u32,
     },
-    /// The server looks at a lock of which a lease was over.
-    Look(u32),
+    /// The server notices an expired lease.
+    NoticeExpiry(u32),
 }
 
 impl State {
@@ -86,8 +85,8 @@ impl State {
         self.plain.lock(lock).holders.len()
     }
 
-    /// The same state, where clients are numbered by what they do: two who do the same may change places.
-    fn without_names(mut self) -> Self {
+    /// The same state with clients numbered by their state: two clients with equal states may change places.
+    fn canonical(mut self) -> Self {
         let mut clients: Vec<u32> = (0..CLIENTS).collect();
         clients.sort_by_key(|&client| {
             let place = self.plain.waiters.iter().position(|waiter| waiter.owner == client);
@@ -104,7 +103,7 @@ impl State {
             waiter.id = WaiterId { arrived: 1, ticket: id };
             rename(&mut waiter.owner);
         }
-        // Of grants, only which holds came by the same one matters.
+        // Of grants, only the holds that one grant made together matter.
         let grants: BTreeSet<u64> =
             self.plain.locks.values().flat_map(|lock| lock.holders.iter()).filter_map(|it| it.grant).collect();
         for hold in self.plain.locks.values_mut().flat_map(|lock| &mut lock.holders) {
@@ -143,7 +142,7 @@ impl Clients {
                 world.locks.table.release(&key(lock), &owner(client));
                 world.serve(vec![(lock, Change::Freed)]);
             }
-            Action::GiveUp(client) => {
+            Action::EndWait(client) => {
                 let id = world.locks.plain.waiters.iter().find(|it| it.owner == client).map(|it| it.id);
                 world.leave(id.unwrap_or(WaiterId::FIRST));
             }
@@ -158,7 +157,7 @@ impl Clients {
                     state.unseen.sort_unstable();
                 }
             }
-            Action::Look(lock) => {
+            Action::NoticeExpiry(lock) => {
                 state.unseen.retain(|it| *it != lock);
                 world.serve(vec![(lock, Change::Freed)]);
             }
@@ -175,12 +174,12 @@ impl Model for Clients {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        actions.extend(state.unseen.iter().map(|&lock| Action::Look(lock)));
+        actions.extend(state.unseen.iter().map(|&lock| Action::NoticeExpiry(lock)));
         for client in 0..CLIENTS {
             let waits = state.waits(client);
             let held: Vec<u32> = (0..LOCKS).filter(|&lock| state.plain.holds(lock, client)).collect();
             actions.extend(held.iter().map(|&lock| Action::Expire { client, lock }));
-            actions.extend(waits.then_some(Action::GiveUp(client)));
+            actions.extend(waits.then_some(Action::EndWait(client)));
             if state.crashed.contains(&client) {
                 continue;
             }
@@ -198,45 +197,48 @@ impl Model for Clients {
         self.act(&mut world, &mut state, action);
         state.wrong = world.locks.wrong;
         state.plain = world.locks.plain;
-        let state = state.without_names();
+        let state = state.canonical();
         (state != *last).then_some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("each step is right, and in order", |_, state: &State| state.wrong.is_none()),
-            Property::always("no more hold than the limit allows", |_, state: &State| {
+            Property::always("each step is correct, and in order", |_, state: &State| state.wrong.is_none()),
+            Property::always("holders never exceed the limit", |_, state: &State| {
                 state.plain.locks.values().all(|lock| lock.limit == 0 || lock.holders.len() <= lock.limit as usize)
             }),
-            Property::always("nobody who could be served is left waiting", |_, state: &State| {
+            Property::always("no request that could be granted waits", |_, state: &State| {
                 let left = state.plain.first_to_end();
                 left.is_none_or(|(place, _)| state.plain.waiters[place].keys.iter().any(|it| state.unseen.contains(it)))
             }),
-            // Where limits differ, a reader behind a writer waits for readers, too: that is not followed.
-            Property::always("nobody is stuck", |model: &Self, state: &State| {
+            // If limits differ, a reader behind a writer also waits for readers. The search does not follow these waits.
+            Property::always("no request waits forever", |model: &Self, state: &State| {
                 model.limits.len() > 1 || state.plain.stuck(|_| 0).waiters.is_empty()
             }),
-            Property::sometimes("as many hold as may", |model: &Self, state: &State| {
+            Property::sometimes("holders reach the limit", |model: &Self, state: &State| {
                 let most = model.limits.iter().map(|&limit| if limit == 0 { CLIENTS } else { limit }).max();
                 Some(state.holders(0)) == most.map(|most| most as usize)
             }),
-            Property::sometimes("one who crashed holds what another waits for", |model: &Self, state: &State| {
-                let crashed = |lock| state.crashed.iter().any(|&client| state.plain.holds(lock, client));
-                let waits = |lock| !state.plain.lane(lock).is_empty();
-                model.limits == [0] || (0..LOCKS).any(|lock| crashed(lock) && waits(lock))
-            }),
-            Property::sometimes("one who crashed is the next", |model: &Self, state: &State| {
+            Property::sometimes(
+                "a crashed client holds a lock that another waits for",
+                |model: &Self, state: &State| {
+                    let crashed = |lock| state.crashed.iter().any(|&client| state.plain.holds(lock, client));
+                    let waits = |lock| !state.plain.lane(lock).is_empty();
+                    model.limits == [0] || (0..LOCKS).any(|lock| crashed(lock) && waits(lock))
+                },
+            ),
+            Property::sometimes("a crashed client is the next waiter", |model: &Self, state: &State| {
                 let next = state.plain.waiters.first();
                 model.limits == [0] || next.is_some_and(|next| state.crashed.contains(&next.owner))
             }),
-            Property::sometimes("one who could be served waits to be looked at", |model: &Self, state: &State| {
+            Property::sometimes("a request that could be granted waits to be served", |model: &Self, state: &State| {
                 model.limits == [0] || state.plain.first_to_end().is_some()
             }),
         ]
     }
 }
 
-/// Explores until something is wrong or nothing is left; what is wrong, and how it comes to that.
+/// Explores all states, or until a property fails. Returns the failures with their steps.
 fn explore(clients: Clients) -> Vec<(&'static str, Vec<Action>)> {
     let (label, begin) = (format!("{clients:?}"), Instant::now());
     let checker = clients.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
@@ -261,23 +263,23 @@ fn model_of_three_clients_and_two_locks_has_no_violation() {
 fn clients_deadlock_without_search_for_cycles() {
     let failed = explore(Clients { limits: &[1], fault: None, detection: Detection::Off });
     println!("  {failed:?}");
-    assert!(failed.iter().any(|(name, _)| *name == "nobody is stuck"), "{failed:?}");
+    assert!(failed.iter().any(|(name, _)| *name == "no request waits forever"), "{failed:?}");
 }
 
 #[test]
 fn injected_faults_are_found() {
     for fault in [
-        Fault::ForgetsTheNext,
-        Fault::ServesTheLastFirst,
-        Fault::IgnoresTheLimit,
-        Fault::LooksAtOneKey,
-        Fault::ServesTwice,
-        Fault::KeepsTheGone,
-        Fault::DoesNotLookWhenOneLeaves,
-        Fault::LetsNewcomersPass,
+        Fault::SkipsNextWaiter,
+        Fault::ServesLastFirst,
+        Fault::IgnoresLimit,
+        Fault::ChecksFirstKeyOnly,
+        Fault::GrantsTwice,
+        Fault::KeepsCancelled,
+        Fault::IgnoresCancellation,
+        Fault::GrantsNewRequestFirst,
     ] {
         let failed = explore(Clients { limits: &[1, 0], fault: Some(fault), detection: Detection::On });
         println!("  {failed:?}");
-        assert_ne!(failed, vec![], "{fault:?} is not found");
+        assert_ne!(failed, vec![], "{fault:?} is not detected");
     }
 }

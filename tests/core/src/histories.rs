@@ -1,9 +1,9 @@
-//! Random histories of the queue, each step judged by the plain model: order is kept, nobody is served twice, nobody
-//! who left is served, nobody who could be served is left waiting.
+//! Random histories of the queue, each step compared with the plain model: order is kept, no request is granted twice or
+//! after it was cancelled, and no request that could be granted waits.
 
 use super::broken::Fault;
+use super::checked::World;
 use super::plain::{Ending, PlainHold, PlainLock, PlainWaiter};
-use super::watched::World;
 use super::{ELSEWHERE, cases, key, owner, repeatable};
 use crate::lock::serve::Change;
 use crate::lock::{Millis, WaiterId};
@@ -14,26 +14,26 @@ use std::collections::BTreeMap;
 const OWNERS: u32 = 5;
 const KEYS: [u32; 3] = [0, 1, ELSEWHERE];
 
-/// Something happens.
+/// A step.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request comes, that waits for at most so long, and has waited for so long elsewhere.
+    /// A request arrives, with a timeout and a time that it has waited elsewhere.
     Arrive { request: PlainWaiter, patience: Option<Millis>, waited: Millis },
-    /// Of those who wait, the one at this place (as far as there are so many) loses its connection.
+    /// The waiter at this position, if there are so many, disconnects.
     Leave(usize),
-    /// Time goes by: leases and waits end.
+    /// Time passes: leases and waits end.
     Pass(Millis, Purge),
-    /// A holder gives all its holds back.
+    /// A holder releases all its holds.
     Release { key: u32, owner: u32 },
     /// The key is deleted, or the lock forced.
     Delete(u32),
     /// Another client writes the key.
     Grab { key: u32, owner: u32, limit: u32, lease: Option<Millis> },
-    /// Something that is no lock is written over the key.
+    /// Another client overwrites the key with something that is not a lock.
     Overwrite(u32),
 }
 
-/// Whether holders past their deadline are taken out: the server does when it writes the key the next time.
+/// Whether expired holders are removed now, or by the next write of the key.
 #[derive(Clone, Copy, Debug)]
 enum Purge {
     Now,
@@ -78,9 +78,9 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step(), 1..60)
 }
 
-/// How often what happened in the histories: that they are worth something.
+/// Counts of what happened in the histories, to show that they cover enough.
 #[derive(Debug, Default)]
-struct Seen {
+struct Coverage {
     waits: usize,
     overtook: usize,
     served: usize,
@@ -88,7 +88,7 @@ struct Seen {
     ends: BTreeMap<&'static str, usize>,
 }
 
-fn take(world: &mut World, waits_until: &mut BTreeMap<WaiterId, Millis>, step: Step, seen: &mut Seen) {
+fn execute(world: &mut World, waits_until: &mut BTreeMap<WaiterId, Millis>, step: Step, coverage: &mut Coverage) {
     let now = world.locks.table.now;
     match step {
         Step::Arrive { request, .. } if world.locks.plain.awaits(request.owner, &request.keys) => {}
@@ -98,12 +98,12 @@ fn take(world: &mut World, waits_until: &mut BTreeMap<WaiterId, Millis>, step: S
             let until = patience.map(|patience| now + patience);
             match world.arrive(request, until) {
                 None => {
-                    seen.waits += 1;
-                    seen.overtook += usize::from(world.locks.plain.waiters.last().is_some_and(|last| last.id > id));
+                    coverage.waits += 1;
+                    coverage.overtook += usize::from(world.locks.plain.waiters.last().is_some_and(|last| last.id > id));
                     waits_until.extend(until.map(|until| (id, until)));
                 }
-                Some(Ending::Granted) => *seen.ends.entry("granted at once").or_default() += 1,
-                Some(_) => *seen.ends.entry("refused at once").or_default() += 1,
+                Some(Ending::Granted) => *coverage.ends.entry("granted immediately").or_default() += 1,
+                Some(_) => *coverage.ends.entry("refused immediately").or_default() += 1,
             }
         }
         Step::Leave(place) => {
@@ -111,7 +111,7 @@ fn take(world: &mut World, waits_until: &mut BTreeMap<WaiterId, Millis>, step: S
                 world.leave(id);
             }
         }
-        Step::Pass(time, purge) => pass(world, waits_until, now + time, purge, seen),
+        Step::Pass(time, purge) => pass(world, waits_until, now + time, purge, coverage),
         Step::Release { key: number, owner: who } => {
             let held = world.locks.plain.holds(number, who);
             world.locks.plain.release(number, who);
@@ -136,7 +136,13 @@ fn take(world: &mut World, waits_until: &mut BTreeMap<WaiterId, Millis>, step: S
     }
 }
 
-fn pass(world: &mut World, waits_until: &BTreeMap<WaiterId, Millis>, now: Millis, purge: Purge, seen: &mut Seen) {
+fn pass(
+    world: &mut World,
+    waits_until: &BTreeMap<WaiterId, Millis>,
+    now: Millis,
+    purge: Purge,
+    coverage: &mut Coverage,
+) {
     world.locks.table.now = now;
     let expired = world.locks.plain.expire(now);
     if matches!(purge, Purge::Now) {
@@ -144,26 +150,26 @@ fn pass(world: &mut World, waits_until: &BTreeMap<WaiterId, Millis>, now: Millis
     }
     world.serve(expired.into_iter().map(|key| (key, Change::Freed)).collect());
     for (&id, _) in waits_until.iter().filter(|(_, until)| **until <= now) {
-        seen.timeouts += usize::from(world.locks.plain.place(id).is_some());
+        coverage.timeouts += usize::from(world.locks.plain.place(id).is_some());
         world.leave(id);
     }
 }
 
-fn run(steps: Vec<Step>, fault: Option<Fault>, seen: &mut Seen) -> Result<(), TestCaseError> {
+fn run(steps: Vec<Step>, fault: Option<Fault>, coverage: &mut Coverage) -> Result<(), TestCaseError> {
     let mut world = World { fault, ..World::default() };
     let mut waits_until = BTreeMap::new();
     let mut token = 0;
     for (at, step) in steps.into_iter().enumerate() {
         let before = world.locks.plain.waiters.len();
-        take(&mut world, &mut waits_until, step.clone(), seen);
-        seen.served += before.saturating_sub(world.locks.plain.waiters.len());
+        execute(&mut world, &mut waits_until, step.clone(), coverage);
+        coverage.served += before.saturating_sub(world.locks.plain.waiters.len());
         world.check().map_err(|wrong| TestCaseError::fail(format!("step {at}, {step:?}: {wrong}")))?;
         tokens_grow(&world, &mut token)?;
     }
     Ok(())
 }
 
-/// What a step wrote has newer tokens than all before it.
+/// The tokens that a step wrote are greater than all before.
 fn tokens_grow(world: &World, newest: &mut u64) -> Result<(), TestCaseError> {
     let holders = world.locks.table.stored.keys().filter_map(|key| world.locks.table.holders_of(key));
     let tokens = holders.flat_map(|it| it.iter().filter_map(|(_, hold)| hold.token)).collect::<Vec<u64>>();
@@ -176,26 +182,26 @@ fn tokens_grow(world: &World, newest: &mut u64) -> Result<(), TestCaseError> {
 #[test]
 fn random_histories_satisfy_the_rule() {
     let mut runner = proptest::test_runner::TestRunner::new(cases(1500));
-    let seen = std::cell::RefCell::new(Seen::default());
-    let result = runner.run(&history(), |steps| run(steps, None, &mut seen.borrow_mut()));
-    println!("{:?}", seen.borrow());
+    let coverage = std::cell::RefCell::new(Coverage::default());
+    let result = runner.run(&history(), |steps| run(steps, None, &mut coverage.borrow_mut()));
+    println!("{:?}", coverage.borrow());
     result.unwrap_or_else(|wrong| panic!("{wrong}"));
-    let seen = seen.into_inner();
-    assert!(seen.overtook > 500, "{seen:?}");
-    assert!(seen.waits > 1000 && seen.served > 500 && seen.timeouts > 50, "{seen:?}");
+    let coverage = coverage.into_inner();
+    assert!(coverage.overtook > 500, "{coverage:?}");
+    assert!(coverage.waits > 1000 && coverage.served > 500 && coverage.timeouts > 50, "{coverage:?}");
 }
 
 #[test]
 fn plain_serving_satisfies_the_rule() {
-    let result = repeatable(300).run(&history(), |steps| run(steps, Some(Fault::Nothing), &mut Seen::default()));
+    let result = repeatable(300).run(&history(), |steps| run(steps, Some(Fault::Nothing), &mut Coverage::default()));
     result.unwrap_or_else(|wrong| panic!("{wrong}"));
 }
 
 #[test]
 fn injected_faults_are_found() {
     for fault in Fault::ALL {
-        let result = repeatable(1000).run(&history(), |steps| run(steps, Some(fault), &mut Seen::default()));
-        let wrong = result.err().unwrap_or_else(|| panic!("{fault:?} is not caught"));
+        let result = repeatable(1000).run(&history(), |steps| run(steps, Some(fault), &mut Coverage::default()));
+        let wrong = result.err().unwrap_or_else(|| panic!("{fault:?} is not detected"));
         println!("{fault:?}: {}", wrong.to_string().lines().next().unwrap_or_default());
     }
 }

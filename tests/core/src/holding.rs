@@ -1,4 +1,4 @@
-//! Properties of the rule, of the holders and of the tokens.
+//! Properties of the admission rule, of the holders and of the tokens.
 
 use super::table::{Stored, Table};
 use super::{cases, demand, key, owner};
@@ -18,7 +18,7 @@ enum Step {
     Acquire(u32, Demand),
     Release(u32),
     Pass(Millis),
-    /// Holders past their deadline are taken out.
+    /// Removes expired holders.
     Purge,
 }
 
@@ -44,7 +44,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// One lock that nobody waits for.
+/// One lock without waiters.
 #[derive(Debug, Default)]
 struct OneLock {
     table: Table,
@@ -64,7 +64,7 @@ impl OneLock {
         decision
     }
 
-    /// Who holds, and what.
+    /// The holders and their holds.
     fn holds(&self) -> BTreeMap<Owner, Hold> {
         let holders = self.table.holders_of(&key(0));
         let all = holders.into_iter().flat_map(Holders::iter).map(|(owner, hold)| (owner.clone(), *hold));
@@ -92,7 +92,7 @@ proptest! {
             }
             let holds = lock.holds();
             for who in holds.keys() {
-                prop_assert!(named[who].allows(holds.len()), "{:?} hold, and {:?} were named", holds, named);
+                prop_assert!(named[who].allows(holds.len()), "{:?} hold the lock, with limits {:?}", holds, named);
             }
         }
     }
@@ -117,7 +117,7 @@ proptest! {
 
     #[test]
     fn tokens_increase(steps in prop::collection::vec(
-        // The clock may stand anywhere at any time: it goes back, leaps, and is beyond all bounds.
+        // The clock may show any time: it goes back, jumps, and exceeds all bounds.
         (
             prop_oneof![50 => 0_u64..1000, 50 => 0..=1_u64 << 51, 1 => any::<u64>()],
             prop_oneof![18 => Just(None), 1 => (0..=1_u64 << 53).prop_map(Some), 1 => (0..=1_u64 << 34).prop_map(Some)],
@@ -200,7 +200,7 @@ proptest! {
                 match demand.raise {
                     Raise::ByOne => prop_assert_eq!(hold.holds, own.holds + 1),
                     Raise::To(to) => prop_assert_eq!(hold.holds, own.holds.max(to)),
-                    Raise::New => prop_assert!(false, "it is none"),
+                    Raise::New => prop_assert!(false, "granted although the owner holds the lock"),
                 }
             }
             Decision::NotNew => prop_assert_eq!(demand.raise, Raise::New),
@@ -319,7 +319,7 @@ fn limit_only_becomes_stricter() {
     assert_eq!(limits, [3, 3, 3, 1, 1]);
 }
 
-/// A token that no server can have issued is not believed, however it came into the keyspace.
+/// A token that no server can have issued is ignored, however it came into the keyspace.
 #[test]
 fn implausible_tokens_are_rejected() {
     let mut fence = Fence::default();
@@ -327,10 +327,10 @@ fn implausible_tokens_are_rejected() {
     let last = (now + FARTHEST_AHEAD) * 1000;
     assert_eq!([last, last + 1].map(|token| fence.is_credible(token, now)), [true, false]);
     fence.observe(last + 1, now);
-    assert_eq!(fence.clone().next(0), 1, "it changed nothing");
+    assert_eq!(fence.clone().next(0), 1, "the token was ignored");
     fence.observe(last, now);
     assert_eq!(fence.clone().next(0), last + 1);
-    // What this server has issued itself stays credible when the clock is set back.
+    // A token that this server issued stays plausible when the clock is set back.
     assert_eq!([last, last + 1].map(|token| fence.is_credible(token, 0)), [true, false]);
     fence.observe(5, now);
     assert_eq!(fence.next(0), last + 1);

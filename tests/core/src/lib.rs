@@ -1,10 +1,10 @@
 //! Tests of the core: properties, random histories against a plain model, and exhaustive models.
 //!
-//! Everything that is checked here is checked against `plain`, which says the rule a second time, as plainly as
-//! possible and without any of the core's own code.
+//! Every result is compared with `plain`, which implements the rule a second time, as simply as possible and without the
+//! core's code.
 //!
-//! The core needs no server, so it is compiled here alone, and optimised: in the module's own package, which is not, all of this took
-//! six times as long.
+//! The core needs no server, so it is compiled here alone, with optimisation: unoptimised, in the module's own package, the
+//! tests are six times as slow.
 
 #![cfg(test)]
 
@@ -13,6 +13,7 @@ pub mod lock;
 
 mod agenda;
 mod broken;
+mod checked;
 mod deadlock;
 mod exhaustive;
 mod histories;
@@ -21,13 +22,12 @@ mod names;
 mod plain;
 mod queue;
 mod table;
-mod watched;
 
 use lock::serve::{Agenda, Change, Job, View, WaitEnd};
 use lock::{Demand, Limit, LockKey, Millis, Owner, Queue, Waiter};
 use proptest::test_runner::{Config, TestRunner};
 
-/// An owner by its number.
+/// The owner with this number.
 fn owner(number: u32) -> Owner {
     number.to_be_bytes().as_slice().into()
 }
@@ -36,10 +36,10 @@ fn number_of(owner: &Owner) -> u32 {
     owner.as_ref().try_into().map_or(u32::MAX, u32::from_be_bytes)
 }
 
-/// Keys from this number on lie in a second database, under the same names as those from 0 on in the first.
+/// Keys from this number on are in a second database, with the names of those from 0 on in the first.
 const ELSEWHERE: u32 = 1 << 24;
 
-/// A key by its number.
+/// The key with this number.
 fn key(number: u32) -> LockKey {
     LockKey::new(i32::from(number >= ELSEWHERE), &(number % ELSEWHERE).to_be_bytes())
 }
@@ -53,34 +53,33 @@ fn keys(numbers: &[u32]) -> Box<[LockKey]> {
     numbers.iter().map(|&number| key(number)).collect()
 }
 
-/// What is asked for, with a limit by its number, 0 for none.
+/// A demand with this limit, 0 for none.
 fn demand(limit: u32) -> Demand {
     Demand { limit: Limit::from_number(limit), raise: lock::Raise::ByOne, lease: 1000 }
 }
 
-/// So many cases; `PROPTEST_CASES` asks for more. Not for fewer: some tests count what they have met, since cases in
-/// which nothing happens would show nothing.
+/// This number of cases, or more with `PROPTEST_CASES`. Fewer would be too few for the tests that count what happened.
 fn cases(cases: u32) -> Config {
     let cases = Config::default().cases.max(cases);
     Config { cases, failure_persistence: None, max_shrink_iters: 4_000, ..Config::default() }
 }
 
-/// The same cases each time: for what must be found.
+/// Always the same cases, for faults that must be detected.
 fn repeatable(cases: u32) -> TestRunner {
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
     TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default()))
 }
 
-/// The locks that are waited for.
+/// Locks with waiters.
 trait Locks: View {
-    /// Those who hold a lock.
+    /// The holders of a lock.
     fn holders(&mut self, key: &LockKey) -> Vec<Owner>;
 
-    /// Carries out the end of a wait: what was granted is written.
+    /// Applies the end of a wait: a grant is written.
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd);
 }
 
-/// Serves all who can be served after the `changed` locks have changed.
+/// Serves all requests that can be granted after the `changed` locks have changed.
 fn serve(
     queue: &mut Queue<()>,
     locks: &mut impl Locks,

@@ -1,4 +1,4 @@
-//! Maps by the name of a lock: what a plain map would say.
+//! Maps by lock name, compared with a plain map.
 
 use super::{ELSEWHERE, cases, key};
 use crate::lock::{KeyMap, LockKey};

@@ -1,16 +1,16 @@
-//! The protocol's rule, said a second time: lists, loops, and nothing to make them fast.
+//! The protocol's rule, implemented a second time with lists and loops, without optimisation.
 
 use crate::lock::{Millis, WaiterId};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// All locks and all who wait.
+/// All locks and waiters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Plain {
     pub locks: BTreeMap<u32, PlainLock>,
     /// In order of arrival.
     pub waiters: Vec<PlainWaiter>,
-    /// How many grants there were.
+    /// The number of grants.
     pub grants: u64,
 }
 
@@ -20,7 +20,7 @@ pub struct PlainLock {
     pub not_a_lock: bool,
     /// In order of their numbers.
     pub holders: Vec<PlainHold>,
-    /// The smallest limit named since the lock was last free; 0: none was.
+    /// The smallest limit named since the lock was last free; 0: none.
     pub limit: u32,
 }
 
@@ -28,26 +28,26 @@ pub struct PlainLock {
 pub struct PlainHold {
     pub owner: u32,
     pub holds: u64,
-    /// The last millisecond in which it counts.
+    /// The last millisecond of its lease.
     pub until: Option<Millis>,
-    /// The grant by which it came, of one key or several; `None`: another client made it.
+    /// The number of its grant, for one key or several; `None`: another client wrote it.
     pub grant: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct PlainWaiter {
-    /// Its place; before it is given one, only when it arrived counts.
+    /// Its position. Before it has one, only the arrival time counts.
     pub id: WaiterId,
     pub owner: u32,
     pub keys: Vec<u32>,
     pub limit: u32,
-    /// Raise the hold count to so many; `None`: by one; 0: it is for an owner who does not hold.
+    /// Raises the hold count to this value; `None`: by one; 0: only for owners without a hold.
     pub to: Option<u64>,
     pub lease: Millis,
 }
 
 impl fmt::Debug for PlainWaiter {
-    /// On one line: histories are long.
+    /// On one line, because histories are long.
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { id, owner, keys, limit, to, lease } = self;
         let WaiterId { arrived, ticket } = id;
@@ -59,19 +59,19 @@ impl fmt::Debug for PlainWaiter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Granted,
-    /// A key is no lock.
+    /// A key is not a lock.
     NotALock,
-    /// The owner holds a key, under another limit.
+    /// The owner holds a key, with another limit.
     OtherLimit,
     /// Of several keys, the owner holds some, or all by several grants.
     HoldsSome,
-    /// The owner holds a key, and the request is for one who does not.
+    /// The owner holds a key, and the request is for owners without a hold.
     NotNew,
 }
 
 static FREE: PlainLock = PlainLock { not_a_lock: false, holders: Vec::new(), limit: 0 };
 
-/// The smaller of two limits, where 0 is none.
+/// The smaller limit, where 0 is none.
 pub fn stricter(one: u32, other: u32) -> u32 {
     match (one, other) {
         (0, limit) | (limit, 0) => limit,
@@ -84,7 +84,7 @@ impl PlainLock {
         self.holders.iter().find(|hold| hold.owner == owner)
     }
 
-    /// The limit if `limit` joined now.
+    /// The lock's limit if `limit` joined now.
     fn limit_with(&self, limit: u32) -> u32 {
         if self.holders.is_empty() { limit } else { stricter(self.limit, limit) }
     }
@@ -108,30 +108,30 @@ impl Plain {
         self.waiters.iter().position(|waiter| waiter.id == id)
     }
 
-    /// Whether an owner waits for one of these keys: then it asks for none of them again.
+    /// Whether an owner waits for one of these keys. Then it makes no further request for any of them.
     pub fn awaits(&self, owner: u32, keys: &[u32]) -> bool {
         self.waiters.iter().any(|waiter| waiter.owner == owner && waiter.keys.iter().any(|key| keys.contains(key)))
     }
 
-    /// Those who wait for a key, in order.
+    /// The waiters for a key, in order.
     pub fn lane(&self, key: u32) -> Vec<WaiterId> {
         self.waiters.iter().filter(|waiter| waiter.keys.contains(&key)).map(|waiter| waiter.id).collect()
     }
 
-    /// How a wait has to end, `None` if it has to go on.
+    /// How a wait must end, or `None` if it continues.
     pub fn ending(&self, place: usize) -> Option<Ending> {
         let ahead = self.waiters.get(..place)?;
         self.ending_of(self.waiters.get(place)?, ahead)
     }
 
-    /// How a request that comes now ends at once, `None` if it has to wait.
+    /// How a new request ends immediately, or `None` if it waits.
     pub fn ending_at_once(&self, waiter: &PlainWaiter) -> Option<Ending> {
         self.ending_of(waiter, &self.waiters)
     }
 
     fn ending_of(&self, waiter: &PlainWaiter, ahead: &[PlainWaiter]) -> Option<Ending> {
         let locks = || waiter.keys.iter().map(|&key| self.lock(key));
-        // A repetition (`HOLDS`) may name a larger limit than the lock has by now, but no smaller one.
+        // A repetition (`HOLDS`) may name a larger limit than the lock has now, but no smaller one.
         let is_other = |lock: &PlainLock| {
             let is_repetition = |hold: &PlainHold| {
                 waiter.to.is_some_and(|to| hold.holds >= to) && stricter(lock.limit, waiter.limit) == lock.limit
@@ -163,7 +163,7 @@ impl Plain {
         all.then_some(Ending::Granted)
     }
 
-    /// A request begins to wait, behind all that arrived before it.
+    /// Queues a request behind all that arrived before it.
     pub fn join(&mut self, waiter: PlainWaiter) {
         self.waiters.push(waiter);
         self.waiters.sort_by_key(|it| it.id);
@@ -177,7 +177,7 @@ impl Plain {
         }
     }
 
-    /// Writes a grant of all the keys.
+    /// Writes a grant of all keys.
     pub fn grant(&mut self, waiter: &PlainWaiter, now: Millis) {
         self.grants += 1;
         for &key in &waiter.keys {
@@ -196,12 +196,12 @@ impl Plain {
         }
     }
 
-    /// Takes a holder out.
+    /// Removes a holder.
     pub fn release(&mut self, key: u32, owner: u32) {
         self.retain(key, |hold| hold.owner != owner);
     }
 
-    /// Takes those out whose lease is over; the keys where there were any.
+    /// Removes expired holders, and returns the keys that had any.
     pub fn expire(&mut self, now: Millis) -> Vec<u32> {
         let over = |hold: &PlainHold| hold.until.is_some_and(|until| until < now);
         let mut expired: Vec<u32> = self.locks.keys().copied().collect();
@@ -221,7 +221,7 @@ impl Plain {
         }
     }
 
-    /// Serves until nobody can be served; who that was.
+    /// Grants requests as far as possible, and returns them.
     pub fn serve(&mut self, now: Millis) -> Vec<WaiterId> {
         let mut served = Vec::new();
         while let Some((place, ending)) = self.first_to_end() {
@@ -231,13 +231,13 @@ impl Plain {
         served
     }
 
-    /// The first in order of arrival whose wait has to end.
+    /// The first request, in order of arrival, whose wait must end.
     pub fn first_to_end(&self) -> Option<(usize, Ending)> {
         (0..self.waiters.len()).find_map(|place| Some((place, self.ending(place)?)))
     }
 
-    /// Those who wait for ever if nothing is ever released but by owners who wait for nothing. `choose` picks who of
-    /// so many finishes next.
+    /// The requests that wait forever if only owners without a request release their holds. `choose` picks which of them
+    /// releases next.
     pub fn stuck(&self, mut choose: impl FnMut(usize) -> usize) -> Plain {
         let mut plain = self.clone();
         loop {

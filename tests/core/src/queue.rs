@@ -1,4 +1,4 @@
-//! The queue: each of its views is that of a plain list.
+//! The queue: each of its views equals that of a plain list.
 
 use super::{ELSEWHERE, cases, demand, key, owner};
 use crate::lock::{LockKey, Owner, Queue, WaiterId};
@@ -11,7 +11,7 @@ const KEYS: [u32; 5] = [0, 1, 2, ELSEWHERE, ELSEWHERE + 1];
 
 #[derive(Clone, Debug)]
 enum Act {
-    /// Who, for what, and when it arrived.
+    /// Owner, keys, and time of arrival.
     Join(u32, BTreeSet<u32>, u64),
     Leave(usize),
 }
@@ -24,7 +24,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Who waits, in order of arrival: for whom and for what.
+/// The waiters in order of arrival: owner and keys.
 type Plain = BTreeMap<WaiterId, (u32, BTreeSet<u32>)>;
 
 fn ids(plain: &Plain, is_meant: impl Fn(u32, &BTreeSet<u32>) -> bool) -> Vec<WaiterId> {
@@ -76,14 +76,14 @@ proptest! {
         let (mut queue, mut plain) = (Queue::default(), Plain::new());
         for act in acts {
             match act {
-                // An owner waits for a key once.
+                // An owner has one request for a key.
                 Act::Join(who, numbers, _) if plain.values().any(|(owner, keys)| *owner == who && !keys.is_disjoint(&numbers)) => {}
                 Act::Join(who, numbers, arrived) => {
                     let next = queue.next_id(arrived);
                     let keys: Vec<LockKey> = numbers.iter().map(|number| key(*number)).collect();
                     let id = queue.join(owner(who), keys.clone(), demand(1), arrived, Some(9), ());
                     prop_assert!(id == next && plain.insert(id, (who, numbers)).is_none());
-                    let it = queue.get(id).expect("it waits");
+                    let it = queue.get(id).expect("the waiter is queued");
                     prop_assert!(it.owner == owner(who) && *it.keys == *keys && it.until == Some(9));
                 }
                 Act::Leave(nth) => {
@@ -104,7 +104,7 @@ proptest! {
     }
 }
 
-/// T5: with a list of its waits that is moved as a whole, this would take minutes, and not a second.
+/// A list of the owner's waits that is copied as a whole would take minutes instead of a second.
 #[test]
 fn many_waits_of_one_owner_cost_as_much_as_of_many_owners() {
     const WAITS: u32 = 400_000;

@@ -1,11 +1,11 @@
-//! Locks in memory: what the keyspace is to the server.
+//! Locks in memory, instead of the server's keyspace.
 
 use super::Locks;
 use crate::lock::serve::{Sight, View, WaitEnd};
 use crate::lock::{Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
 use std::collections::HashMap;
 
-/// What is stored under a key.
+/// The value of a key.
 #[derive(Clone, Debug)]
 pub enum Stored {
     Lock(Holders),
@@ -56,7 +56,7 @@ impl Table {
         }
     }
 
-    /// Takes a holder out.
+    /// Removes a holder.
     pub fn release(&mut self, key: &LockKey, owner: &Owner) -> Option<Hold> {
         let Some(Stored::Lock(holders)) = self.stored.get_mut(key) else { return None };
         let hold = holders.remove(owner);
@@ -66,7 +66,7 @@ impl Table {
         hold
     }
 
-    /// Takes those out whose lease is over.
+    /// Removes expired holders.
     pub fn purge(&mut self) {
         let now = self.now;
         let keys: Vec<LockKey> = self.stored.keys().cloned().collect();

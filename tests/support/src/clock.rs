@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::environment::{in_containers, server_program, workspace};
 use crate::server::Builder;
 
-/// The clock of one server, by a library that is preloaded.
+/// The clock of one server, set by a preloaded library.
 pub struct Clock {
     offset: File,
-    /// Holds the library and the offset.
+    /// The directory of the library and the offset.
     dir: PathBuf,
 }
 
@@ -23,7 +23,7 @@ impl Drop for Clock {
 }
 
 impl Clock {
-    /// A clock for the server that is started so; `None` where it can't have one: in a container, the library is missing.
+    /// A clock for the server of this builder. `None` in a container, where the library is missing.
     #[track_caller]
     pub fn of(builder: Builder) -> Option<(Builder, Self)> {
         if in_containers() {
@@ -37,18 +37,18 @@ impl Clock {
         let (library, offset, wrapper) = (path("clock_step.so"), path("offset"), path("server"));
         let source = workspace().join("tests/clock_steps/clock_step.c");
         let built = Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
-        assert!(built.expect("gcc, which building the module needs, too").success());
+        assert!(built.expect("gcc, which the build of the module needs, too").success());
         fs::write(&offset, 0_i64.to_ne_bytes()).expect("written");
         let (program, preload, step) = (server_program(), library.display(), offset.display());
         let script =
             format!("#!/bin/sh\nCLOCK_STEP='{step}' LD_PRELOAD='{preload}' exec '{}' \"$@\"\n", program.display());
         fs::write(&wrapper, script).expect("written");
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("it may be run");
-        let offset = File::options().write(true).open(offset).expect("it was written");
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("the wrapper is executable");
+        let offset = File::options().write(true).open(offset).expect("the offset file exists");
         Some((builder.program(wrapper), Self { offset, dir }))
     }
 
-    /// Sets it so many ms away from the machine's.
+    /// Sets the server's clock this many ms ahead of the machine's.
     pub fn set(&self, ms: i64) {
         self.offset.write_all_at(&(ms * 1000).to_ne_bytes(), 0).expect("written");
     }

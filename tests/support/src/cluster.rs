@@ -1,4 +1,4 @@
-//! A cluster of masters, for tests of what a moving slot does.
+//! A cluster of masters, for tests with moving slots.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,22 +10,22 @@ use crate::until::until;
 
 const SLOTS: u16 = 16_384;
 const SOON: Duration = Duration::from_secs(30);
-/// A meeting is forgotten after the node timeout.
+/// After the node timeout a node forgets a `CLUSTER MEET`.
 const FORGOTTEN: Duration = Duration::from_secs(6);
 
-/// Masters that share the slots evenly. They end when it is dropped.
+/// Masters that share the slots evenly. Dropping it ends them.
 pub struct Cluster {
     nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// `count` masters with the module loaded, once every one of them says that the cluster is ready.
+    /// `count` masters with the module loaded, once all of them report that the cluster is ready.
     #[track_caller]
     pub fn start(count: usize) -> Self {
         Self::start_with(count, |builder| builder)
     }
 
-    /// The same, with settings of one's own for each node.
+    /// The same, with other settings for each node.
     #[track_caller]
     pub fn start_with(count: usize, settings: impl Fn(Builder) -> Builder) -> Self {
         let cluster = Self { nodes: (0..count).map(|_| settings(builder()).start()).collect() };
@@ -45,7 +45,7 @@ impl Cluster {
         &self.nodes[index]
     }
 
-    /// One node, to be stopped or killed.
+    /// One node, to stop or kill it.
     pub fn node_mut(&mut self, index: usize) -> &mut Server {
         &mut self.nodes[index]
     }
@@ -56,19 +56,19 @@ impl Cluster {
         redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut self.nodes[0].connect()).expect("CLUSTER KEYSLOT")
     }
 
-    /// The index of the node that says that it owns a slot.
+    /// The index of the node that owns a slot, by its own account.
     #[track_caller]
     pub fn owner_of(&self, slot: u16) -> usize {
         (0..self.nodes.len()).find(|index| self.owns(*index, slot)).expect("every slot has an owner")
     }
 
-    /// Whether a node says that it owns a slot.
+    /// Whether a node owns a slot, by its own account.
     #[track_caller]
     pub(crate) fn owns(&self, index: usize, slot: u16) -> bool {
         own_slots(&mut self.nodes[index].connect()).iter().any(|range| range.contains(&slot))
     }
 
-    /// Whether a node says that it owns the slot of a key.
+    /// Whether a node owns the slot of a key, by its own account.
     #[track_caller]
     pub fn owns_key(&self, index: usize, key: &[u8]) -> bool {
         self.owns(index, self.slot_of(key))
@@ -82,7 +82,7 @@ impl Cluster {
         self.finish_move(slot, from, to);
     }
 
-    /// First step of a move: both ends know about it, and nothing has moved.
+    /// First step of a move: both nodes know of it, and no key has moved.
     #[track_caller]
     pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
         let (source, target) = (self.id(from), self.id(to));
@@ -90,7 +90,7 @@ impl Cluster {
         self.set_slot(from, slot, &["MIGRATING", &target]);
     }
 
-    /// Second step of a move: the keys that are there now move.
+    /// Second step of a move: moves the keys that exist now.
     #[track_caller]
     pub fn migrate_keys(&self, slot: u16, from: usize, to: usize) {
         let mut source = self.nodes[from].connect();
@@ -105,7 +105,7 @@ impl Cluster {
             if keys.is_empty() {
                 return;
             }
-            // NOKEY is fine: a lock may expire between the two commands.
+            // NOKEY is allowed: a lock may expire between the two commands.
             let _: Value = redis::cmd("MIGRATE")
                 .arg(target.ip().to_string())
                 .arg(target.port())
@@ -123,7 +123,7 @@ impl Cluster {
     #[track_caller]
     pub fn finish_move(&self, slot: u16, from: usize, to: usize) {
         let target = self.id(to);
-        // The new owner first: so there is no moment in which nobody takes the slot for its own.
+        // The new owner first, so that at every moment one node considers itself the owner.
         self.set_slot(to, slot, &["NODE", &target]);
         self.set_slot(from, slot, &["NODE", &target]);
         for node in (0..self.nodes.len()).filter(|node| ![from, to].contains(node)) {
@@ -131,25 +131,25 @@ impl Cluster {
         }
     }
 
-    /// Gives up a move that has begun: the slot stays where it is.
+    /// Cancels a move that has begun: the slot stays where it is.
     #[track_caller]
     pub fn give_up_move(&self, slot: u16, from: usize, to: usize) {
         [from, to].into_iter().for_each(|node| self.set_slot(node, slot, &["STABLE"]));
     }
 
-    /// One node takes a slot, of which another one only hears: that deletes what it has in it.
+    /// One node claims a slot. When the other one learns of it, it deletes the slot's keys.
     #[track_caller]
     pub fn take_slot(&self, slot: u16, from: usize, to: usize) {
         self.set_slot(to, slot, &["IMPORTING", &self.id(from)]);
         self.set_slot(to, slot, &["NODE", &self.id(to)]);
-        until(SOON, "the other node has heard of it", || !self.owns(from, slot));
+        until(SOON, "the other node knows", || !self.owns(from, slot));
     }
 
-    /// Waits until every node says that the cluster is ready.
+    /// Waits until every node reports that the cluster is ready.
     #[track_caller]
     pub fn wait_until_ok(&self) {
         let count = self.nodes.len().to_string();
-        until(SOON, "every node says cluster_state:ok", || {
+        until(SOON, "every node reports cluster_state:ok", || {
             self.nodes.iter().all(|node| {
                 let info: RedisResult<String> = redis::cmd("CLUSTER").arg("INFO").query(&mut node.connect());
                 let info = info.expect("CLUSTER INFO");
@@ -159,11 +159,11 @@ impl Cluster {
         });
     }
 
-    /// A replica of one node, once it can take over.
+    /// A replica of one node, once it can be promoted.
     ///
-    /// A replica asks for votes once, and again only after four times the node timeout. Where two nodes have no connection
-    /// yet, the question or the vote is lost; a node that does not know yet whose replica it is refuses. So all must be
-    /// connected with all, and know the same of each other.
+    /// A replica asks for votes once, and again only after four node timeouts. If two nodes are not connected yet, the request
+    /// or the vote is lost. A node that does not know the replica's master yet refuses. So all nodes must be connected and
+    /// agree.
     #[track_caller]
     pub fn replica_of(&self, index: usize) -> Server {
         self.replica_from(builder(), index, 0)
@@ -176,7 +176,7 @@ impl Cluster {
         (0..self.nodes.len()).map(replica).collect()
     }
 
-    /// A replica beside this many others.
+    /// A replica, beside this many others.
     #[track_caller]
     fn replica_from(&self, builder: Builder, index: usize, others: usize) -> Server {
         let (replica, master) = (builder.start(), self.id(index));
@@ -196,7 +196,7 @@ impl Cluster {
                 false => flags.contains("slave") || !slots.is_empty(),
             }
         };
-        until(SOON, "all nodes are connected, and know whose replica it is", || {
+        until(SOON, "all nodes are connected, and know the replica's master", || {
             self.nodes.iter().chain([&replica]).all(|node| {
                 let seen = nodes_as_seen_by(&mut node.connect());
                 seen.lines().count() == self.nodes.len() + others + 1 && seen.lines().all(as_it_is)
@@ -205,11 +205,11 @@ impl Cluster {
         replica
     }
 
-    /// Has a replica take its master's place, as an operator does.
+    /// Promotes a replica by `CLUSTER FAILOVER`, as an operator does.
     #[track_caller]
     pub fn fail_over_to(&self, replica: &Server) {
         redis::cmd("CLUSTER").arg("FAILOVER").exec(&mut replica.connect()).expect("CLUSTER FAILOVER");
-        until(SOON, "it has taken over", || replica.info("replication", "role").as_deref() == Some("master"));
+        until(SOON, "the replica is promoted", || replica.info("replication", "role").as_deref() == Some("master"));
     }
 
     fn assign_slots(&self) {
@@ -223,7 +223,7 @@ impl Cluster {
                 .arg(bound(index + 1) - 1)
                 .exec(&mut connection)
                 .expect("CLUSTER ADDSLOTSRANGE");
-            // Each its own, so that they need not agree on one first.
+            // Each node its own epoch, so that they need not agree on one first.
             redis::cmd("CLUSTER")
                 .arg("SET-CONFIG-EPOCH")
                 .arg(index + 1)
@@ -232,8 +232,8 @@ impl Cluster {
         }
     }
 
-    /// Has a newcomer meet a node, until that knows it. On a busy machine one side may have forgotten the meeting when the other one
-    /// answers, and nobody repeats it.
+    /// Makes a new node meet an existing one, until that knows it. On a busy machine one side may forget the meeting before the
+    /// other replies, and it is not repeated.
     fn introduce(&self, newcomer: &Server, index: usize) {
         let (node, newcomers_id) = (&self.nodes[index], id(newcomer));
         let mut next = Instant::now();
@@ -266,7 +266,7 @@ impl Cluster {
     }
 }
 
-/// What is to be a node.
+/// The settings of a node.
 fn builder() -> Builder {
     Server::builder().arg("cluster-enabled", "yes").arg("cluster-node-timeout", "5000")
 }
@@ -279,11 +279,11 @@ fn nodes_as_seen_by(node: &mut Connection) -> String {
     redis::cmd("CLUSTER").arg("NODES").query(node).expect("CLUSTER NODES")
 }
 
-/// The slots that a node counts as its own.
+/// The slots that a node considers its own.
 fn own_slots(connection: &mut Connection) -> Vec<Range<u16>> {
     let nodes = nodes_as_seen_by(connection);
     let myself = nodes.lines().find(|line| line.contains("myself")).expect("a node knows itself");
-    // Slots being moved stand in brackets behind the others.
+    // Migrating slots are in brackets behind the others.
     myself.split(' ').skip(8).take_while(|slots| !slots.starts_with('[')).filter_map(range).collect()
 }
 

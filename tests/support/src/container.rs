@@ -1,7 +1,7 @@
-//! A server in a container of its own: `HOLDFAST_CONTAINER=1`.
+//! A server in its own container: `HOLDFAST_CONTAINER=1`.
 //!
-//! `make test-containers` sets what this reads: `HOLDFAST_IMAGE` names the image, `HOLDFAST_NETWORK` a private network,
-//! and `HOLDFAST_MODULE` the module's path inside the image.
+//! `make test-containers` sets the variables: `HOLDFAST_IMAGE` is the image, `HOLDFAST_NETWORK` a private network, and
+//! `HOLDFAST_MODULE` the module's path inside the image.
 
 use std::env;
 use std::net::{IpAddr, SocketAddr};
@@ -18,19 +18,19 @@ use crate::launch::{Launch, Running};
 type Started = testcontainers::Container<GenericImage>;
 
 const PORT: u16 = 6379;
-/// Where the server's directory appears in the container.
+/// The server's directory in the container.
 const DIR: &str = "/data";
 const MEMORY: i64 = 2 << 30;
 const CPU_NANOS: i64 = 2_000_000_000;
 
 pub(crate) struct Container {
     started: Started,
-    /// Asked for at each start: a container that has ended has none.
+    /// Read at each start: a container that has ended has no address.
     address: Mutex<SocketAddr>,
 }
 
 impl Container {
-    /// Starts the server; it may not answer yet, or may have ended again.
+    /// Starts the server. It may not accept connections yet, or may have ended already.
     pub(crate) fn start(launch: &Launch) -> Self {
         let started = run(launch);
         let address = Mutex::new(address_of(&started).unwrap_or_else(|| (IpAddr::from([127, 0, 0, 1]), PORT).into()));
@@ -44,13 +44,13 @@ impl Container {
 
 impl Running for Container {
     fn addr(&self) -> SocketAddr {
-        *self.address.lock().expect("nobody panics with it")
+        *self.address.lock().expect("no thread panicked with the lock")
     }
 
     fn pid(&self) -> u32 {
         let output = self.docker(&["inspect", "--format", "{{.State.Pid}}"]);
         let text = String::from_utf8_lossy(&output.stdout);
-        text.trim().parse().expect("docker inspect tells the process id")
+        text.trim().parse().expect("docker inspect returns the process id")
     }
 
     fn signal(&self, signal: i32) {
@@ -59,13 +59,13 @@ impl Running for Container {
     }
 
     fn ended(&self) -> bool {
-        !self.started.is_running().expect("docker tells whether it runs")
+        !self.started.is_running().expect("docker reports whether it runs")
     }
 
     fn start_again(&self) {
         self.started.start().expect("the container starts again");
         if let Some(address) = address_of(&self.started) {
-            *self.address.lock().expect("nobody panics with it") = address;
+            *self.address.lock().expect("no thread panicked with the lock") = address;
         }
     }
 
@@ -82,12 +82,12 @@ fn run(launch: &Launch) -> Started {
         .with_cmd(arguments(launch))
         .with_mount(Mount::bind_mount(launch.dir.display().to_string(), DIR))
         .with_label("holdfast.test", std::process::id().to_string())
-        // The image's own would be one more client of the server, every few seconds.
+        // The image's own health check would be another client of the server, every few seconds.
         .with_health_check(Healthcheck::none())
-        // The files are this user's, who removes them.
+        // The files belong to this user, who deletes them.
         .with_user(user())
         .with_host_config_modifier(|host| {
-            // Reached by the container's own address: nothing is published.
+            // Tests connect to the container's own address: no port is published.
             host.publish_all_ports = Some(false);
             host.memory = Some(MEMORY);
             host.nano_cpus = Some(CPU_NANOS);
@@ -106,7 +106,7 @@ fn arguments(launch: &Launch) -> Vec<String> {
     add("bind", "*");
     add("protected-mode", "no");
     add("port", &PORT.to_string());
-    // "local" would mean the container itself.
+    // "local" would mean inside the container.
     add("enable-debug-command", "yes");
     add("enable-module-command", "yes");
     for (name, value) in &launch.settings {
@@ -120,23 +120,23 @@ fn arguments(launch: &Launch) -> Vec<String> {
     arguments
 }
 
-/// A file of the server's directory as the container sees it.
+/// The path of a server's file inside the container.
 fn inside(launch: &Launch, path: &Path) -> String {
     let name = path.strip_prefix(&launch.dir).expect("a container sees only its own directory");
     Path::new(DIR).join(name).display().to_string()
 }
 
 fn user() -> String {
-    // SAFETY: plain calls that cannot fail.
+    // SAFETY: calls without arguments that can't fail.
     let (user, group) = unsafe { (libc::getuid(), libc::getgid()) };
     format!("{user}:{group}")
 }
 
-/// The container's own address, or none once it has ended.
+/// The container's own address, or `None` if it has ended.
 fn address_of(started: &Started) -> Option<SocketAddr> {
     Some((started.get_bridge_ip_address().ok()?, PORT).into())
 }
 
 fn docker(arguments: &[&str]) -> Output {
-    Command::new("docker").args(arguments).output().expect("docker can be run")
+    Command::new("docker").args(arguments).output().expect("docker runs")
 }

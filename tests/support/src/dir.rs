@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process, thread};
 
-/// Where a server keeps its files. A private one is removed in the end, unless the test failed.
+/// Where a server keeps its files. A private directory is deleted at the end, unless the test failed.
 #[derive(Debug)]
 pub(crate) enum Dir {
     Private(PathBuf),
@@ -12,12 +12,12 @@ pub(crate) enum Dir {
 }
 
 impl Dir {
-    /// An empty directory that nobody else uses.
+    /// A new empty directory.
     pub(crate) fn private() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = env::temp_dir().join(format!("holdfast-{}-{number}", process::id()));
-        // A directory that an earlier process with this id left behind.
+        // A directory that an earlier process with this id may have left.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("can't make {}: {error}", path.display()));
         Self::Private(path)

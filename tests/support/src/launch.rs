@@ -1,9 +1,9 @@
-//! How a server is to be started, and what can be done to it wherever it runs.
+//! How a server is started, and operations on it wherever it runs.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// How a server is to be started.
+/// How a server is started.
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) config_file: Option<PathBuf>,
@@ -24,7 +24,7 @@ pub(crate) struct Module {
 pub(crate) trait Running: Send + Sync {
     fn addr(&self) -> SocketAddr;
     fn pid(&self) -> u32;
-    /// Does nothing to a server that has ended.
+    /// Has no effect on a server that has ended.
     fn signal(&self, signal: i32);
     fn ended(&self) -> bool;
     fn start_again(&self);

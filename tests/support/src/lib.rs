@@ -1,7 +1,7 @@
 //! Real servers for tests.
 //!
-//! [`Server::start`] gives a test a server of its own: on 127.0.0.1 with a port and a directory that nobody else has, the
-//! module loaded, and gone when the value is dropped. Under `make test-containers` the same call starts a container.
+//! [`Server::start`] gives a test its own server on 127.0.0.1, with its own port and directory and the module loaded.
+//! Dropping the value ends it. Under `make test-containers` the same call starts a container.
 //!
 //! ```no_run
 //! let server = support::Server::start();

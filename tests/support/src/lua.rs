@@ -1,10 +1,9 @@
-//! The steps of Redisson's lock as scripts, written from their description: what the module is compared with, and what
-//! it must share locks with.
+//! Redisson's lock as scripts, written from its description. Tests compare the module with them, and share locks with them.
 //!
-//! All take the lease in milliseconds as `ARGV[1]` and the owner as `ARGV[2]`, and the lock as `KEYS[1]`.
+//! All scripts take the lock as `KEYS[1]`, the lease in milliseconds as `ARGV[1]` and the owner as `ARGV[2]`.
 
-/// Takes the lock or re-enters it: null. Held by another owner: the time it has left as `PTTL` tells it, in milliseconds
-/// (-1: no expiry).
+/// Acquires or re-enters the lock: null. If another owner holds it: the remaining time, as `PTTL` returns it, in
+/// milliseconds (-1: no expiry).
 ///
 /// `KEYS[1]` lock; `ARGV[1]` lease, `ARGV[2]` owner.
 pub const ACQUIRE: &str = "\
@@ -17,7 +16,7 @@ end
 return redis.call('pttl', KEYS[1])
 ";
 
-/// Gives back one hold. Null: this owner does not hold it. 0: holds are left, and the lease begins anew.
+/// Releases one hold. Null: this owner does not hold the lock. 0: holds are left, and the lease starts anew.
 /// 1: the lock is free, and `0` was published.
 ///
 /// `KEYS[1]` lock, `KEYS[2]` channel; `ARGV[1]` lease, `ARGV[2]` owner.
@@ -34,7 +33,7 @@ redis.call('publish', KEYS[2], '0')
 return 1
 ";
 
-/// Begins the lease anew: 1, or 0 if this owner does not hold the lock.
+/// Starts the lease anew: 1, or 0 if this owner does not hold the lock.
 ///
 /// `KEYS[1]` lock; `ARGV[1]` lease, `ARGV[2]` owner.
 pub const RENEW: &str = "\
@@ -45,7 +44,7 @@ redis.call('pexpire', KEYS[1], ARGV[1])
 return 1
 ";
 
-/// Breaks the lock: 1, or 0 if it was free.
+/// Forces the lock free: 1, or 0 if it was free.
 ///
 /// `KEYS[1]` lock, `KEYS[2]` channel.
 pub const FORCE: &str = "\
@@ -56,7 +55,7 @@ redis.call('publish', KEYS[2], '0')
 return 1
 ";
 
-/// The channel on which the release of `key` is announced.
+/// The channel on which releases of `key` are published.
 pub fn channel(key: &[u8]) -> Vec<u8> {
     const PREFIX: &[u8] = b"redisson_lock__channel:";
     if key.contains(&b'{') { [PREFIX, key].concat() } else { [PREFIX, b"{", key, b"}"].concat() }

@@ -1,4 +1,4 @@
-//! Somebody else on a server, who notices how long the server's steps are.
+//! A client that measures how long the server's event-loop iterations are.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,20 +8,20 @@ use crate::processor::ProcessorClock;
 use crate::raw::Raw;
 use crate::resp::{self, encode};
 
-/// An answer comes sooner than this if the server has nothing else to do.
+/// A reply takes less than this if the server is otherwise idle.
 const SOON: Duration = Duration::from_micros(200);
 
 /// How long a `PING` waited.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waited {
-    /// From request to reply, with all that the machine did besides.
+    /// From request to reply, including all that the machine did besides.
     pub all: Duration,
-    /// The processor time that the server used while the request lay there. A machine that is busy with others, or stops
-    /// everybody, does not add to it, and neither does what the server did after its answer.
+    /// The processor time that the server used between request and reply. Other load on the machine does not add to it, and
+    /// neither does the server's work after the reply.
     pub server: Duration,
 }
 
-/// A client that sends a `PING` at a time, and asks right behind it what processor time the server has used by then.
+/// A client that sends one `PING` at a time, followed by a request for the server's processor time.
 pub struct Probe {
     raw: Raw,
     clock: ProcessorClock,
@@ -29,7 +29,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Connects to the server that listens on `address` and is the process `pid`.
+    /// Connects to the server that listens on `address`, whose process is `pid`.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl Probe {
         Ok(Self { raw: Raw::connect(address)?, clock: ProcessorClock::of(pid)?, requests })
     }
 
-    /// Sends one and waits for the reply.
+    /// Sends one `PING` and waits for the reply.
     ///
     /// # Errors
     ///
@@ -47,8 +47,8 @@ impl Probe {
     pub fn ping(&mut self) -> io::Result<Waited> {
         let sent = Instant::now();
         let first = self.send()?;
-        // A server hands its replies to the network at the end of the turn. A PING that it took in just before a long step
-        // waits for that step with its answer already made up; so another one is sent to lie there during the step.
+        // A server sends its replies at the end of the iteration. A PING that it read just before a long iteration waits for its
+        // end with the reply already composed. So another PING is sent, which waits unread during the iteration.
         let second = if self.raw.arrives_within(SOON)? { None } else { Some(self.send()?) };
         self.raw.read()?;
         let all = sent.elapsed();
@@ -60,8 +60,8 @@ impl Probe {
         Ok(Waited { all, server })
     }
 
-    /// Sends a request. What the server had used by then: only when it is sent it surely lies there, for this thread may
-    /// have been stopped before.
+    /// Sends a request. Returns the processor time that the server had used by then, which is read after sending, because this
+    /// thread may be paused in between.
     fn send(&mut self) -> io::Result<Duration> {
         self.raw.send_bytes(&self.requests)?;
         self.clock.now().ok_or_else(|| io::ErrorKind::NotConnected.into())
@@ -73,7 +73,7 @@ impl Probe {
     }
 }
 
-/// The processor time of the process that `INFO cpu` tells.
+/// The processor time of the process in `INFO cpu`.
 fn used(info: &str) -> Option<Duration> {
     let seconds = |field: &str| -> Option<f64> {
         info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?.trim().parse().ok()

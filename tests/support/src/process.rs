@@ -13,21 +13,21 @@ use std::{fs, thread};
 
 use crate::launch::{Launch, Running};
 
-/// A cluster node's bus listens this far above its port.
+/// A cluster node's bus port is its port plus this offset.
 const BUS_OFFSET: u16 = 10_000;
 
 pub(crate) struct Process {
     program: PathBuf,
     arguments: Vec<OsString>,
     log: PathBuf,
-    /// Where in the log this server's own lines begin: a given directory may hold those of another one.
+    /// Where this server's part of the log begins: a given directory may contain the log of another one.
     log_start: u64,
     port: u16,
     child: Mutex<Child>,
 }
 
 impl Process {
-    /// Starts the server; it may not answer yet, or may have ended again.
+    /// Starts the server. It may not accept connections yet, or may have ended already.
     pub(crate) fn start(launch: &Launch) -> Self {
         let port = free_port();
         let log = launch.dir.join("server.log");
@@ -56,8 +56,7 @@ impl Running for Process {
     fn signal(&self, signal: i32) {
         let mut child = self.child();
         if !has_ended(&mut child) {
-            // SAFETY: plain call. The id is still the child's: it has not been waited for, and nobody else can, as
-            // `child` is locked.
+            // SAFETY: a call with two numbers. The id is still the child's: no thread has waited for it, because `child` is locked.
             let result = unsafe { libc::kill(child.id() as libc::pid_t, signal) };
             assert_eq!(result, 0, "signal {signal}: {}", io::Error::last_os_error());
         }
@@ -111,21 +110,20 @@ fn arguments(launch: &Launch, port: u16) -> Vec<OsString> {
     arguments
 }
 
-/// A port that the system says is free, with room for a cluster's bus above it. Another process may be faster: then the
-/// server can't bind, and the caller tries again with another.
+/// A port that the system reports as free, with a cluster bus port above it. If another process takes it first, the server
+/// can't bind, and the caller tries another port.
 fn free_port() -> u16 {
     let taken = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| Ok(listener.local_addr()?.port()));
     std::iter::repeat_with(|| taken().expect("the system has a free port"))
         .take(1000)
         .find(|port| *port < u16::MAX - BUS_OFFSET)
-        .expect("the system gives ports below 55,535")
+        .expect("the system returns ports below 55,535")
 }
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// Starts a server from a thread that lives as long as the process: "parent death", which ends servers of a test run that
-/// was killed, means the death of the thread that started them, and a test's thread may end before others are done with
-/// its server.
+/// Starts a server from a thread that lasts as long as the process. The parent-death signal, which ends the servers of a
+/// killed test run, is sent when the thread that started them ends, and a test's thread may end before its server.
 fn spawn(program: &Path, arguments: &[OsString], log: &Path) -> Child {
     static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -139,8 +137,8 @@ fn spawn(program: &Path, arguments: &[OsString], log: &Path) -> Child {
     });
     let (sender, reply) = mpsc::channel();
     let order = (command(program, arguments, log), sender);
-    spawner.lock().expect("spawner is alive").send(order).expect("spawner is alive");
-    let child = reply.recv().expect("spawner is alive");
+    spawner.lock().expect("the spawner runs").send(order).expect("the spawner runs");
+    let child = reply.recv().expect("the spawner runs");
     child.unwrap_or_else(|error| panic!("can't start {}: {error}", program.display()))
 }
 
@@ -150,7 +148,7 @@ fn command(program: &Path, arguments: &[OsString], log: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(open()).stderr(open());
     let die_with_parent = || {
-        // SAFETY: plain system call, allowed between fork and exec.
+        // SAFETY: a system call that is allowed between fork and exec.
         match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

@@ -4,20 +4,20 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// A clock that runs while a process does, on whichever core, and stands while the process waits for one. So it tells what
-/// a server has done from what the machine has let it wait.
+/// A clock that runs while the process runs, on any core, and stops while it waits for one. It separates the server's work
+/// from the machine's load.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessorClock(libc::clockid_t);
 
 impl ProcessorClock {
-    /// The clock of the process `pid`, all of its threads together.
+    /// The clock of the process `pid`, with all of its threads.
     ///
     /// # Errors
     ///
     /// If there is no such process.
     pub fn of(pid: u32) -> io::Result<Self> {
         let mut clock = MaybeUninit::uninit();
-        // SAFETY: the call writes a clock id to where it is told, which has room for one.
+        // SAFETY: the call writes a clock id to the given place, which has room for one.
         match unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, clock.as_mut_ptr()) } {
             // SAFETY: the call succeeded, so it has written the id.
             0 => Ok(Self(unsafe { clock.assume_init() })),
@@ -25,10 +25,10 @@ impl ProcessorClock {
         }
     }
 
-    /// What the process has used so far; none once it is gone.
+    /// The processor time that the process has used, or `None` if it has ended.
     pub fn now(self) -> Option<Duration> {
         let mut time = MaybeUninit::<libc::timespec>::uninit();
-        // SAFETY: the call writes a time to where it is told, which has room for one.
+        // SAFETY: the call writes a time to the given place, which has room for one.
         match unsafe { libc::clock_gettime(self.0, time.as_mut_ptr()) } {
             0 => {
                 // SAFETY: the call succeeded, so it has written the time.
@@ -40,15 +40,15 @@ impl ProcessorClock {
     }
 }
 
-/// Keeps the calling thread on the processor that it runs on. What it sends within this machine then arrives in the order
-/// in which it was sent, also on different connections.
+/// Keeps the calling thread on its current processor. Data that it sends within this machine then arrives in order, also
+/// over different connections.
 ///
 /// # Panics
 ///
 /// If the system refuses.
 pub fn stay_on_this_processor() {
-    // SAFETY: a set of processors is plain bits, of which all may be zero; both calls are given one that outlives them,
-    // and its size; the calling thread is process 0. What `CPU_SET` is given is a processor's number.
+    // SAFETY: a set of processors is plain data, for which zero is valid. Both calls get a set that outlives them, and its
+    // size. The calling thread is process 0. The argument of `CPU_SET` is a processor's number.
     let result = unsafe {
         let mut here: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(usize::try_from(libc::sched_getcpu()).expect("the number of a processor"), &mut here);

@@ -1,4 +1,4 @@
-//! A proxy between a client and a server, that hands on, holds up, drops or cuts, message by message.
+//! A proxy between clients and a server that forwards, delays, drops or cuts, message by message.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use std::thread;
 
 use crate::resp::Replies;
 
-/// Where a message goes.
+/// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Toward {
     /// A request.
@@ -16,26 +16,26 @@ pub enum Toward {
     Client,
 }
 
-/// What becomes of a message.
+/// What the proxy does with a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is handed on.
+    /// Forwards it.
     Pass,
-    /// It waits, and those behind it, until the rule says otherwise. It is handed on then even if who sent it is gone.
+    /// Holds it, and those behind it, until the rule decides otherwise. It is then forwarded even if its sender is gone.
     Hold,
-    /// It is lost, and the sender does not hear of it.
+    /// Drops it without notice to the sender.
     Drop,
-    /// It is lost, and both sides are told by the end of their connections.
+    /// Drops it, and closes the connections to both sides.
     Cut,
-    /// It is handed on, and then both sides are told by the end of their connections.
+    /// Forwards it, and then closes the connections to both sides.
     Last,
-    /// This is handed on in its place.
+    /// Forwards these bytes instead.
     Instead(Vec<u8>),
 }
 
 type Rule = Box<dyn FnMut(usize, Toward, &[u8]) -> Fate + Send>;
 
-/// A proxy on a port of its own. Every connection to it is one to the server. It ends when dropped.
+/// A proxy with its own port. Every connection to it is one to the server. Dropping it ends it.
 pub struct Proxy {
     address: SocketAddr,
     inner: Arc<Inner>,
@@ -52,19 +52,19 @@ struct State {
     refusing: bool,
     silent: bool,
     streams: Vec<TcpStream>,
-    /// How many connections there were.
+    /// The number of connections so far.
     flows: usize,
-    /// Each way of each connection has a part in it.
+    /// Each direction of each connection has an entry.
     open: Arc<()>,
 }
 
 impl Proxy {
-    /// Hands everything on to this address until told otherwise.
+    /// Forwards everything to this address until a rule is set.
     pub fn to(target: SocketAddr) -> Self {
         Self::at(Ipv4Addr::LOCALHOST, target)
     }
 
-    /// The same, with this address of the machine's own.
+    /// The same, listening on this address of the machine.
     pub fn at(own: Ipv4Addr, target: SocketAddr) -> Self {
         let listener = TcpListener::bind((own, 0)).expect("the system has a free port");
         let address = listener.local_addr().expect("a listener has an address");
@@ -76,59 +76,58 @@ impl Proxy {
                 if Arc::strong_count(&accepting) == 1 {
                     return;
                 }
-                // A server that is not there is a connection that ends.
+                // If the server is not there, the connection is closed.
                 let _ = accept(&accepting, stream);
             }
         });
         Self { address, inner }
     }
 
-    /// Where to connect to.
+    /// The address to connect to.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on this decides on every message, those that are held included. Messages come whole.
+    /// Sets the rule for every message, including held ones. Messages are complete.
     pub fn rule(&self, mut rule: impl FnMut(Toward, &[u8]) -> Fate + Send + 'static) {
         let mut whole =
             move |toward, message: &[u8]| if message.is_empty() { Fate::Pass } else { rule(toward, message) };
         self.rule_by_flow(move |_, toward, message| whole(toward, message));
     }
 
-    /// The same, told which connection it is: they are numbered as they come. That a side has ended its connection is a message
-    /// without bytes.
+    /// The same, with the connection's number, in order of arrival. The end of a side's connection is an empty message.
     pub fn rule_by_flow(&self, rule: impl FnMut(usize, Toward, &[u8]) -> Fate + Send + 'static) {
         self.inner.state().rule = Box::new(rule);
         self.inner.changed.notify_all();
     }
 
-    /// How many connections there were so far.
+    /// The number of connections so far.
     pub fn flows(&self) -> usize {
         self.inner.state().flows
     }
 
-    /// How many connections there are that have not ended in both directions.
+    /// The number of connections that have not ended in both directions.
     pub fn connections(&self) -> usize {
         (Arc::strong_count(&self.inner.state().open) - 1).div_ceil(2)
     }
 
-    /// Hands on everything from now on, what is held included.
+    /// Forwards everything from now on, including held messages.
     pub fn pass(&self) {
         self.rule(|_, _| Fate::Pass);
     }
 
-    /// Ends all connections, and refuses new ones until [`accept`](Self::accept).
+    /// Closes all connections, and refuses new ones until [`accept`](Self::accept).
     pub fn refuse(&self) {
         self.inner.state().refusing = true;
         self.cut();
     }
 
-    /// Hands on nothing more in either direction, not even that a connection has ended, until [`accept`](Self::accept): then all of it.
+    /// Forwards nothing in either direction, not even the end of a connection, until [`accept`](Self::accept): then all of it.
     pub fn silence(&self) {
         self.inner.state().silent = true;
     }
 
-    /// Takes new connections again, and hands on what came while it was silent.
+    /// Accepts new connections again, and forwards what arrived while it was silent.
     pub fn accept(&self) {
         let mut state = self.inner.state();
         (state.refusing, state.silent) = (false, false);
@@ -136,13 +135,13 @@ impl Proxy {
         self.inner.changed.notify_all();
     }
 
-    /// Hands new connections on to another server, and ends those that there are.
+    /// Forwards new connections to another server, and closes the existing ones.
     pub fn turn_to(&self, target: SocketAddr) {
         self.inner.state().target = target;
         self.cut();
     }
 
-    /// Ends all connections. New ones are taken.
+    /// Closes all connections. New ones are accepted.
     pub fn cut(&self) {
         for stream in self.inner.state().streams.drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
@@ -157,7 +156,7 @@ impl Drop for Proxy {
         self.cut();
         let target = self.address;
         self.inner = Arc::new(Inner { state: Mutex::new(State::new(target, true)), changed: Condvar::new() });
-        // Wakes the listener, which finds that it is alone.
+        // Wakes the listener, which then ends.
         let _ = TcpStream::connect(target);
     }
 }
@@ -181,7 +180,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What becomes of a message, once that is decided.
+    /// Decides on a message, and waits while it is held.
     fn fate(&self, flow: usize, toward: Toward, message: &[u8]) -> Fate {
         let mut state = self.state();
         loop {

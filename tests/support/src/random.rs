@@ -1,11 +1,11 @@
-//! Random numbers that a failing test can have again.
+//! Reproducible random numbers.
 
 use std::env;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A stream of random numbers (SplitMix64), the same for the same seed.
 ///
-/// Dropped by a panic, it prints the seed; `HOLDFAST_SEED` sets it.
+/// Dropped during a panic, it prints the seed. `HOLDFAST_SEED` sets it.
 #[derive(Debug)]
 pub struct Random {
     seed: u64,
@@ -17,12 +17,12 @@ impl Random {
     ///
     /// # Panics
     ///
-    /// If `HOLDFAST_SEED` is no number.
+    /// If `HOLDFAST_SEED` is not a number.
     pub fn new() -> Self {
         Self::from_seed(env::var("HOLDFAST_SEED").map_or_else(|_| clock(), |seed| seed.parse().expect("a number")))
     }
 
-    /// The stream of this seed.
+    /// The stream with this seed.
     pub fn from_seed(seed: u64) -> Self {
         Self { seed, state: seed }
     }
@@ -45,23 +45,23 @@ impl Random {
         self.below(bound as u64) as usize
     }
 
-    /// True about `percent` times of a hundred.
+    /// True with a probability of `percent` in a hundred.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// A stream of its own for somebody else, that the same seed gives again.
+    /// An independent stream, determined by the same seed.
     pub fn fork(&mut self) -> Self {
         Self { seed: self.seed, state: self.number() }
     }
 
-    /// Up to `count` different ones of `choices`, in random order.
+    /// Up to `count` different elements of `choices`, in random order.
     pub fn some<T: Clone>(&mut self, choices: &[T], count: usize) -> Vec<T> {
         let mut left = choices.to_vec();
         (0..count.min(choices.len())).map(|_| left.swap_remove(self.index(left.len()))).collect()
     }
 
-    /// One of `choices`, of which there is at least one.
+    /// One of `choices`, which must not be empty.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len() as u64) as usize]
     }
@@ -76,7 +76,7 @@ impl Default for Random {
 impl Drop for Random {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("again with the same random numbers: HOLDFAST_SEED={}", self.seed);
+            eprintln!("to reproduce: HOLDFAST_SEED={}", self.seed);
         }
     }
 }

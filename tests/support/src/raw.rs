@@ -1,4 +1,4 @@
-//! A bare TCP client: sees every byte, waits only when told to, and can go as rudely as clients do.
+//! A bare TCP client: sees every byte, blocks only on request, and can close or reset its connection.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpStream};
@@ -10,7 +10,7 @@ use redis::Value;
 use crate::resp::{Replies, encode};
 use crate::until::until;
 
-/// How long [`Raw::read`] waits: long enough for every wait in a test, short enough to fail one that hangs.
+/// The timeout of [`Raw::read`]: longer than every wait in a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One TCP connection to a server, binary-safe, RESP2 unless [`hello3`](Self::hello3) was called.
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Raw {
     stream: TcpStream,
     replies: Replies,
-    /// How long reads of the stream wait, as it was last set.
+    /// The read timeout that was set last.
     read_timeout: Option<Duration>,
 }
 
@@ -31,17 +31,17 @@ impl Raw {
         Ok(Self { stream, replies: Replies::default(), read_timeout: None })
     }
 
-    /// Sends one command and does not wait for its reply.
+    /// Sends one command without reading the reply.
     pub fn send(&mut self, command: &[&[u8]]) -> io::Result<()> {
         self.send_bytes(&encode([command]))
     }
 
-    /// Sends bytes as they stand: several commands at once, half a command, or nonsense.
+    /// Sends bytes as they are: several commands, half a command, or invalid data.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// The next reply, in order; one that the server refused is a [`Value::ServerError`].
+    /// The next reply. An error reply is a [`Value::ServerError`].
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Raw {
         self.read_timeout(PATIENCE)?.ok_or_else(|| io::Error::new(ErrorKind::TimedOut, "no reply within a minute"))
     }
 
-    /// The next reply if it comes within `patience`, else none; the reply can still be read later.
+    /// The next reply, or `None` after `patience`. The reply can still be read later.
     pub fn read_timeout(&mut self, patience: Duration) -> io::Result<Option<Value>> {
         let begin = Instant::now();
         let mut left = patience;
@@ -69,7 +69,7 @@ impl Raw {
     ///
     /// # Panics
     ///
-    /// If the connection fails. An error *reply* is a value as any other.
+    /// If the connection fails. An error reply is a value.
     #[track_caller]
     pub fn call(&mut self, command: &[&[u8]]) -> Value {
         self.send(command).expect("command sent");
@@ -80,14 +80,14 @@ impl Raw {
     ///
     /// # Panics
     ///
-    /// If the connection fails. An error *reply* is a value as any other.
+    /// If the connection fails. An error reply is a value.
     #[track_caller]
     pub fn call_all<C: AsRef<[A]>, A: AsRef<[u8]>>(&mut self, commands: &[C]) -> Vec<Value> {
         self.send_bytes(&encode(commands)).expect("commands sent");
         commands.iter().map(|_| self.read().expect("reply read")).collect()
     }
 
-    /// Sends a command and reads the next reply as the bytes that it is on the wire.
+    /// Sends a command and returns the bytes of the next reply.
     ///
     /// # Panics
     ///
@@ -103,11 +103,11 @@ impl Raw {
         }
     }
 
-    /// Whether no whole reply is there to be read right now. Never waits.
+    /// Whether no complete reply has arrived. Never blocks.
     ///
     /// # Panics
     ///
-    /// If the server has closed the connection: nothing is pending on it any more.
+    /// If the server has closed the connection.
     #[track_caller]
     pub fn pending(&mut self) -> bool {
         if !self.replies.has_next() {
@@ -116,7 +116,7 @@ impl Raw {
         !self.replies.has_next()
     }
 
-    /// Waits until something has come, a whole reply or not, for at most `patience`, which may be a few microseconds.
+    /// Waits for at most `patience`, which may be a few microseconds, until data has arrived, complete or not.
     pub fn arrives_within(&mut self, patience: Duration) -> io::Result<bool> {
         if self.replies.has_next() {
             return Ok(true);
@@ -136,7 +136,7 @@ impl Raw {
         }
     }
 
-    /// Whether the server has ended the connection (replies that came before are still there). Never waits.
+    /// Whether the server has closed the connection (earlier replies can still be read). Never blocks.
     pub fn closed(&mut self) -> bool {
         loop {
             match self.receive(Duration::ZERO) {
@@ -147,14 +147,14 @@ impl Raw {
         }
     }
 
-    /// Speaks RESP3 from now on.
+    /// Switches to RESP3.
     #[track_caller]
     pub fn hello3(&mut self) {
         let reply = self.call(&[b"HELLO", b"3"]);
         assert!(matches!(reply, Value::Map(_)), "HELLO 3: {reply:?}");
     }
 
-    /// The server's id of this connection.
+    /// The client id of this connection.
     #[track_caller]
     pub fn client_id(&mut self) -> i64 {
         match self.call(&[b"CLIENT", b"ID"]) {
@@ -163,20 +163,20 @@ impl Raw {
         }
     }
 
-    /// This end's address, as the server's `CLIENT LIST` shows it.
+    /// The local address, as in the server's `CLIENT LIST`.
     pub fn local_addr(&self) -> SocketAddr {
         self.stream.local_addr().expect("connection has an address")
     }
 
-    /// Ends the connection as a client that goes in good order: FIN.
+    /// Closes the connection in order: FIN.
     pub fn close(self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Ends the connection as a crashed host does: RST, and what was not sent or read yet is lost.
+    /// Resets the connection, like a crashed host: RST. Unsent and unread data is lost.
     pub fn reset(self) {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        // SAFETY: the descriptor is open for as long as `self`, and option and length describe `linger`, which outlives the call.
+        // SAFETY: the descriptor is open for as long as `self`; option and length describe `linger`, which outlives the call.
         let result = unsafe {
             libc::setsockopt(
                 self.stream.as_raw_fd(),
@@ -189,16 +189,15 @@ impl Raw {
         assert_eq!(result, 0, "SO_LINGER: {}", io::Error::last_os_error());
     }
 
-    /// The same, and returns when the end of the connection has arrived at the other side: on a busy machine that may take
-    /// a moment, also from one process to another.
+    /// The same, and waits until the reset has arrived at the other side, which may take a moment on a busy machine.
     #[track_caller]
     pub fn reset_and_arrive(self) {
-        let (own, other) = (self.local_addr(), self.stream.peer_addr().expect("it is connected"));
+        let (own, other) = (self.local_addr(), self.stream.peer_addr().expect("the connection is open"));
         self.reset();
-        until(Duration::from_secs(30), "the end of the connection has arrived", || !is_established(other, own));
+        until(Duration::from_secs(30), "the reset has arrived", || !is_established(other, own));
     }
 
-    /// Reads once, waiting for at most `patience`; false if nothing came.
+    /// Reads once, waiting for at most `patience`. Returns false if nothing came.
     fn receive(&mut self, patience: Duration) -> io::Result<bool> {
         if patience.is_zero() {
             self.stream.set_nonblocking(true)?;
@@ -224,7 +223,7 @@ impl Raw {
     }
 }
 
-/// Whether this machine's kernel takes the connection for open, seen from the end with the address `own`.
+/// Whether the kernel considers the connection open at the side with the address `own`.
 fn is_established(own: SocketAddr, other: SocketAddr) -> bool {
     const ESTABLISHED: &str = "01";
     let (SocketAddr::V4(own), SocketAddr::V4(other)) = (own, other) else { return false };

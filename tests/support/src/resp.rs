@@ -1,21 +1,21 @@
-//! The wire: commands out, replies in, in RESP2 and RESP3. The one codec of tests, benchmarks and lab.
+//! RESP2 and RESP3: encodes commands and parses replies, for tests, benchmarks and lab.
 
 use std::io;
 
 use redis::ServerError;
 pub use redis::Value;
 
-/// One command as it goes over the wire.
+/// An encoded command.
 #[derive(Clone, Debug)]
 pub struct Request(Vec<u8>);
 
 impl Request {
-    /// A command of these words: its name and its arguments.
+    /// A command from its name and arguments.
     pub fn new<A: AsRef<[u8]>>(words: &[A]) -> Self {
         Self(encode([words]))
     }
 
-    /// A command as one would type it; words are separated by spaces.
+    /// A command from a line, split at spaces.
     pub fn typed(line: &str) -> Self {
         Self::new(&line.split_ascii_whitespace().collect::<Vec<_>>())
     }
@@ -26,7 +26,7 @@ impl Request {
     }
 }
 
-/// Commands as they are on the wire.
+/// Encodes commands.
 pub fn encode<C: AsRef<[A]>, A: AsRef<[u8]>>(commands: impl IntoIterator<Item = C>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for command in commands {
@@ -42,22 +42,22 @@ pub fn encode<C: AsRef<[A]>, A: AsRef<[u8]>>(commands: impl IntoIterator<Item = 
     bytes
 }
 
-/// Replies as they arrive, in pieces of any size. Each byte is looked at once, however many pieces a reply comes in.
+/// Parses replies that arrive in pieces of any size. Each byte is read once.
 #[derive(Debug, Default)]
 pub struct Replies {
     arrived: Vec<u8>,
-    /// Where the reply begins that is being read; what lies before it was handed out.
+    /// Where the current reply begins. Earlier bytes were returned.
     begin: usize,
-    /// How far that reply is read.
+    /// How far the current reply is parsed.
     at: usize,
-    /// The collections that the reader is inside of, the innermost last.
+    /// The open collections, innermost last.
     open: Vec<Open>,
-    /// The reply, once all of it is there.
+    /// The reply, once it is complete.
     whole: Option<Value>,
 }
 
 impl Replies {
-    /// Adds what was read from the connection.
+    /// Adds data from the connection.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.arrived.drain(..self.begin);
         self.at -= self.begin;
@@ -65,12 +65,12 @@ impl Replies {
         self.arrived.extend_from_slice(bytes);
     }
 
-    /// The next reply, if all of it is there.
+    /// The next reply, if it is complete.
     ///
     /// # Errors
     ///
-    /// `InvalidData`, if what is there can't be a reply.
-    #[expect(clippy::should_implement_trait, reason = "none means that nothing is there yet, not that it is over")]
+    /// `InvalidData`, if the data is not a reply.
+    #[expect(clippy::should_implement_trait, reason = "`None` means that more data is needed")]
     pub fn next(&mut self) -> io::Result<Option<Value>> {
         self.read()?;
         let reply = self.whole.take();
@@ -80,22 +80,22 @@ impl Replies {
         Ok(reply)
     }
 
-    /// The next reply as the bytes that it is on the wire, if all of it is there.
+    /// The bytes of the next reply, if it is complete.
     ///
     /// # Errors
     ///
-    /// `InvalidData`, if what is there can't be a reply.
+    /// `InvalidData`, if the data is not a reply.
     pub fn next_bytes(&mut self) -> io::Result<Option<Vec<u8>>> {
         let begin = self.begin;
         Ok(self.next()?.map(|_| self.arrived[begin..self.at].to_vec()))
     }
 
-    /// Whether [`next`](Self::next) has something to say: a reply, or that there can be none.
+    /// Whether [`next`](Self::next) would return a reply or an error.
     pub fn has_next(&mut self) -> bool {
         self.read().is_err() || self.whole.is_some()
     }
 
-    /// Reads on until the reply is whole or nothing more is there.
+    /// Parses until the reply is complete or the data is used up.
     fn read(&mut self) -> io::Result<()> {
         while self.whole.is_none() {
             let from = self.at - self.begin;
@@ -113,7 +113,7 @@ impl Replies {
         Ok(())
     }
 
-    /// Puts a value where it belongs: into the innermost collection, which may be complete with it, or it is the reply.
+    /// Adds a value to the innermost collection, which may be complete with it, or makes it the reply.
     fn put(&mut self, mut value: Value) -> Parsed<Value> {
         while let Some(mut innermost) = self.open.pop() {
             innermost.elements.push(value);
@@ -133,7 +133,7 @@ impl Replies {
             b'*' => Ok(Value::Array(elements)),
             b'~' => Ok(Value::Set(elements)),
             b'%' => Ok(Value::Map(pairs(elements))),
-            // Attributes stand before the reply that they belong to.
+            // Attributes precede their reply.
             b'|' => {
                 let data = Box::new(elements.pop().unwrap_or(Value::Nil));
                 Ok(Value::Attribute { data, attributes: pairs(elements) })
@@ -142,7 +142,7 @@ impl Replies {
         }
     }
 
-    /// The next value that is no collection, or the head of a collection. Reads nothing if its end is not there.
+    /// The next scalar value, or the head of a collection. Consumes nothing if it is incomplete.
     fn item(&mut self) -> Parsed<Item> {
         let Some(line) = line(&self.arrived[self.at..])? else { return Ok(None) };
         let (&kind, rest) = line.split_first().ok_or_else(|| invalid(line))?;
@@ -176,11 +176,11 @@ impl Replies {
     }
 }
 
-/// A collection of which not all elements are there.
+/// A collection with missing elements.
 #[derive(Debug)]
 struct Open {
     kind: u8,
-    /// Where it begins, counted from the beginning of the reply.
+    /// Where it begins, relative to the reply.
     from: usize,
     left: usize,
     elements: Vec<Value>,
@@ -191,7 +191,7 @@ enum Item {
     Opens { kind: u8, left: usize },
 }
 
-/// None as long as the end of what is asked for has not arrived.
+/// `None` if more data is needed.
 type Parsed<T> = io::Result<Option<T>>;
 
 fn elements_of(kind: u8, count: usize) -> usize {
@@ -217,7 +217,7 @@ fn line(bytes: &[u8]) -> Parsed<&[u8]> {
     }
 }
 
-/// A string of so many bytes, without its end.
+/// A string of this length, without its end.
 fn string(bytes: &[u8], length: usize) -> Parsed<&[u8]> {
     match bytes.get(length..length + 2) {
         None => Ok(None),
@@ -230,7 +230,7 @@ fn number(digits: &[u8]) -> io::Result<i64> {
     std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).ok_or_else(|| invalid(digits))
 }
 
-/// Only the client's own parser can make one. A name in its text need not be UTF-8.
+/// The client library makes it: only its own parser can. A name in the text need not be UTF-8.
 fn server_error(text: &[u8]) -> io::Result<Value> {
     client_parses(format!("-{}\r\n", String::from_utf8_lossy(text)).as_bytes())
 }
@@ -244,11 +244,11 @@ fn invalid(found: &[u8]) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// The integer that a reply is.
+/// The integer of a reply.
 ///
 /// # Errors
 ///
-/// With what came instead.
+/// If it is another type.
 pub fn int(reply: &Value) -> io::Result<i64> {
     match reply {
         Value::Int(number) => Ok(*number),
@@ -256,11 +256,11 @@ pub fn int(reply: &Value) -> io::Result<i64> {
     }
 }
 
-/// The text that a reply is, whatever bytes it holds.
+/// The text of a reply, whatever bytes it holds.
 ///
 /// # Errors
 ///
-/// With what came instead.
+/// If it is another type.
 pub fn text(reply: &Value) -> io::Result<String> {
     match reply {
         Value::BulkString(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
@@ -270,15 +270,15 @@ pub fn text(reply: &Value) -> io::Result<String> {
     }
 }
 
-/// The id of a session, out of the reply to `LOCK.SESSION`.
+/// The session id in the reply to `LOCK.SESSION`.
 ///
 /// # Errors
 ///
-/// With what came instead.
+/// If it is another reply.
 pub fn session_id(reply: &Value) -> io::Result<String> {
     let id = match reply {
         Value::Map(pairs) => pairs.iter().find(|(name, _)| text(name).is_ok_and(|it| it == "id")).map(|(_, id)| id),
-        // Its pairs, one behind the other.
+        // RESP2 returns the pairs as a flat list.
         Value::Array(all) => {
             all.chunks(2).find(|pair| text(&pair[0]).is_ok_and(|it| it == "id")).and_then(|pair| pair.get(1))
         }
@@ -287,18 +287,18 @@ pub fn session_id(reply: &Value) -> io::Result<String> {
     id.map_or_else(|| Err(io::Error::other(format!("expected a session, got {reply:?}"))), text)
 }
 
-/// The text of an error as it stands on the wire, without the dash; none if the reply is no error.
+/// The text of an error without the dash, or `None` if the reply is not an error.
 pub fn error(reply: &Value) -> Option<String> {
     match reply {
-        Value::ServerError(error) => Some(told(error)),
+        Value::ServerError(error) => Some(text_of(error)),
         _ => None,
     }
 }
 
-/// The texts of all errors that a reply is or holds, at whatever depth.
+/// The texts of all errors in a reply, at any depth.
 pub fn errors(reply: &Value) -> Vec<String> {
     match reply {
-        Value::ServerError(error) => vec![told(error)],
+        Value::ServerError(error) => vec![text_of(error)],
         Value::Array(elements) | Value::Set(elements) | Value::Push { data: elements, .. } => {
             elements.iter().flat_map(errors).collect()
         }
@@ -308,7 +308,7 @@ pub fn errors(reply: &Value) -> Vec<String> {
     }
 }
 
-fn told(error: &ServerError) -> String {
+fn text_of(error: &ServerError) -> String {
     match error.details() {
         Some(details) => format!("{} {details}", error.code()),
         None => error.code().to_owned(),

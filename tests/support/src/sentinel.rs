@@ -1,4 +1,4 @@
-//! A master, a replica and the sentinel that watches them, for tests of what a failover does.
+//! A master, a replica and a sentinel, for tests with failovers.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,21 +11,21 @@ const SOON: Duration = Duration::from_secs(30);
 /// The name of the master.
 const NAME: &str = "mymaster";
 
-/// A master with one replica under one sentinel. They end when it is dropped.
+/// A master with one replica, watched by one sentinel. Dropping it ends them.
 pub struct Trio {
     sentinel: Server,
-    /// The master at the start, and the replica.
+    /// The initial master, and the replica.
     servers: [Server; 2],
 }
 
 impl Trio {
-    /// Starts them, and waits until the sentinel knows them.
+    /// Starts all three, and waits until the sentinel knows the others.
     #[track_caller]
     pub fn start() -> Self {
         Self::start_with(|builder| builder)
     }
 
-    /// The same, with settings of one's own for both servers.
+    /// The same, with other settings for both servers.
     #[track_caller]
     pub fn start_with(settings: impl Fn(Builder) -> Builder) -> Self {
         let servers = [Server::builder(), Server::builder()].map(|builder| settings(builder).start());
@@ -39,7 +39,7 @@ impl Trio {
         trio
     }
 
-    /// The name under which the sentinel knows the master.
+    /// The master's name at the sentinel.
     pub fn name(&self) -> &'static str {
         NAME
     }
@@ -49,21 +49,21 @@ impl Trio {
         &self.sentinel
     }
 
-    /// The master at the start, and the replica.
+    /// The initial master, and the replica.
     pub fn servers(&self) -> &[Server; 2] {
         &self.servers
     }
 
-    /// Makes the replica the master, as an operator does, and waits until the sentinel names it.
+    /// Fails over to the replica, as an operator does, and waits until the sentinel names it.
     #[track_caller]
     pub fn fail_over(&self) {
         self.servers[0].wait_for_replica(&self.servers[1]);
-        // Refused while the sentinel has not seen the replica in good order.
+        // Refused while the sentinel considers the replica unhealthy.
         until(SOON, "the sentinel begins a failover", || self.ask::<()>(&["FAILOVER", NAME]).is_ok());
         self.wait_for_the_new_master();
     }
 
-    /// Kills the master once its replica has all that it wrote, and waits until the sentinel has noticed, and names the replica.
+    /// Kills the master when the replica is in step, and waits until the sentinel names the replica.
     #[track_caller]
     pub fn kill_master(&mut self) {
         self.servers[0].wait_for_replica(&self.servers[1]);

@@ -17,16 +17,16 @@ use crate::raw::Raw;
 use crate::until::{eventually, until};
 use crate::version::{Feature, Version};
 
-/// Until a server must answer after its start, with whatever it has to load.
+/// Timeout for the start, including the loading of data.
 const START: Duration = Duration::from_secs(60);
-/// Until everything else that a server does by itself must have happened.
+/// Timeout for everything else that a server does by itself.
 const SOON: Duration = Duration::from_secs(30);
-/// How often another port is tried when somebody else was faster.
+/// How many ports are tried when other processes take them first.
 const PORTS: usize = 20;
-/// When a server is asked although its log does not say that it is ready (its log level may be too high).
+/// After this time a server is contacted even if its log does not report it ready (the log level may be too high).
 const QUIET: Duration = Duration::from_secs(2);
 
-/// What a server is started with. Made by [`Server::builder`].
+/// The settings of a new server. Made by [`Server::builder`].
 pub struct Builder {
     program: PathBuf,
     config_file: Option<PathBuf>,
@@ -37,14 +37,14 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets a directive of the server's configuration; the last one of a name counts.
+    /// Sets a configuration directive. The last one of a name counts.
     pub fn arg(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Starts from this configuration file, with nothing but address, directory and what is set here going before it.
-    /// Then `CONFIG REWRITE` works.
+    /// Starts from this configuration file. Only address, directory and the settings of this builder precede it, so `CONFIG
+    /// REWRITE` works.
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.config_file = Some(path.into());
         self
@@ -56,32 +56,32 @@ impl Builder {
         self.without_module().config_file(path)
     }
 
-    /// Starts a plain server.
+    /// Starts a server without the module.
     pub fn without_module(mut self) -> Self {
         self.module = None;
         self
     }
 
-    /// Hands these arguments to the module when it is loaded.
+    /// Passes these arguments to the module.
     pub fn module_args(mut self, arguments: &[&str]) -> Self {
         let module = self.module.get_or_insert_with(|| Module { path: module_path(), arguments: Vec::new() });
         module.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
         self
     }
 
-    /// Keeps the server's files here, and leaves them here in the end.
+    /// Uses this directory for the server's files, and leaves them there.
     pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.dir = Some(path.into());
         self
     }
 
-    /// Starts this program. Not in a container, where the image's program runs.
+    /// Starts this program. Not in a container, which runs the image's program.
     pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = path.into();
         self
     }
 
-    /// Starts the server and waits until it answers.
+    /// Starts the server and waits until it replies.
     ///
     /// # Panics
     ///
@@ -94,7 +94,7 @@ impl Builder {
         }
     }
 
-    /// Starts the server and waits until it answers; the error is the log of a server that did not.
+    /// Starts the server and waits until it replies. The error is the server's log.
     pub fn try_start(self) -> Result<Server, String> {
         let dir = self.dir.map_or_else(Dir::private, Dir::Given);
         let launch = Launch {
@@ -120,7 +120,7 @@ impl Builder {
     }
 }
 
-/// What a test server is set to unless it has a file of its own: no persistence, and replicas that need not wait.
+/// Settings of servers without a configuration file: no persistence, and no delay for replicas.
 fn defaults(config_file: Option<&Path>) -> impl Iterator<Item = (String, String)> {
     let settings = [("save", ""), ("appendonly", "no"), ("repl-diskless-sync-delay", "0")];
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter();
@@ -145,9 +145,9 @@ impl Launch {
     }
 }
 
-/// A running server that belongs to one test; ended, and its directory removed, when dropped.
+/// A running server for one test. Dropping it ends the server and deletes its directory.
 ///
-/// Dropped by a panic, it prints its log's end and keeps its directory.
+/// Dropped during a panic, it prints the end of the log and keeps the directory.
 pub struct Server {
     // Fields are dropped in this order: the server before its directory.
     running: Box<dyn Running>,
@@ -156,13 +156,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server with the module loaded and nothing else set.
+    /// A server with the module and default settings.
     #[track_caller]
     pub fn start() -> Self {
         Self::builder().start()
     }
 
-    /// A server with settings of one's own.
+    /// A server with other settings.
     pub fn builder() -> Builder {
         Builder {
             program: server_program(),
@@ -184,7 +184,7 @@ impl Server {
         self.addr().port()
     }
 
-    /// Its process id, on this machine also if it runs in a container.
+    /// Its process id on this machine, also if it runs in a container.
     pub fn pid(&self) -> u32 {
         self.running.pid()
     }
@@ -194,7 +194,7 @@ impl Server {
         self.dir.path()
     }
 
-    /// What it has printed so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         self.running.log()
     }
@@ -204,18 +204,18 @@ impl Server {
         in_containers()
     }
 
-    /// A client that opens connections with RESP2.
+    /// A client library that uses RESP2.
     pub fn client(&self) -> Client {
         self.client_with(ProtocolVersion::RESP2)
     }
 
-    /// A new connection with RESP2. Its reads fail after a minute, so that no test hangs.
+    /// A new connection with RESP2. Reads time out after a minute.
     #[track_caller]
     pub fn connect(&self) -> Connection {
         self.connect_with(ProtocolVersion::RESP2)
     }
 
-    /// A new connection with RESP3. Its reads fail after a minute, so that no test hangs.
+    /// A new connection with RESP3. Reads time out after a minute.
     #[track_caller]
     pub fn connect3(&self) -> Connection {
         self.connect_with(ProtocolVersion::RESP3)
@@ -236,7 +236,7 @@ impl Server {
         })
     }
 
-    /// Whether this server, where it runs, has `feature`; what it has not is a reason for [`skip`](crate::skip).
+    /// Whether this server, where it runs, has `feature`. A missing one is a reason for [`skip`](crate::skip).
     pub fn can(&self, feature: Feature) -> bool {
         let here = feature != Feature::HostFiles || !self.is_container();
         here && self.version().has(feature)
@@ -244,8 +244,8 @@ impl Server {
 
     /// A field of a section of `INFO`.
     ///
-    /// A waiting test asks a thousand times a second, and a connection that ends in good order stays in the kernel's table for
-    /// a minute: tests that read that table (`/proc/PID/net/tcp`) would read nothing else. So this one ends by RST.
+    /// Tests poll this a thousand times a second, and a closed connection stays in the kernel's table for a minute. Tests that read
+    /// that table (`/proc/PID/net/tcp`) would become slow. So this connection is reset.
     #[track_caller]
     pub fn info(&self, section: &str, field: &str) -> Option<String> {
         let mut connection = self.raw();
@@ -256,26 +256,25 @@ impl Server {
         Some(value.trim_end().to_owned())
     }
 
-    /// Kills it with SIGKILL and waits until it is gone.
+    /// Kills it with SIGKILL and waits until it has ended.
     pub fn kill9(&mut self) {
         self.running.signal(libc::SIGKILL);
         self.wait_until_ended();
     }
 
-    /// Freezes it with SIGSTOP, and waits until it has stopped.
+    /// Pauses it with SIGSTOP, and waits until it has stopped.
     #[track_caller]
     pub fn stop(&self) {
         self.running.signal(libc::SIGSTOP);
         let state = format!("/proc/{}/stat", self.pid());
         until(SOON, "the server has stopped", || {
-            // The state follows the name in parentheses, which may hold anything.
+            // The state follows the name in parentheses, which may contain anything.
             fs::read_to_string(&state)
                 .is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))
         });
     }
 
-    /// Whether the server's end of `connection`, as its system has it, has heard that the other end is gone. A frozen
-    /// server has heard it too.
+    /// Whether the disconnect of `connection` has reached the server's side, by the kernel's account. The server may be paused.
     #[track_caller]
     pub fn has_lost(&self, connection: SocketAddr) -> bool {
         let table = fs::read_to_string(format!("/proc/{}/net/tcp", self.pid())).expect("the system's connections");
@@ -289,19 +288,19 @@ impl Server {
         })
     }
 
-    /// Lets a frozen server go on: SIGCONT.
+    /// Continues a paused server: SIGCONT.
     pub fn cont(&self) {
         self.running.signal(libc::SIGCONT);
     }
 
-    /// Shuts it down in good order with `SHUTDOWN`, which saves as the server is configured to, and waits until it is gone.
+    /// Shuts it down with `SHUTDOWN`, which saves as configured, and waits until it has ended.
     ///
     /// # Panics
     ///
     /// If it refuses.
     #[track_caller]
     pub fn shutdown(&mut self) {
-        // A server that goes closes the connection; a reply is an error.
+        // A server that shuts down closes the connection. A reply is an error.
         let reply: redis::RedisResult<Value> = redis::cmd("SHUTDOWN").query(&mut self.connect());
         if let Err(error) = &reply
             && !error.is_io_error()
@@ -312,7 +311,7 @@ impl Server {
         self.has_no_internal_errors();
     }
 
-    /// Whether it has ended, by whatever cause.
+    /// Whether it has ended, for any reason.
     pub fn ended(&self) -> bool {
         self.running.ended()
     }
@@ -323,12 +322,12 @@ impl Server {
         until(SOON, "the server has ended", || self.running.ended());
     }
 
-    /// Starts it again with the same port, directory and arguments, and waits until it answers. One that still runs is
-    /// shut down first.
+    /// Starts it again with the same port, directory and arguments, and waits until it replies. If it runs, it is shut down
+    /// first.
     ///
     /// # Panics
     ///
-    /// With the server's log, if it does not come up.
+    /// With the server's log, if it does not start.
     #[track_caller]
     pub fn restart(&mut self) {
         if !self.running.ended() {
@@ -340,7 +339,7 @@ impl Server {
             self.running.start_again();
             match wait_until_ready(self.running.as_ref(), seen) {
                 Ok(()) => return,
-                // A connection of somebody else may have the port for a moment.
+                // Another connection may use the port for a moment.
                 Err(NotReady::PortTaken) if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
                 Err(_) => panic!("the server does not start again; its log:\n{}", self.log()),
             }
@@ -382,29 +381,29 @@ impl Server {
         });
     }
 
-    /// Waits until `replica` has taken in all that this master has written so far.
+    /// Waits until `replica` has received all that this master has written so far.
     #[track_caller]
     pub fn wait_for_replica(&self, replica: &Server) {
         let offset = |server: &Server, field: &str| -> Option<i64> { server.info("replication", field)?.parse().ok() };
         let written = offset(self, "master_repl_offset").expect("a master has an offset");
-        until(SOON, "the replica has taken in what its master wrote", || {
+        until(SOON, "the replica is in step", || {
             offset(replica, "slave_repl_offset").is_some_and(|taken| taken >= written)
         });
     }
 
-    /// Requires that the module has reported no internal error; the server's log has the first one of each kind.
+    /// Asserts that the module has reported no internal error. The log has the first one of each kind.
     #[track_caller]
     fn has_no_internal_errors(&self) {
         let log = self.log();
         let error = log.lines().find(|line| line.contains("holdfast: internal error"));
-        assert!(error.is_none(), "the server on {} says: {}", self.addr(), error.unwrap_or_default());
+        assert!(error.is_none(), "the server on {} reports: {}", self.addr(), error.unwrap_or_default());
     }
 
     fn client_with(&self, protocol: ProtocolVersion) -> Client {
         let address = ConnectionAddr::Tcp(self.addr().ip().to_string(), self.port());
         // No CLIENT SETINFO: tests count commands and errors.
         let settings = RedisConnectionInfo::default().set_protocol(protocol).set_skip_set_lib_name();
-        let info = address.into_connection_info().expect("an address is enough").set_redis_settings(settings);
+        let info = address.into_connection_info().expect("the address is valid").set_redis_settings(settings);
         Client::open(info).expect("address is valid")
     }
 
@@ -436,7 +435,7 @@ enum NotReady {
     Silent,
 }
 
-/// Waits until a server that was just started answers. `seen` is how much of its log is older than this start.
+/// Waits until a new server replies. `seen` is the length of its log before this start.
 fn wait_until_ready(running: &dyn Running, seen: usize) -> Result<(), NotReady> {
     let begin = Instant::now();
     let mut outcome = Err(NotReady::Silent);
@@ -446,8 +445,8 @@ fn wait_until_ready(running: &dyn Running, seen: usize) -> Result<(), NotReady> 
             outcome = Err(if taken { NotReady::PortTaken } else { NotReady::Ended });
             return true;
         }
-        // Not asked before it says so: a connection attempt to a free port of the system's own range can connect to
-        // itself, and then it is the server that finds its port taken.
+        // Not contacted before it is ready: a connection attempt to a free port of the ephemeral range can connect to itself, and
+        // then the server finds its port taken.
         let told = running.log().get(seen..).is_some_and(|log| log.contains("Ready to accept connections"));
         if (told || begin.elapsed() > QUIET) && answers(running.addr()) {
             outcome = Ok(());
@@ -457,7 +456,7 @@ fn wait_until_ready(running: &dyn Running, seen: usize) -> Result<(), NotReady> 
     outcome
 }
 
-/// Whether a server has loaded its data and executes commands, be it only to ask for a password.
+/// Whether a server has loaded its data and executes commands. It may require a password.
 fn answers(address: SocketAddr) -> bool {
     let ping = || {
         let mut raw = Raw::connect(address).ok()?;
@@ -467,7 +466,7 @@ fn answers(address: SocketAddr) -> bool {
     match ping() {
         Some(Value::ServerError(error)) => error.code() == "NOAUTH",
         Some(Value::SimpleString(_)) => true,
-        // None, or its own command come back: connected to itself.
+        // `None`, or its own command: connected to itself.
         _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for a condition, never for a time.
+//! Waiting for a condition instead of a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(1);
 
-/// Polls `condition` about every millisecond until it holds; false if it does not within `deadline`.
+/// Polls `condition` about every millisecond. Returns false if it does not hold within `deadline`.
 pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + deadline;
     loop {
@@ -30,29 +30,29 @@ pub fn until(deadline: Duration, what: &str, condition: impl FnMut() -> bool) {
     assert!(eventually(deadline, condition), "not within {deadline:?}: {what}");
 }
 
-/// A moment that something must not come before. How much later it comes is up to the machine: no test asserts that.
+/// A moment before which something must not happen. How much later it happens depends on the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct NotBefore(Instant);
 
 impl NotBefore {
-    /// That moment is `millis` milliseconds from now.
+    /// A moment in `millis` milliseconds.
     #[must_use]
     pub fn millis(millis: u64) -> Self {
         Self(Instant::now() + Duration::from_millis(millis))
     }
 
-    /// Asserts that the moment is over.
+    /// Asserts that the moment has passed.
     ///
     /// # Panics
     ///
-    /// With `what` in the message, if it is not.
+    /// With `what` in the message, if it has not.
     #[track_caller]
     pub fn is_over(self, what: &str) {
         assert!(Instant::now() >= self.0, "too early: {what}");
     }
 }
 
-/// Tells other threads that it is over when it goes, so that they end also where a test fails and nobody else tells them.
+/// Sets the flag when it is dropped, so that other threads end even if the test fails.
 pub struct Over<'a>(pub &'a AtomicBool);
 
 impl Drop for Over<'_> {

@@ -1,8 +1,8 @@
-//! Which server this is and what it can do.
+//! The server's family, version and features.
 
 use std::fmt;
 
-/// Whose server it is.
+/// The server's project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Redis.
@@ -11,10 +11,10 @@ pub enum Family {
     Valkey,
 }
 
-/// A server's family and version, as its `INFO` tells them.
+/// A server's family and version, from `INFO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Whose server it is.
+    /// The server's project.
     pub family: Family,
     /// First part of the version number.
     pub major: u32,
@@ -24,18 +24,18 @@ pub struct Version {
     pub patch: u32,
 }
 
-/// Something that not every server, or not every place where a server runs, has.
+/// A feature that some servers, or some environments, lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// Commands of modules are in ACL categories: Redis 7.2 and later, every Valkey from 8.0.
     CommandCategories,
-    /// Modules can make ACL categories of their own: Redis 7.4 and later, every Valkey from 8.0.
+    /// Modules can add ACL categories: Redis 7.4 and later, every Valkey from 8.0.
     AclCategories,
     /// Expiry of single hash fields: Redis 7.4 and later, Valkey 9.0 and later.
     HashFieldExpiry,
-    /// Slots that move in one piece: Redis 8.4 and later, Valkey 9.0 and later.
+    /// Atomic slot migration: Redis 8.4 and later, Valkey 9.0 and later.
     WholeSlots,
-    /// Files of this machine, and servers other than the image's: not in a container.
+    /// Access to files of this machine, and other server programs: not in a container.
     HostFiles,
 }
 

@@ -1,4 +1,4 @@
-//! A slot that moves in one piece, by `CLUSTER MIGRATESLOTS` (Valkey 9) or `CLUSTER MIGRATION` (Redis 8.4).
+//! Atomic slot migration, by `CLUSTER MIGRATESLOTS` (Valkey 9) or `CLUSTER MIGRATION` (Redis 8.4).
 
 use std::fs;
 use std::time::Duration;
@@ -11,28 +11,27 @@ use crate::until::until;
 use crate::version::Family;
 
 const SOON: Duration = Duration::from_secs(30);
-/// How long Redis takes over each key of a snapshot that is to be caught at it, in µs.
+/// Delay for each key of a snapshot that is to be paused during its transfer, in µs.
 const PER_KEY: u32 = 500_000;
 
-/// A move that has begun, and is suspended until [`WholeSlotMove::let_go`] unless it was begun by
-/// [`Cluster::begin_whole_move`].
+/// A migration that has begun. It is paused until [`WholeSlotMove::let_go`], unless [`Cluster::begin_whole_move`] began it.
 pub struct WholeSlotMove<'a> {
     cluster: &'a Cluster,
     slot: u16,
     from: usize,
     to: usize,
-    /// The process that sends the snapshot, if that is what is suspended.
+    /// The process that sends the snapshot, if that is paused.
     stopped: Option<libc::pid_t>,
 }
 
 impl Cluster {
-    /// Lets a slot move in one piece, and waits until both ends say that it has.
+    /// Migrates a slot, and waits until both nodes report that it has moved.
     #[track_caller]
     pub fn move_whole_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_whole_move(slot, from, to).arrives();
     }
 
-    /// Lets a slot begin to move in one piece.
+    /// Starts the migration of a slot.
     #[track_caller]
     pub fn begin_whole_move(&self, slot: u16, from: usize, to: usize) -> WholeSlotMove<'_> {
         match self.node(from).version().family {
@@ -44,8 +43,8 @@ impl Cluster {
         WholeSlotMove { cluster: self, slot, from, to, stopped: None }
     }
 
-    /// Lets a slot that has at least one key begin to move in one piece, and stops the move halfway: on Valkey when all
-    /// keys have arrived and only the hand-over is left, on Redis at the snapshot.
+    /// Starts the migration of a slot with at least one key, and pauses it halfway: on Valkey when all keys have arrived and only
+    /// the takeover is left, on Redis at the snapshot.
     #[track_caller]
     pub fn begin_whole_move_and_hold(&self, slot: u16, from: usize, to: usize) -> WholeSlotMove<'_> {
         let source = self.node(from);
@@ -71,7 +70,7 @@ impl Cluster {
 }
 
 impl WholeSlotMove<'_> {
-    /// Lets a move that was held go on.
+    /// Continues a paused migration.
     #[track_caller]
     pub fn let_go(&mut self) {
         let source = self.cluster.node(self.from);
@@ -87,15 +86,15 @@ impl WholeSlotMove<'_> {
         }
     }
 
-    /// Waits until both ends say that the slot has moved.
+    /// Waits until both nodes report that the slot has moved.
     #[track_caller]
     pub fn arrives(self) {
-        until(SOON, "both ends say that the slot has moved", || {
+        until(SOON, "both nodes report that the slot has moved", || {
             self.cluster.owns(self.to, self.slot) && !self.cluster.owns(self.from, self.slot) && self.is_over()
         });
     }
 
-    /// Gives the move up, and waits until neither end is at it any more.
+    /// Cancels the migration, and waits until both nodes have ended it.
     #[track_caller]
     pub fn cancel(mut self) {
         match self.cluster.node(self.from).version().family {
@@ -106,13 +105,15 @@ impl WholeSlotMove<'_> {
         self.is_given_up();
     }
 
-    /// Waits until both ends have given the move up, by whatever cause.
+    /// Waits until both nodes have ended the migration without success, for any reason.
     #[track_caller]
     pub fn is_given_up(self) {
-        until(SOON, "both ends have given the move up", || self.is_over() && self.cluster.owns(self.from, self.slot));
+        until(SOON, "both nodes have ended the migration", || {
+            self.is_over() && self.cluster.owns(self.from, self.slot)
+        });
     }
 
-    /// Whether neither end is at it any more.
+    /// Whether both nodes have ended the migration.
     fn is_over(&self) -> bool {
         const ENDS: [&str; 6] = ["success", "failed", "cancelled", "completed", "canceled", "none"];
         let ends = [self.cluster.node(self.from), self.cluster.node(self.to)];
@@ -127,7 +128,7 @@ impl WholeSlotMove<'_> {
 
     fn signal(&self, signal: i32) {
         if let Some(pid) = self.stopped {
-            // SAFETY: a system call that takes numbers. The process is a child of a server of this test's own.
+            // SAFETY: a system call with two numbers. The process is a child of this test's server.
             unsafe { libc::kill(pid, signal) };
         }
     }
@@ -135,7 +136,7 @@ impl WholeSlotMove<'_> {
 
 impl Drop for WholeSlotMove<'_> {
     fn drop(&mut self) {
-        self.signal(libc::SIGCONT); // Else it would outlive its server.
+        self.signal(libc::SIGCONT); // Otherwise it would outlive its server.
     }
 }
 
@@ -147,19 +148,19 @@ fn order(node: &Server, line: &str) -> Value {
     reply.unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// The states of the moves that a node knows of, newest first.
+/// The states of the migrations that a node knows of, newest first.
 #[track_caller]
 fn states(node: &Server, question: &str) -> Vec<String> {
     let moves: Vec<std::collections::HashMap<String, Value>> =
         redis::from_redis_value(order(node, &format!("CLUSTER {question}"))).expect("a list of moves");
     let state = |it: &std::collections::HashMap<String, Value>| match it.get("state") {
         Some(Value::BulkString(state)) => String::from_utf8_lossy(state).into_owned(),
-        other => panic!("no state: {other:?}"),
+        other => panic!("not a state: {other:?}"),
     };
     moves.iter().map(state).collect()
 }
 
-/// A process that this one has forked.
+/// A child process of this one.
 fn child_of(pid: u32) -> Option<libc::pid_t> {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.split(' ').next()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! The helpers themselves, with servers that have no module loaded.
+//! Tests of the helpers, with servers without the module.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -28,13 +28,13 @@ fn dropped_server_and_its_directory_are_removed() {
     assert!(server.log().contains("Ready to accept connections"));
     drop(server);
     assert!(!dir.exists());
-    until(Duration::from_secs(30), "the process is gone", || !process.exists());
+    until(Duration::from_secs(30), "the process has ended", || !process.exists());
 }
 
 #[test]
 fn server_outlives_thread_that_started_it() {
     let server = std::thread::spawn(plain).join().unwrap();
-    // Nothing to wait for: that it stays is what is shown.
+    // The directory must not be deleted, so there is nothing to wait for.
     assert!(!eventually(Duration::from_millis(100), || server.ended()));
 }
 
@@ -96,7 +96,7 @@ fn raw_connection_notices_and_causes_close() {
     let id = seen.client_id().to_string();
     assert!(!seen.closed());
     server.raw().call(&[b"CLIENT", b"KILL", b"ID", id.as_bytes()]);
-    until(Duration::from_secs(30), "the end is seen", || seen.closed());
+    until(Duration::from_secs(30), "the close is noticed", || seen.closed());
     assert!(seen.read().is_err());
     let address = gone.local_addr().to_string();
     let known = || {
@@ -105,7 +105,7 @@ fn raw_connection_notices_and_causes_close() {
     };
     until(Duration::from_secs(30), "the server knows the client", known);
     gone.reset();
-    until(Duration::from_secs(30), "the server has noticed", || !known());
+    until(Duration::from_secs(30), "the server has noticed the close", || !known());
 }
 
 #[test]

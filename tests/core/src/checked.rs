@@ -1,4 +1,4 @@
-//! The core at work, with the plain model beside it that judges each of its steps.
+//! The core, with the plain model beside it that checks each step.
 
 use super::broken::{Fault, broken_serve};
 use super::plain::{Ending, Plain, PlainHold, PlainLock, PlainWaiter};
@@ -10,23 +10,23 @@ use crate::lock::{
     all_or_none, decide,
 };
 
-/// The locks, twice: as the core keeps them, and plainly.
+/// The locks, as the core has them and in the plain model.
 #[derive(Clone, Debug, Default)]
-pub struct Locked {
+pub struct CheckedLocks {
     pub table: Table,
     pub plain: Plain,
-    /// What the core did wrong first.
+    /// The core's first mistake.
     pub wrong: Option<String>,
 }
 
-impl Locked {
-    fn blame(&mut self, what: impl FnOnce() -> String) {
+impl CheckedLocks {
+    fn record_mistake(&mut self, what: impl FnOnce() -> String) {
         self.wrong.get_or_insert_with(what);
     }
 
     fn check(&mut self, right: bool, what: impl FnOnce() -> String) {
         if !right {
-            self.blame(what);
+            self.record_mistake(what);
         }
     }
 
@@ -34,7 +34,7 @@ impl Locked {
         let lock = self.plain.lock(number_of_key(key));
         let Sight::Lock(seen) = seen else {
             let right = lock.not_a_lock;
-            self.check(right, || "a lock is taken for something else".into());
+            self.check(right, || "a lock is read as something else".into());
             return;
         };
         let own = lock.hold(number_of(asked));
@@ -43,8 +43,8 @@ impl Locked {
             && (lock.holders.is_empty() || seen.limit.number() == lock.limit)
             && seen.own.map(|own| (own.holds, own.deadline)) == own.map(|own| (own.holds, deadline(own)));
         if !same {
-            let wrong = format!("the lock is {lock:?}, and looks like {seen:?}");
-            self.blame(|| wrong);
+            let wrong = format!("the lock is {lock:?}, and the core reads {seen:?}");
+            self.record_mistake(|| wrong);
         }
     }
 }
@@ -53,7 +53,7 @@ fn deadline(hold: &PlainHold) -> Deadline {
     hold.until.map_or(Deadline::Never, Deadline::At)
 }
 
-impl View for Locked {
+impl View for CheckedLocks {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         let seen = self.table.look(key, owner);
         self.compare(key, owner, seen);
@@ -61,14 +61,14 @@ impl View for Locked {
     }
 }
 
-impl Locks for Locked {
+impl Locks for CheckedLocks {
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
         self.table.holders(key)
     }
 
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         let Some(place) = self.plain.place(waiter.id) else {
-            return self.blame(|| format!("{:?} does not wait and is served", waiter.id));
+            return self.record_mistake(|| format!("{:?} is served without a wait", waiter.id));
         };
         let right = self.plain.ending(place);
         let ending = match &end {
@@ -76,7 +76,7 @@ impl Locks for Locked {
             WaitEnd::NotALock | WaitEnd::TooMuch(_) => Ending::NotALock,
             WaitEnd::Refused(refusal) => ending_of(*refusal),
         };
-        self.check(right == Some(ending), || format!("{:?} gets {end:?}, and {right:?} is right", waiter.id));
+        self.check(right == Some(ending), || format!("{:?} gets {end:?} instead of {right:?}", waiter.id));
         self.plain.end(place, ending, self.table.now);
         self.table.settle(waiter, end);
     }
@@ -86,13 +86,13 @@ impl Locks for Locked {
 #[derive(Debug, Default)]
 pub struct World {
     pub queue: Queue<()>,
-    pub locks: Locked,
-    /// What is broken on purpose.
+    pub locks: CheckedLocks,
+    /// The injected fault.
     pub fault: Option<Fault>,
 }
 
 impl World {
-    /// The world that the plain model describes; who waits is numbered anew.
+    /// The world that the plain model describes, with new waiter ids.
     pub fn from_plain(plain: &Plain, fault: Option<Fault>) -> Self {
         let mut world = Self { fault, ..Self::default() };
         for (&number, lock) in &plain.locks {
@@ -106,7 +106,7 @@ impl World {
         world
     }
 
-    /// Writes a key past the core.
+    /// Writes a key without the core.
     pub fn store(&mut self, number: u32, lock: PlainLock) {
         let stored = if lock.not_a_lock {
             Stored::SomethingElse
@@ -122,22 +122,22 @@ impl World {
         self.locks.plain.locks.insert(number, lock);
     }
 
-    /// Takes a key away, whatever it is.
+    /// Deletes a key, whatever it holds.
     pub fn delete(&mut self, number: u32) {
         self.locks.table.stored.remove(&key(number));
         self.locks.plain.locks.remove(&number);
     }
 
-    /// A request comes: it is answered at once, or waits. `None`: it waits.
+    /// A request arrives. Returns how it ends immediately, or `None` if it waits.
     pub fn arrive(&mut self, waiter: PlainWaiter, until: Option<Millis>) -> Option<Ending> {
         let right = self.locks.plain.ending_at_once(&waiter);
         let ending = self.decide_at_once(&waiter);
-        self.locks.check(ending == right, || format!("{waiter:?} gets {ending:?} at once, and {right:?} is right"));
+        self.locks.check(ending == right, || format!("{waiter:?} gets {ending:?} immediately instead of {right:?}"));
         match ending {
             None => {
                 let (arrived, keys) = (waiter.id.arrived, waiter.keys.clone());
                 self.join(waiter, until);
-                // Ahead of others, it may be its turn.
+                // Ahead of others, it may be granted.
                 let is_first = |number: &u32| {
                     let key = key(*number);
                     let head = self.queue.head(key.db, &key.name);
@@ -151,14 +151,14 @@ impl World {
         ending
     }
 
-    /// As a command does it: all keys or none.
+    /// Decides like a command: all keys or none.
     fn decide_at_once(&mut self, waiter: &PlainWaiter) -> Option<Ending> {
         let mut decisions = Vec::new();
         let keys = keys(&waiter.keys);
         let owner = owner(waiter.owner);
         for key in &keys {
             let Sight::Lock(standing) = self.locks.look(key, &owner) else { return Some(Ending::NotALock) };
-            let barge = self.fault == Some(Fault::LetsNewcomersPass);
+            let barge = self.fault == Some(Fault::GrantsNewRequestFirst);
             let ahead =
                 if self.queue.head(key.db, &key.name).is_none() || barge { Ahead::Nobody } else { Ahead::Somebody };
             let decision = decide(&standing, &demand_of(waiter), ahead, self.locks.table.now);
@@ -179,26 +179,26 @@ impl World {
 
     fn join(&mut self, waiter: PlainWaiter, until: Option<Millis>) {
         let demand = demand_of(&waiter);
-        let arrived = if self.fault == Some(Fault::IgnoresWhatWasWaited) { Millis::MAX } else { waiter.id.arrived };
+        let arrived = if self.fault == Some(Fault::IgnoresWaited) { Millis::MAX } else { waiter.id.arrived };
         let WaiterId { ticket, .. } =
             self.queue.join(owner(waiter.owner), keys(&waiter.keys), demand, arrived, until, ());
         let id = WaiterId { arrived: waiter.id.arrived, ticket };
         self.locks.plain.join(PlainWaiter { id, ..waiter });
     }
 
-    /// A wait ends because its client is gone or its time is over.
+    /// A wait ends because its client disconnected or its timeout passed.
     pub fn leave(&mut self, id: WaiterId) {
         let Some(place) = self.locks.plain.place(id) else { return };
         let gone = self.locks.plain.waiters.remove(place);
-        if self.fault != Some(Fault::KeepsTheGone) {
+        if self.fault != Some(Fault::KeepsCancelled) {
             self.queue.leave(id);
         }
-        if self.fault != Some(Fault::DoesNotLookWhenOneLeaves) {
+        if self.fault != Some(Fault::IgnoresCancellation) {
             self.serve(gone.keys.iter().map(|&key| (key, Change::Freed)).collect());
         }
     }
 
-    /// Serves all who can be served after the `changed` locks have changed.
+    /// Serves all requests that can be granted after the `changed` locks have changed.
     pub fn serve(&mut self, changed: Vec<(u32, Change)>) {
         let now = self.locks.table.now;
         let changed = changed.into_iter().map(|(number, change)| (key(number), change));
@@ -208,19 +208,18 @@ impl World {
         }
     }
 
-    /// That all is as it should be: nothing was done wrong, nobody who could be served is left, the queue is what the
-    /// plain model says.
+    /// Checks everything: no step was wrong, no request that could be granted waits, and the queue equals the plain model's.
     pub fn check(&self) -> Result<(), String> {
         if let Some(wrong) = &self.locks.wrong {
             return Err(wrong.clone());
         }
         let plain = &self.locks.plain;
         if let Some((place, ending)) = plain.first_to_end() {
-            return Err(format!("{:?} is left waiting, and {ending:?} is right", plain.waiters[place]));
+            return Err(format!("{:?} still waits instead of {ending:?}", plain.waiters[place]));
         }
         for (&key, lock) in &plain.locks {
             if lock.limit != 0 && lock.holders.len() > lock.limit as usize && !lock.not_a_lock {
-                return Err(format!("too many hold {key}: {lock:?}"));
+                return Err(format!("too many holders of {key}: {lock:?}"));
             }
         }
         self.check_queue()
@@ -247,7 +246,7 @@ impl World {
             same &= self.queue.of_actor(&owner(number), 100).map(|waiter| waiter.id).eq(right.clone());
             same &= self.queue.waits(&owner(number)) != (right.count() == 0);
         }
-        if same { Ok(()) } else { Err(format!("{right:?} wait, and {order:?} stand in the queue")) }
+        if same { Ok(()) } else { Err(format!("the queue has {order:?} instead of {right:?}")) }
     }
 }
 

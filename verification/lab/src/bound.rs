@@ -1,5 +1,5 @@
-//! A process with one session: its tasks wait and hold by way of Holdfast's own client, beside clients that block in the same
-//! queues. They write only while that client says that they hold.
+//! A process with one session: its tasks use Holdfast's own client, beside clients that block in the same queues. They write
+//! only while that client reports that they hold the lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use redis::cmd;
 use tokio::time::{sleep, timeout};
 
 use crate::checker::PATIENCE;
-use crate::client::{Asks, Character, Pace};
+use crate::client::{ClientConfig, Durability, HoldTime};
 use crate::clock::{WallClock, micros, now};
-use crate::history::{Assurance, Break, Event, Grant, LEASE_MARGIN, Limit, Loss, Micros, Outcome, Request};
-use crate::session::Way;
+use crate::history::{Assurance, Event, ForcedLock, Grant, LEASE_MARGIN, Limit, Loss, Micros, Outcome, Request};
+use crate::session::Discovery;
 use crate::trace::trace;
 
-/// What the client itself allows for an answer before it gives the connection up.
+/// The client's timeout for a reply. After it, the client closes the connection.
 const TO_ANSWER: Micros = 5_000_000;
-/// How often a task looks whether it still holds.
+/// How often a task checks whether it still holds the lock.
 const LOOKS: std::ops::Range<u64> = 2..40;
 
-/// The client of a process, for all of its tasks.
-pub fn locks(way: &Way) -> Result<Locks, Error> {
-    match way {
-        Way::Sentinels(at) => {
+/// The client of a process, shared by its tasks.
+pub fn locks(discovery: &Discovery) -> Result<Locks, Error> {
+    match discovery {
+        Discovery::Sentinels(at) => {
             Locks::open(&format!("redis+sentinel://{}/{}", at.join(","), crate::session::MASTER_NAME))
         }
-        Way::Cluster(at) => Locks::open(&format!("redis+cluster://{}", at.join(","))),
+        Discovery::Cluster(at) => Locks::open(&format!("redis+cluster://{}", at.join(","))),
     }
 }
 
-/// A task at work.
+/// One task of the process.
 pub struct Task {
-    character: Character,
+    client_config: ClientConfig,
     locks: Locks,
     rng: Rng,
     wall: WallClock,
@@ -44,7 +44,7 @@ pub struct Task {
     hold: u64,
 }
 
-/// What is asked for.
+/// The next lock request of a task.
 struct LockRequest {
     keys: Vec<String>,
     limit: Limit,
@@ -55,21 +55,21 @@ struct LockRequest {
 
 impl Task {
     /// A task that works until `stop`.
-    pub fn new(character: Character, locks: Locks, wall: WallClock, stop: Arc<AtomicBool>) -> Task {
-        let rng = Rng::with_seed(character.seed);
-        Task { character, locks, rng, wall, stop, record: Vec::new(), hold: 0 }
+    pub fn new(client_config: ClientConfig, locks: Locks, wall: WallClock, stop: Arc<AtomicBool>) -> Task {
+        let rng = Rng::with_seed(client_config.seed);
+        Task { client_config, locks, rng, wall, stop, record: Vec::new(), hold: 0 }
     }
 
-    /// Works, and hands back the record.
+    /// Runs until `stop`, and returns the record.
     pub async fn run(mut self) -> Vec<Event> {
         while !self.stopped() {
-            let wish = self.wish();
-            match self.acquire(&wish).await {
-                Some((guard, holds)) => self.hold(guard, &holds, &wish).await,
+            let planned = self.planned();
+            match self.acquire(&planned).await {
+                Some((guard, holds)) => self.hold(guard, &holds, &planned).await,
                 None => sleep(Duration::from_millis(self.rng.u64(1..20))).await,
             }
         }
-        // Dropped guards are being released.
+        // Dropped guards are released in the background.
         let _ = timeout(Duration::from_micros(PATIENCE), self.locks.settle()).await;
         self.record
     }
@@ -78,10 +78,10 @@ impl Task {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn wish(&mut self) -> LockRequest {
-        let long = self.character.pace == Pace::Long;
+    fn planned(&mut self) -> LockRequest {
+        let long = self.client_config.hold_time == HoldTime::Long;
         let lease = if long { self.rng.u64(2_500..5_000) } else { self.rng.u64(900..1_500) };
-        let (keys, limit) = self.wanted(long);
+        let (keys, limit) = self.choose_locks(long);
         LockRequest {
             keys,
             limit,
@@ -91,8 +91,8 @@ impl Task {
         }
     }
 
-    fn wanted(&mut self, long: bool) -> (Vec<String>, Limit) {
-        let prefix = &self.character.prefix;
+    fn choose_locks(&mut self, long: bool) -> (Vec<String>, Limit) {
+        let prefix = &self.client_config.prefix;
         let one = |name: &str, number: u8| vec![format!("{prefix}{name}:{{{number}}}")];
         match self.rng.u8(..10) {
             _ if long => (one("long", self.rng.u8(..6)), Limit::Of(1)),
@@ -104,24 +104,24 @@ impl Task {
         }
     }
 
-    fn lock(&self, wish: &LockRequest) -> Lock {
-        let lock = self.locks.lock_all(&wish.keys).wait(wish.wait);
-        let lock = match wish.limit {
+    fn lock(&self, planned: &LockRequest) -> Lock {
+        let lock = self.locks.lock_all(&planned.keys).wait(planned.wait);
+        let lock = match planned.limit {
             Limit::Shared => lock.shared(),
             Limit::Of(1) => lock,
             Limit::Of(n) => lock.limit(u32::try_from(n).unwrap_or(1)),
         };
-        let lock = if wish.watched { lock.watched(wish.lease) } else { lock.watched(wish.lease).ephemeral() };
-        match self.character.asks {
-            Asks::Replicas(n) => lock.replicas(u32::try_from(n).unwrap_or(1)),
+        let lock = if planned.watched { lock.watched(planned.lease) } else { lock.watched(planned.lease).ephemeral() };
+        match self.client_config.durability {
+            Durability::Replicas(n) => lock.replicas(u32::try_from(n).unwrap_or(1)),
             _ => lock,
         }
     }
 
-    async fn acquire(&mut self, wish: &LockRequest) -> Option<(Guard, Vec<u64>)> {
-        let lock = self.lock(wish);
+    async fn acquire(&mut self, planned: &LockRequest) -> Option<(Guard, Vec<u64>)> {
+        let lock = self.lock(planned);
         let sent = now();
-        let allowed = (micros(wish.wait) + TO_ANSWER) * self.character.way.attempts();
+        let allowed = (micros(planned.wait) + TO_ANSWER) * self.client_config.discovery.attempts();
         let answer = timeout(Duration::from_micros(allowed + PATIENCE), lock.acquire()).await;
         let replied = now();
         let outcome = match &answer {
@@ -133,35 +133,35 @@ impl Task {
         self.record.push(Event::Request(Request { sent, allowed, ended: Some(replied), outcome }));
         match answer {
             Ok(Ok(Some(guard))) => {
-                let holds = self.granted(&guard, wish, sent, replied);
+                let holds = self.granted(&guard, planned, sent, replied);
                 Some((guard, holds))
             }
             Ok(Err(why)) => {
-                trace(|| format!("{}: {why}", self.character.name));
+                trace(|| format!("{}: {why}", self.client_config.name));
                 None
             }
             _ => None,
         }
     }
 
-    fn granted(&mut self, guard: &Guard, wish: &LockRequest, sent: Micros, replied: Micros) -> Vec<u64> {
+    fn granted(&mut self, guard: &Guard, planned: &LockRequest, sent: Micros, replied: Micros) -> Vec<u64> {
         let token = guard.fence();
         let owner = String::from_utf8_lossy(guard.owner().as_bytes()).into_owned();
-        trace(|| format!("{owner} got {:?} with {token}, asked at {sent}", wish.keys));
+        trace(|| format!("{owner} got {:?} with {token}, asked at {sent}", planned.keys));
         let mut holds = Vec::new();
-        for key in &wish.keys {
+        for key in &planned.keys {
             self.hold += 1;
             holds.push(self.hold);
             self.record.push(Event::Grant(Grant {
                 hold: self.hold,
                 key: key.clone(),
                 owner: owner.clone(),
-                limit: wish.limit,
+                limit: planned.limit,
                 token,
                 sent,
                 began: sent.max(self.wall.time_of(token)),
                 replied,
-                // What is held beyond this moment is what the client says at each look.
+                // Until when the lock is held from here on is known at each check.
                 lease: LEASE_MARGIN,
                 epoch: None,
                 assurance: self.assurance(),
@@ -172,22 +172,22 @@ impl Task {
     }
 
     fn assurance(&self) -> Assurance {
-        match self.character.asks {
-            Asks::Replicas(_) => Assurance::Replicas,
-            Asks::Nothing | Asks::Wait => Assurance::Plain,
+        match self.client_config.durability {
+            Durability::Replicas(_) => Assurance::Replicas,
+            Durability::Nothing | Durability::Wait => Assurance::Plain,
         }
     }
 
-    /// Holds, writes while the client says that it is held, and releases it, or is gone.
-    async fn hold(&mut self, guard: Guard, holds: &[u64], wish: &LockRequest) {
-        let long = self.character.pace == Pace::Long;
+    /// Holds the lock, writes while the client reports that it is held, and releases or drops it.
+    async fn hold(&mut self, guard: Guard, holds: &[u64], planned: &LockRequest) {
+        let long = self.client_config.hold_time == HoldTime::Long;
         let until = now() + if long { self.rng.u64(500_000..4_500_000) } else { self.rng.u64(2_000..400_000) };
         let mut seen = now();
         while now() < until && !self.stopped() {
             let pause = Duration::from_millis(self.rng.u64(LOOKS));
-            let told = timeout(pause, guard.lost()).await;
-            if let Ok(why) = told {
-                trace(|| format!("{:?} told of its loss: {why}", wish.keys));
+            let notified = timeout(pause, guard.lost()).await;
+            if let Ok(why) = notified {
+                trace(|| format!("{:?} notified of its loss: {why}", planned.keys));
                 return self.each(holds, |hold, at| Event::Told { hold, at, why: loss(why) });
             }
             let at = now();
@@ -207,12 +207,12 @@ impl Task {
                 Ok(Err(_)) => Outcome::Failed,
                 Err(_) => Outcome::Unanswered,
             };
-            let allowed = TO_ANSWER * self.character.way.attempts();
+            let allowed = TO_ANSWER * self.client_config.discovery.attempts();
             self.record.push(Event::Request(Request { sent, allowed, ended: Some(now()), outcome }));
         }
     }
 
-    /// It was held from the last look to this one.
+    /// The lock was held from the last check to this one.
     fn look(&mut self, holds: &[u64], seen: Micros, at: Micros) {
         let assurance = self.assurance();
         for &hold in holds {
@@ -227,17 +227,17 @@ impl Task {
     }
 }
 
-/// Locks that only sessions take, and that are broken now and then.
+/// A lock that only sessions use, and that is forced now and then.
 const FORCED: &str = "forced";
 
-/// Breaks locks until `stop`, and hands back what it broke.
-pub async fn break_locks(character: Character, locks: Locks, stop: Arc<AtomicBool>) -> Vec<Event> {
-    let mut rng = Rng::with_seed(character.seed);
+/// Forces locks until `stop`, and returns what it forced.
+pub async fn force_locks(client_config: ClientConfig, locks: Locks, stop: Arc<AtomicBool>) -> Vec<Event> {
+    let mut rng = Rng::with_seed(client_config.seed);
     let mut lines = HashMap::new();
     let mut record = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         sleep(Duration::from_millis(rng.u64(50..400))).await;
-        let key = format!("{}{FORCED}:{{{}}}", character.prefix, rng.u8(..6));
+        let key = format!("{}{FORCED}:{{{}}}", client_config.prefix, rng.u8(..6));
         let sent = now();
         let Ok(Ok((_, line))) = timeout(Duration::from_micros(PATIENCE), locks.server_of(&key)).await else {
             continue;
@@ -248,8 +248,8 @@ pub async fn break_locks(character: Character, locks: Locks, stop: Arc<AtomicBoo
         let answer = timeout(Duration::from_micros(PATIENCE), command.query_async::<u64>(line)).await;
         match answer {
             Ok(Ok(0)) => {}
-            Ok(Ok(_)) => record.push(Event::Broke(Break { key, sent, replied: Some(now()) })),
-            _ => record.push(Event::Broke(Break { key, sent, replied: None })),
+            Ok(Ok(_)) => record.push(Event::Forced(ForcedLock { key, sent, replied: Some(now()) })),
+            _ => record.push(Event::Forced(ForcedLock { key, sent, replied: None })),
         }
     }
     record

@@ -1,7 +1,7 @@
-//! Judges a [`History`]: which promises were broken, and what was seen at failovers that is no broken promise.
+//! Checks a [`History`]: which guarantees were violated, and which anomalies at failovers are allowed.
 //!
-//! Pure: no clock, no server. What it relies on are the clients' own records, so a hold counts from the moment its
-//! client knew of it to the moment it began to release it, or to the end of the lease if it never did.
+//! The checker is pure: it reads no clock and no server, only the clients' records. A hold counts from the moment at which its
+//! client knew of it until its client began to release it, or until the end of the lease.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -10,21 +10,21 @@ use crate::history::{Assurance, Epoch, Fault, Grant, History, Hold, Limit, Micro
 
 mod losses;
 
-/// How much later than allowed an answer may come on a busy machine before it counts as lost.
+/// By how much a busy machine may delay a reply before it counts as lost.
 pub const PATIENCE: Micros = 2_000_000;
 
-/// A broken promise.
+/// A violated guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// One living server let more hold than the limit allows.
+    /// One server granted the lock to more owners than its limit allows.
     TooManyHolders {
         /// The lock.
         key: String,
-        /// One who held already, and the one who came beside, each with what became of its hold.
+        /// The earlier holder and the later one, each with its record.
         owners: [String; 2],
-        /// Since when.
+        /// The beginning.
         at: Micros,
-        /// For how long at least.
+        /// The duration, at least.
         lasting: Micros,
         /// The server's epoch, if it is known.
         epoch: Epoch,
@@ -33,78 +33,78 @@ pub enum Violation {
     ConfirmedGrantLost {
         /// The lock.
         key: String,
-        /// When two held it.
+        /// When there were two holders.
         at: Micros,
     },
-    /// A later grant has a token that is not above that of an earlier one.
+    /// A later grant does not have a greater token than an earlier one.
     TokenWentBack {
-        /// The lock that was granted later.
+        /// The key of the later grant.
         key: String,
         /// Its token.
         token: u64,
-        /// The token given before.
+        /// The token of the earlier grant.
         before: u64,
     },
     /// Two grants have the same token.
     TokenRepeated {
         /// The token.
         token: u64,
-        /// To whom: the lock, its holder and the server, of the one and of the other.
+        /// The two grants: key, owner and server.
         given: [String; 2],
     },
-    /// The fenced store took a write of an earlier holder after one of a later holder.
+    /// The fenced store accepted a write of an earlier holder after one of a later holder.
     StaleWriteTaken {
         /// The lock.
         key: String,
         /// When.
         at: Micros,
     },
-    /// A request got no answer in time although no fault was on.
+    /// A request got no reply in time although there was no fault.
     LostWaiter {
         /// When it was sent.
         sent: Micros,
-        /// When the answer came, or the client gave up.
+        /// When the reply came, or the client timed out.
         ended: Micros,
-        /// By when the answer was due.
+        /// When the reply was due.
         due: Micros,
     },
-    /// A request never came to an end.
+    /// A request never ended.
     NeverEnded {
         /// When it was sent.
         sent: Micros,
     },
-    /// A bound hold was broken or ran out, and its client, whose session lived, was not told in time.
-    LossNotTold {
+    /// A bound hold was lost, and its client was not notified in time although its session was open.
+    LossNotNotified {
         /// The lock.
         key: String,
-        /// Who held it.
+        /// The owner.
         owner: String,
         /// When it was lost.
         at: Micros,
-        /// When its client was told, if it was.
-        told: Option<Micros>,
+        /// When its client was notified, if it was.
+        notified: Option<Micros>,
     },
-    /// A client was told that its lock had been broken, and nobody had broken it.
-    ToldOfNothing {
+    /// A client was notified that its lock was forced, without a `LOCK.FORCE`.
+    SpuriousLossEvent {
         /// The lock.
         key: String,
-        /// Who holds it.
+        /// The owner.
         owner: String,
         /// When.
         at: Micros,
     },
-    /// A client wrote under a hold of which it had been told that it is lost.
-    WroteAfterTold {
+    /// A client wrote after it was notified of the loss of its hold.
+    WroteAfterLoss {
         /// The lock.
         key: String,
-        /// Who wrote.
+        /// The owner.
         owner: String,
-        /// When it had been told.
-        told: Micros,
+        /// When it was notified.
+        notified: Micros,
         /// When it wrote.
         at: Micros,
     },
-    /// A lock whose holder vanished could not be had again in time.
+    /// A lock whose holder disappeared could not be acquired again in time.
     NotHadAgain {
         /// The lock.
         key: String,
@@ -123,34 +123,34 @@ impl fmt::Display for Violation {
                 write!(f, "{key} was granted again at {at} µs although replicas had confirmed the hold")
             }
             Violation::TokenWentBack { key, token, before } => {
-                write!(f, "{key} got token {token} after {before} had been given")
+                write!(f, "{key} got token {token} after {before}")
             }
             Violation::TokenRepeated { token, given: [first, second] } => {
-                write!(f, "token {token} was given twice: {first}, and {second}")
+                write!(f, "token {token} was granted twice: {first}, and {second}")
             }
             Violation::StaleWriteTaken { key, at } => {
-                write!(f, "the store of {key} took a stale write at {at} µs")
+                write!(f, "the store of {key} accepted a stale write at {at} µs")
             }
             Violation::LostWaiter { sent, ended, due } => {
-                write!(f, "a request sent at {sent} µs, due at {due} µs, had no answer or a late one at {ended} µs")
+                write!(f, "a request sent at {sent} µs, due at {due} µs, had no reply, or a late one, at {ended} µs")
             }
             Violation::NeverEnded { sent } => {
-                write!(f, "a request sent at {sent} µs never came to an end")
+                write!(f, "a request sent at {sent} µs never ended")
             }
-            Violation::LossNotTold { key, owner, at, told: Some(told) } => {
-                write!(f, "{owner} lost {key} at {at} µs, and was told as late as {told} µs")
+            Violation::LossNotNotified { key, owner, at, notified: Some(notified) } => {
+                write!(f, "{owner} lost {key} at {at} µs, and was notified only at {notified} µs")
             }
-            Violation::LossNotTold { key, owner, at, told: None } => {
-                write!(f, "{owner} lost {key} at {at} µs, and was never told")
+            Violation::LossNotNotified { key, owner, at, notified: None } => {
+                write!(f, "{owner} lost {key} at {at} µs, and was never notified")
             }
-            Violation::ToldOfNothing { key, owner, at } => {
-                write!(f, "{owner} was told at {at} µs that {key} had been broken, and nobody had")
+            Violation::SpuriousLossEvent { key, owner, at } => {
+                write!(f, "{owner} was notified at {at} µs that {key} was forced, which it was not")
             }
-            Violation::WroteAfterTold { key, owner, told, at } => {
-                write!(f, "{owner} wrote under {key} at {at} µs, told at {told} µs that it was lost")
+            Violation::WroteAfterLoss { key, owner, notified, at } => {
+                write!(f, "{owner} wrote under {key} at {at} µs, notified at {notified} µs of its loss")
             }
             Violation::NotHadAgain { key } => {
-                write!(f, "{key} could not be had again after healing")
+                write!(f, "{key} could not be acquired again after the fault")
             }
         }
     }
@@ -159,39 +159,39 @@ impl fmt::Display for Violation {
 /// What the checker found.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// Broken promises.
+    /// Violated guarantees.
     pub violations: Vec<Violation>,
-    /// Grants, by how sure they were.
+    /// The number of grants, by assurance.
     pub grants: BTreeMap<Assurance, u64>,
-    /// Double holds over a failover, by how sure the hold was that the failover lost.
+    /// Double holds across a failover, by the assurance of the lost hold.
     pub doubles: BTreeMap<Assurance, u64>,
-    /// When each of these began.
+    /// When each of them began.
     pub doubled_at: Vec<Micros>,
     /// Late writes that the fenced store refused.
     pub writes_refused: u64,
-    /// Writes that it took.
+    /// Writes that the store accepted.
     pub writes_taken: u64,
     /// Holds that were bound to a session.
     pub bound: u64,
-    /// Losses of which their clients were told.
-    pub told: u64,
-    /// Of these, those of a lock that somebody had broken: the longest time from the break until its client knew.
+    /// Losses that clients were notified of.
+    pub notified: u64,
+    /// Among them, for forced locks, the longest time until the client was notified.
     pub told_within: Option<Micros>,
 }
 
 impl Verdict {
-    /// How many double holds over a failover had that assurance.
+    /// The number of double holds with this assurance.
     pub fn doubles(&self, assurance: Assurance) -> u64 {
         self.doubles.get(&assurance).copied().unwrap_or(0)
     }
 
-    /// How many grants had that assurance.
+    /// The number of grants with this assurance.
     pub fn grants(&self, assurance: Assurance) -> u64 {
         self.grants.get(&assurance).copied().unwrap_or(0)
     }
 }
 
-/// Judges a history.
+/// Checks a history.
 pub fn check(history: &History) -> Verdict {
     let mut verdict = Verdict::default();
     for hold in &history.holds {
@@ -206,7 +206,7 @@ pub fn check(history: &History) -> Verdict {
     verdict
 }
 
-/// A span of a hold, as the sweep over time meets it.
+/// A span of a hold, in the sweep over time.
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     hold: usize,
@@ -228,7 +228,7 @@ fn check_holders(history: &History, verdict: &mut Verdict) {
             faults: history.faults_of(key),
             first_seen: &first_seen,
             active: Vec::new(),
-            told: HashSet::new(),
+            notified: HashSet::new(),
             verdict,
         };
         for piece in pieces {
@@ -237,7 +237,7 @@ fn check_holders(history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// When each epoch first granted something: the order in which they began.
+/// When each epoch granted something first, which orders the epochs.
 fn first_seen(history: &History) -> HashMap<&str, Micros> {
     let mut seen: HashMap<&str, Micros> = HashMap::new();
     for span in history.holds.iter().flat_map(|hold| &hold.spans) {
@@ -254,7 +254,7 @@ struct Sweep<'a, 'v> {
     faults: Vec<Fault>,
     first_seen: &'a HashMap<&'a str, Micros>,
     active: Vec<Piece<'a>>,
-    told: HashSet<(usize, usize)>,
+    notified: HashSet<(usize, usize)>,
     verdict: &'v mut Verdict,
 }
 
@@ -272,7 +272,7 @@ impl<'a> Sweep<'a, '_> {
         self.active.push(new);
     }
 
-    /// Whether both were granted by one living server. Where the epochs are unknown, a fault during either makes it two.
+    /// Whether one running server granted both. If an epoch is unknown, a fault during either span means two servers.
     fn same_server(&self, a: Piece, b: Piece) -> bool {
         match (&a.span.epoch, &b.span.epoch) {
             (Some(a), Some(b)) => a == b,
@@ -286,7 +286,7 @@ impl<'a> Sweep<'a, '_> {
 
     fn violation(&mut self, others: &[Piece<'a>], new: Piece<'a>) {
         for other in others.iter().filter(|other| conflict(**other, new)) {
-            if self.told.insert(pair(other.hold, new.hold)) {
+            if self.notified.insert(pair(other.hold, new.hold)) {
                 let until = other.span.until.min(new.span.until);
                 self.verdict.violations.push(Violation::TooManyHolders {
                     key: self.key.to_owned(),
@@ -302,7 +302,7 @@ impl<'a> Sweep<'a, '_> {
 
     fn double(&mut self, others: &[Piece<'a>], new: Piece<'a>) {
         for other in others.iter().filter(|other| conflict(**other, new)) {
-            if self.told.insert(pair(other.hold, new.hold)) {
+            if self.notified.insert(pair(other.hold, new.hold)) {
                 let lost = self.older(*other, new);
                 *self.verdict.doubles.entry(lost.span.assurance).or_default() += 1;
                 self.verdict.doubled_at.push(new.span.from);
@@ -316,7 +316,7 @@ impl<'a> Sweep<'a, '_> {
         }
     }
 
-    /// The one of the server that went: its epoch began earlier.
+    /// The span of the server that failed: its epoch began earlier.
     fn older(&self, a: Piece<'a>, b: Piece<'a>) -> Piece<'a> {
         let began = |piece: Piece| match piece.span.epoch.as_deref() {
             Some(epoch) => self.first_seen.get(epoch).copied(),
@@ -326,7 +326,7 @@ impl<'a> Sweep<'a, '_> {
     }
 }
 
-/// Whether `new` beside `others` is more than the smallest limit among those that it exceeds allows.
+/// Whether `new` exceeds the smallest limit among itself and `others`.
 fn too_many(others: &[Piece], new: Piece) -> bool {
     let mut owners: HashSet<&str> = others.iter().map(owner).collect();
     owners.insert(owner(&new));
@@ -342,20 +342,22 @@ fn owner<'a>(piece: &Piece<'a>) -> &'a str {
     &piece.of.grant.owner
 }
 
-/// A hold as its client knew it.
+/// A hold, as its client recorded it.
 fn account(hold: &Hold) -> String {
     let Grant { owner, token, sent, replied, .. } = &hold.grant;
     let until = hold.spans.last().map_or(0, |span| span.until);
-    let told = hold.told.map_or_else(String::new, |(at, why)| format!(", told {why:?} at {at}"));
+    let notified = hold.notified.map_or_else(String::new, |(at, why)| format!(", notified: {why:?} at {at}"));
     let ended = hold.ended.map_or_else(String::new, |at| format!(", released at {at}"));
-    format!("{owner} (token {token}, asked at {sent}, granted by {replied}, held until {until} µs{told}{ended})")
+    format!(
+        "{owner} (token {token}, requested at {sent}, granted by {replied}, held until {until} µs{notified}{ended})"
+    )
 }
 
 fn pair(a: usize, b: usize) -> (usize, usize) {
     (a.min(b), a.max(b))
 }
 
-/// Tokens grow in real time (a grant that was asked for after another was known has the higher one), and none comes twice.
+/// Tokens increase in real time: a grant that was requested after another was known has the greater token. None is repeated.
 fn check_tokens(history: &History, verdict: &mut Verdict) {
     let mut by_reply: Vec<&Hold> = history.holds.iter().collect();
     by_reply.sort_by_key(|hold| hold.grant.replied);
@@ -375,7 +377,7 @@ fn check_tokens(history: &History, verdict: &mut Verdict) {
     check_repeats(history, verdict);
 }
 
-/// Who waited in a queue asked early, so for mutexes the turns count: each holder on a server has a higher token than the last.
+/// A waiter requested early, so mutexes are checked in the order of their holders: tokens increase on each server.
 fn check_turns(by_reply: &[&Hold], verdict: &mut Verdict) {
     let mut last: HashMap<(&str, &str), u64> = HashMap::new();
     for hold in by_reply.iter().filter(|hold| hold.grant.limit == Limit::Of(1) && !hold.spans.is_empty()) {
@@ -394,9 +396,9 @@ fn went_back(hold: &Hold, before: u64) -> Violation {
     Violation::TokenWentBack { key: hold.grant.key.clone(), token: hold.grant.token, before }
 }
 
-/// One token may stand for several locks only if one request took them together. Two servers of a cluster may give the
-/// same one, but not on the same lock; and two masters at once, of which one is not told yet that it is none, on the same
-/// lock too, if they grant in the same microsecond.
+/// One token may stand for several locks only if one request acquired them together. Two servers of a cluster may return the
+/// same token for different locks. So may two masters for the same lock, in the same microsecond, while one of them has not
+/// been demoted yet.
 fn check_repeats(history: &History, verdict: &mut Verdict) {
     let mut given: BTreeMap<u64, Vec<&Hold>> = BTreeMap::new();
     for hold in &history.holds {
@@ -406,15 +408,15 @@ fn check_repeats(history: &History, verdict: &mut Verdict) {
         let pairs =
             holds.iter().enumerate().flat_map(|(late, second)| holds[..late].iter().map(move |it| (it, second)));
         if let Some((first, second)) = pairs.into_iter().find(|(first, second)| is_repeat(first, second)) {
-            verdict.violations.push(Violation::TokenRepeated { token, given: [told(first), told(second)] });
+            verdict.violations.push(Violation::TokenRepeated { token, given: [notified(first), notified(second)] });
         }
     }
 }
 
-fn told(hold: &Hold) -> String {
+fn notified(hold: &Hold) -> String {
     let Grant { key, owner, sent, replied, epoch, .. } = &hold.grant;
     let server = epoch.as_deref().unwrap_or("unknown");
-    format!("{key} to {owner} ({server}, asked at {sent} µs, granted by {replied} µs)")
+    format!("{key} to {owner} ({server}, requested at {sent} µs, granted by {replied} µs)")
 }
 
 fn is_repeat(a: &Hold, b: &Hold) -> bool {
@@ -428,7 +430,7 @@ fn is_repeat(a: &Hold, b: &Hold) -> bool {
     one_server && !together
 }
 
-/// What a store of one lock has taken so far.
+/// The accepted writes to one lock's store.
 #[derive(Default)]
 struct Store {
     token: u64,
@@ -436,7 +438,7 @@ struct Store {
     latest_owner: String,
 }
 
-/// Plays the writes to a store that takes a token only if it is at least as high as the last one.
+/// Replays the writes to a store that accepts tokens which are at least as great as the last one.
 fn check_store(history: &History, verdict: &mut Verdict) {
     let mut writes: Vec<_> = history.writes.iter().collect();
     writes.sort_by_key(|write| write.at);

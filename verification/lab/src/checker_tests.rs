@@ -1,4 +1,4 @@
-//! The checker reports every injected bug, and nothing else.
+//! The checker reports every injected mistake, and nothing else.
 
 use super::*;
 use crate::history::{Event, Grant, LocalFault, Probe};
@@ -96,9 +96,9 @@ pub(super) fn kinds(verdict: &Verdict) -> Vec<&'static str> {
             Violation::LostWaiter { .. } => "lost",
             Violation::NeverEnded { .. } => "never",
             Violation::NotHadAgain { .. } => "again",
-            Violation::LossNotTold { .. } => "not told",
-            Violation::ToldOfNothing { .. } => "told of nothing",
-            Violation::WroteAfterTold { .. } => "wrote after",
+            Violation::LossNotNotified { .. } => "not notified",
+            Violation::SpuriousLossEvent { .. } => "spurious event",
+            Violation::WroteAfterLoss { .. } => "wrote after loss",
         })
         .collect()
 }
@@ -300,7 +300,7 @@ fn repeated_token_is_found() {
     assert_eq!(kinds(&verdict_of(&[hold("x", 1, 10, 20).somewhere(), elsewhere().somewhere()])), [""; 0]);
     let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30)]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
-    // Two masters: one after the other must not, in the same microsecond they may.
+    // Two masters: one after the other must not return the same token, but in the same microsecond they may.
     let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30).on("b")]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
     let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).on("b")]);

@@ -1,4 +1,4 @@
-//! A client that locks, waits, renews and releases as applications do, well and badly, and writes down what it saw.
+//! A client that acquires, waits, renews, writes and releases, correctly or not, and records what it sees.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,58 +11,58 @@ use tokio::time::sleep;
 use crate::checker::PATIENCE;
 use crate::clock::{WallClock, now};
 use crate::history::{Assurance, Epoch, Event, Grant, Limit, Micros, Outcome, Request};
-use crate::session::{Answer, Session, Way};
+use crate::session::{Answer, Discovery, Session};
 use crate::trace::trace;
-use wishes::Wish;
+use planned::PlannedRequest;
 
 mod holding;
-mod wishes;
+mod planned;
 
-/// What a client asks of replicas.
+/// What a client requests of replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asks {
+pub enum Durability {
     /// Nothing.
     Nothing,
-    /// `WAIT 1` after each grant, and notes the answer.
+    /// `WAIT 1` after each grant. The client records the reply.
     Wait,
     /// `REPLICAS n` with each request.
     Replicas(usize),
 }
 
-/// How long a client holds.
+/// How long a client holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    /// Milliseconds, on a few locks of every kind that all want.
+pub enum HoldTime {
+    /// Milliseconds, on a few contended locks of every kind.
     Short,
-    /// Seconds, renewing now and then: longer than a failover takes.
+    /// Seconds, with renewals: longer than a failover takes.
     Long,
 }
 
-/// What a client is to be.
+/// The settings of a client.
 #[derive(Clone, Debug)]
-pub struct Character {
-    /// Its name, part of its owners' names.
+pub struct ClientConfig {
+    /// Its name, which is part of its owners' names.
     pub name: String,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     pub prefix: String,
     /// How it finds the server.
-    pub way: Way,
-    /// What it asks of replicas.
-    pub asks: Asks,
-    /// How long it holds.
-    pub pace: Pace,
-    /// Where its choices come from.
+    pub discovery: Discovery,
+    /// What it requests of replicas.
+    pub durability: Durability,
+    /// How long it holds locks.
+    pub hold_time: HoldTime,
+    /// The seed of its random choices.
     pub seed: u64,
 }
 
-/// `WAIT 1` for so long, as a client would that does not want to stand still.
+/// The timeout of `WAIT 1`, short so that the client goes on.
 const WAIT_FOR_REPLICA: u64 = 50;
 /// The module's `holdfast.replicas-timeout`.
 const REPLICAS_TIMEOUT: Micros = 1_000_000;
 
-/// A client at work.
+/// A running client.
 pub struct Client {
-    character: Character,
+    client_config: ClientConfig,
     rng: Rng,
     wall: WallClock,
     stop: Arc<AtomicBool>,
@@ -71,8 +71,8 @@ pub struct Client {
     asked: u64,
 }
 
-/// What it got.
-struct Held {
+/// A hold.
+struct ActiveHold {
     holds: Vec<u64>,
     keys: Vec<String>,
     owner: String,
@@ -91,10 +91,10 @@ struct Reply {
 
 impl Client {
     /// A client that works until `stop`.
-    pub fn new(character: Character, wall: WallClock, stop: Arc<AtomicBool>) -> Client {
+    pub fn new(client_config: ClientConfig, wall: WallClock, stop: Arc<AtomicBool>) -> Client {
         Client {
-            rng: Rng::with_seed(character.seed),
-            character,
+            rng: Rng::with_seed(client_config.seed),
+            client_config,
             wall,
             stop,
             session: None,
@@ -103,11 +103,11 @@ impl Client {
         }
     }
 
-    /// Works, and hands back the record.
+    /// Runs until `stop`, and returns the record.
     pub async fn run(mut self) -> Vec<Event> {
         while !self.stopped() {
-            let wish = self.wish();
-            match self.acquire(wish).await {
+            let planned = self.planned();
+            match self.acquire(planned).await {
                 Some(held) => self.hold(held).await,
                 None => self.pause(1..20).await,
             }
@@ -119,58 +119,58 @@ impl Client {
         self.stop.load(Ordering::Relaxed)
     }
 
-    async fn acquire(&mut self, wish: Wish) -> Option<Held> {
+    async fn acquire(&mut self, planned: PlannedRequest) -> Option<ActiveHold> {
         let first_sent = now();
-        let mut reply = self.request(&wish.keys[0], self.acquire_command(&wish), wish.wait).await;
+        let mut reply = self.request(&planned.keys[0], self.acquire_command(&planned), planned.wait).await;
         if reply.is_none() && !self.stopped() && self.rng.bool() {
-            reply = self.request(&wish.keys[0], self.acquire_command(&wish), wish.wait).await;
+            reply = self.request(&planned.keys[0], self.acquire_command(&planned), planned.wait).await;
         }
         let reply = reply?;
         let token = token(&reply.value)?;
         let began = reply.sent.max(self.wall.time_of(token));
-        let assurance = self.assurance(&wish.keys[0]).await?;
+        let assurance = self.assurance(&planned.keys[0]).await?;
         let replied = now();
-        let holds: Vec<u64> = (0..wish.keys.len()).map(|index| self.asked * 4 + index as u64).collect();
-        trace(|| format!("{} got {:?} with {token}, asked at {first_sent}", wish.owner, wish.keys));
-        for (hold, key) in holds.iter().zip(&wish.keys) {
+        let holds: Vec<u64> = (0..planned.keys.len()).map(|index| self.asked * 4 + index as u64).collect();
+        trace(|| format!("{} got {:?} with {token}, requested at {first_sent}", planned.owner, planned.keys));
+        for (hold, key) in holds.iter().zip(&planned.keys) {
             self.record.push(Event::Grant(Grant {
                 hold: *hold,
                 key: key.clone(),
-                owner: wish.owner.clone(),
-                limit: wish.limit,
+                owner: planned.owner.clone(),
+                limit: planned.limit,
                 token,
                 sent: first_sent,
                 began,
                 replied: replied.max(reply.replied),
-                lease: wish.lease * 1_000,
+                lease: planned.lease * 1_000,
                 epoch: reply.epoch.clone(),
                 assurance,
             }));
         }
-        Some(Held {
+        Some(ActiveHold {
             holds,
-            keys: wish.keys,
-            owner: wish.owner,
-            limit: wish.limit,
+            keys: planned.keys,
+            owner: planned.owner,
+            limit: planned.limit,
             token,
-            lease: wish.lease,
-            ends: began + wish.lease * 1_000,
+            lease: planned.lease,
+            ends: began + planned.lease * 1_000,
         })
     }
 
     fn ask_replicas(&self, command: &mut Cmd) {
-        if let Asks::Replicas(n) = self.character.asks {
+        if let Durability::Replicas(n) = self.client_config.durability {
             command.arg("REPLICAS").arg(n);
         }
     }
 
-    /// How sure the grant or renewal is that was just received; `None` if the connection broke over the question
-    /// (the client then takes itself to hold nothing, and the lease runs out).
+    /// The assurance of the last grant or renewal. `None` if the connection broke: the client then considers the lock lost, and
+    /// the lease expires.
     async fn assurance(&mut self, key: &str) -> Option<Assurance> {
-        match self.character.asks {
-            Asks::Nothing => Some(Assurance::Plain),
-            Asks::Replicas(_) => Some(Assurance::Replicas),
-            Asks::Wait => {
+        match self.client_config.durability {
+            Durability::Nothing => Some(Assurance::Plain),
+            Durability::Replicas(_) => Some(Assurance::Replicas),
+            Durability::Wait => {
                 let mut command = cmd("WAIT");
                 command.arg(1).arg(WAIT_FOR_REPLICA);
                 let reply = self.request(key, command, Some(WAIT_FOR_REPLICA)).await?;
@@ -182,16 +182,16 @@ impl Client {
         }
     }
 
-    /// One request and its reply; none if there was an error or no answer. Then the connection is given up, as a careful
-    /// client does: it can't know any more which reply comes next on it.
+    /// One request and its reply, or `None` after an error or a timeout. The client then closes the connection, because it can't
+    /// know which reply comes next.
     async fn request(&mut self, key: &str, command: Cmd, wait: Option<u64>) -> Option<Reply> {
         self.connect().await?;
         let session = self.session.as_mut()?;
-        let confirming = match self.character.asks {
-            Asks::Replicas(_) => REPLICAS_TIMEOUT,
+        let confirming = match self.client_config.durability {
+            Durability::Replicas(_) => REPLICAS_TIMEOUT,
             _ => 0,
         };
-        let allowed = (wait.unwrap_or(0) * 1_000 + confirming) * self.character.way.attempts();
+        let allowed = (wait.unwrap_or(0) * 1_000 + confirming) * self.client_config.discovery.attempts();
         let sent = now();
         let answer = session.ask(command, key, Duration::from_micros(allowed + PATIENCE)).await;
         let replied = now();
@@ -199,7 +199,7 @@ impl Client {
             Answer::Value(Value::Nil) => (Outcome::Refused, Some(Value::Nil)),
             Answer::Value(value) => (Outcome::Granted, Some(value)),
             Answer::Error(error) => {
-                trace(|| format!("{}: {error}", self.character.name));
+                trace(|| format!("{}: {error}", self.client_config.name));
                 (Outcome::Failed, None)
             }
             Answer::Nothing => (Outcome::Unanswered, None),
@@ -215,10 +215,10 @@ impl Client {
 
     async fn connect(&mut self) -> Option<()> {
         if self.session.is_none() {
-            match self.character.way.open().await {
+            match self.client_config.discovery.open().await {
                 Ok(session) => self.session = Some(session),
                 Err(why) => {
-                    trace(|| format!("{}: {why}", self.character.name));
+                    trace(|| format!("{}: {why}", self.client_config.name));
                     self.pause(20..60).await;
                     return None;
                 }

@@ -1,4 +1,4 @@
-//! One clock for all: microseconds of the machine's monotonic clock, and what a fencing token says on it.
+//! The machine's monotonic clock in microseconds, and the conversion of fencing tokens to it.
 
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,26 +20,26 @@ pub fn micros(duration: Duration) -> Micros {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// How far the wall clock, from which servers make tokens, is ahead of the monotonic clock.
+/// The offset of the wall clock, from which servers make tokens, to the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WallClock {
     ahead: u64,
 }
 
 impl WallClock {
-    /// Reads both clocks. Servers and clients of the lab share one machine, so one reading serves all.
+    /// Reads both clocks. All servers and clients of the lab share one machine, so one reading is enough.
     pub fn read() -> WallClock {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         WallClock { ahead: micros(wall).saturating_sub(now()) }
     }
 
-    /// When a token was given. (A token may run ahead of the clock by a few microseconds, never behind.)
+    /// When a token was issued. (A token may be a few microseconds ahead of the clock, never behind.)
     pub fn time_of(self, token: u64) -> Micros {
         token.saturating_sub(self.ahead)
     }
 }
 
-/// Polls until `done` says so or the time is over; true if it did.
+/// Polls until `done` returns true or the time is over. Returns whether it did.
 pub fn until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = now() + micros(limit);
     loop {

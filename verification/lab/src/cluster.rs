@@ -1,37 +1,37 @@
-//! A cluster under load: masters fail, and slots move while clients hold and wait.
+//! A cluster under load: masters fail, and slots move while clients hold locks and wait.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-use crate::blow::BLOWS;
 use crate::checker::check;
-use crate::client::Asks;
+use crate::client::Durability;
 use crate::engine::{Equipment, Result};
-use crate::failover::{LONGEST_LEASE, ORPHAN_LEASE, abandon, have_again};
-use crate::load::{Crew, Load, keys_of};
+use crate::failover::{LONGEST_LEASE, ORPHAN_LEASE, abandon, reacquire};
+use crate::load::{ClientGroup, Load, keys_of};
+use crate::master_fault::MASTER_FAULTS;
 use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
 use crate::shards::{Moves, Shards};
 use crate::tally::Tally;
 
-/// Blows under one load; each after some moves of slots.
+/// Faults under one load, each after some moves of slots.
 const BATCH: usize = 8;
-const MOVES_BEFORE_A_BLOW: usize = 3;
+const MOVES_BEFORE_FAULT: usize = 3;
 
-/// A cluster, and what is done to it.
+/// A cluster, and the faults of a run.
 struct Plan {
     name: &'static str,
     equipment: Equipment,
     moves: Moves,
-    /// Moves of slots alone, before moves and blows by turns.
+    /// Moves of slots alone, before moves alternate with faults.
     moves_alone: bool,
-    blows: bool,
+    master_faults: bool,
 }
 
-/// On the image's server slots move key by key, on Valkey 9.1 in one piece. The short form does half of it on each.
+/// On the image's server slots move key by key, on Valkey 9.1 atomically. The short form runs half on each.
 pub fn run(options: &Options) -> Vec<Row> {
     let plans = [
         Plan {
@@ -39,23 +39,30 @@ pub fn run(options: &Options) -> Vec<Row> {
             equipment: Equipment::default(),
             moves: Moves::KeyByKey,
             moves_alone: !options.short,
-            blows: true,
+            master_faults: true,
         },
         Plan {
-            name: "Cluster on Valkey 9.1, whole slots",
+            name: "Cluster on Valkey 9.1, atomic migration",
             equipment: Equipment::valkey_9_1(),
             moves: Moves::Whole,
             moves_alone: true,
-            blows: !options.short,
+            master_faults: !options.short,
         },
     ];
     let options = Options { budget: options.budget / plans.len() as u32, ..options.clone() };
     plans.iter().flat_map(|plan| plan.rows(&options)).collect()
 }
 
-fn crews() -> [Crew; 2] {
-    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 4, long: 3, python: 2, bound: 2 };
-    [crew("plain:", Asks::Nothing), crew("safe:", Asks::Replicas(1))]
+fn groups() -> [ClientGroup; 2] {
+    let group = |prefix: &str, durability| ClientGroup {
+        prefix: prefix.to_owned(),
+        durability,
+        short: 4,
+        long: 3,
+        python: 2,
+        bound: 2,
+    };
+    [group("plain:", Durability::Nothing), group("safe:", Durability::Replicas(1))]
 }
 
 impl Plan {
@@ -63,8 +70,8 @@ impl Plan {
         match self.run_batches(options) {
             Ok((moved, failed)) => {
                 let moved = moved.row(&format!("{}, moved", self.name));
-                let failed = failed.row(&format!("{}, moved and masters failed", self.name));
-                [(self.moves_alone, moved), (self.blows, failed)]
+                let failed = failed.row(&format!("{}, slots moved and masters failed", self.name));
+                [(self.moves_alone, moved), (self.master_faults, failed)]
                     .into_iter()
                     .filter_map(|(wanted, row)| wanted.then_some(row))
                     .collect()
@@ -81,9 +88,9 @@ impl Plan {
         loop {
             let batch_begun = Instant::now();
             let moves = Batch::moves(batch_begun + options.budget / 4);
-            let blows = Batch::blows(begun + options.budget);
+            let master_faults = Batch::master_faults(begun + options.budget);
             if (self.moves_alone && moves.run_into(&mut moved, &shards, &mut rng, options).is_break())
-                || (self.blows && blows.run_into(&mut failed, &shards, &mut rng, options).is_break())
+                || (self.master_faults && master_faults.run_into(&mut failed, &shards, &mut rng, options).is_break())
             {
                 return Ok((moved, failed));
             }
@@ -98,50 +105,50 @@ impl Plan {
 
 struct Batch {
     rounds: usize,
-    blows: bool,
+    master_faults: bool,
     until: Instant,
 }
 
 impl Batch {
     fn moves(until: Instant) -> Batch {
-        Batch { rounds: BATCH, blows: false, until }
+        Batch { rounds: BATCH, master_faults: false, until }
     }
 
-    fn blows(until: Instant) -> Batch {
-        Batch { rounds: BATCH, blows: true, until }
+    fn master_faults(until: Instant) -> Batch {
+        Batch { rounds: BATCH, master_faults: true, until }
     }
 
-    /// Runs; breaks off where it could not go on, with what was seen so far in the tally.
+    /// Runs a batch. If it fails, the tally contains what happened before.
     fn run_into(&self, tally: &mut Tally, shards: &Shards, rng: &mut Rng, options: &Options) -> ControlFlow<()> {
         match self.run(shards, rng, tally, options) {
             Ok(()) => ControlFlow::Continue(()),
             Err(why) => {
                 tally.broke_off(&why, shards.crashes());
-                ControlFlow::Break(())
+                ControlFlow::ForcedLock(())
             }
         }
     }
 
     fn run(&self, shards: &Shards, rng: &mut Rng, tally: &mut Tally, options: &Options) -> Result<()> {
         let seed = options.seed.wrapping_add(1_000 + tally.runs);
-        let load = Load::start(&crews(), &shards.way(), seed, options)?;
+        let load = Load::start(&groups(), &shards.discovery(), seed, options)?;
         let mut faults = Vec::new();
         let mut probes = Vec::new();
         for round in 0..self.rounds {
-            for _ in 0..MOVES_BEFORE_A_BLOW {
+            for _ in 0..MOVES_BEFORE_FAULT {
                 std::thread::sleep(Duration::from_millis(rng.u64(100..400)));
                 let tag = rng.u8(..6).to_string();
                 shards.move_slot(&tag, rng.usize(..), Duration::from_millis(rng.u64(0..600)))?;
                 tally.moves += 1;
             }
-            if self.blows {
+            if self.master_faults {
                 let tag = rng.u8(..6).to_string();
                 let orphan = format!("orphan:{}:{round}:{{{tag}}}", tally.runs);
                 abandon(&mut shards.owner_of(&orphan)?, &orphan)?;
                 let split = Duration::from_millis(rng.u64(200..1_500));
-                let (fault, took) = shards.fail_over(&tag, BLOWS[round % BLOWS.len()], split)?;
+                let (fault, took) = shards.fail_over(&tag, MASTER_FAULTS[round % MASTER_FAULTS.len()], split)?;
                 let lease = ORPHAN_LEASE * 1_000;
-                probes.push(have_again(&mut shards.owner_of(&orphan)?, orphan, lease)?);
+                probes.push(reacquire(&mut shards.owner_of(&orphan)?, orphan, lease)?);
                 tally.failover(took);
                 faults.push(fault);
             }
@@ -151,10 +158,10 @@ impl Batch {
         }
         let mut history = load.finish()?;
         for key in keys_of(&history) {
-            probes.push(have_again(&mut shards.owner_of(&key)?, key, LONGEST_LEASE)?);
+            probes.push(reacquire(&mut shards.owner_of(&key)?, key, LONGEST_LEASE)?);
         }
         history.local_faults = faults;
-        history.faults = shards.unrest()?;
+        history.faults = shards.unhealthy_periods()?;
         history.probes = probes;
         operations::keep(&history, "cluster");
         tally.add(&history, check(&history));

@@ -1,8 +1,8 @@
-//! Containers with addresses of their own, on a network of their own, and what can be done to them.
+//! Containers with their own addresses, on a network of their own, and faults in them.
 //!
-//! Nothing is published: the lab reaches the containers through the bridge. Everything carries the label
-//! `holdfast-lab`, is limited in memory and time, and is removed when a [`Site`] goes. (What a lab leaves behind that was
-//! itself killed, `scripts/lab` removes by the label.)
+//! No port is published: the lab reaches the containers through the bridge. Everything has the label `holdfast-lab`, limited
+//! memory and time, and is removed when its [`Site`] is dropped. (If the lab itself was killed, `scripts/lab` removes the rest
+//! by the label.)
 
 use std::fmt;
 use std::fs;
@@ -16,42 +16,42 @@ use redis::Connection;
 use crate::clock::until;
 use crate::options::{Options, workspace};
 
-/// What kept a scenario from being run.
+/// Why a scenario could not be run.
 #[derive(Debug)]
-pub struct Trouble(pub String);
+pub struct LabError(pub String);
 
-impl fmt::Display for Trouble {
+impl fmt::Display for LabError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Trouble {
-        Trouble(error.to_string())
+impl From<io::Error> for LabError {
+    fn from(error: io::Error) -> LabError {
+        LabError(error.to_string())
     }
 }
 
-impl From<redis::RedisError> for Trouble {
-    fn from(error: redis::RedisError) -> Trouble {
-        Trouble(error.to_string())
+impl From<redis::RedisError> for LabError {
+    fn from(error: redis::RedisError) -> LabError {
+        LabError(error.to_string())
     }
 }
 
-/// Shorthand for what may run into [`Trouble`].
-pub type Result<T> = std::result::Result<T, Trouble>;
+/// The result of an operation that may fail with [`LabError`].
+pub type Result<T> = std::result::Result<T, LabError>;
 
-/// Where the module lies inside a container.
+/// The module's path inside a container.
 pub const MODULE: &str = "/holdfast/libholdfast.so";
-/// Where an older build of it lies, if one was asked for.
+/// The path of an older build of it, if there is one.
 pub const OLD_MODULE: &str = "/holdfast/old.so";
-/// Where another server than the image's lies.
+/// The path of another server than the image's.
 const SERVER: &str = "/holdfast/server";
 
-/// What the containers of a site have that the image has not.
+/// What the containers of a site have in addition to the image.
 #[derive(Clone, Debug, Default)]
 pub struct Equipment {
-    /// Another server: a program that the image's C library can run.
+    /// Another server: a program that runs with the image's C library.
     pub server: Option<PathBuf>,
     /// An older build of the module.
     pub old_module: Option<PathBuf>,
@@ -64,10 +64,10 @@ impl Equipment {
         Equipment { server, ..Equipment::default() }
     }
 
-    /// What is to be mounted, and where.
+    /// The files to mount, and where.
     fn mounts(&self) -> Result<Vec<String>> {
         let mount = |(file, place): (&PathBuf, &str)| {
-            let file = fs::canonicalize(file).map_err(|why| Trouble(format!("{}: {why}", file.display())))?;
+            let file = fs::canonicalize(file).map_err(|why| LabError(format!("{}: {why}", file.display())))?;
             Ok(format!("{}:{place}:ro", file.display()))
         };
         let server = self.server.iter().map(|file| (file, SERVER));
@@ -79,12 +79,12 @@ impl Equipment {
     }
 }
 
-/// The longest that a container lives, whatever happens to the lab: a backstop, not a plan.
+/// The lifetime of a container if the lab fails to remove it.
 const LONGEST_LIFE: &str = "7200";
 
-/// How long the lab itself waits for a server.
+/// The lab's own timeout for a server.
 const SOON: Duration = Duration::from_millis(1_500);
-/// How much of a log is shown when something goes wrong.
+/// How many lines of a log are shown after a failure.
 const LAST_LINES: usize = 12;
 
 /// Containers on one network.
@@ -97,7 +97,7 @@ pub struct Site {
     pub nodes: Vec<Node>,
 }
 
-/// A container with an address of its own; its servers are started with [`Node::start`].
+/// A container with its own address. [`Node::start`] starts its servers.
 #[derive(Debug)]
 pub struct Node {
     name: String,
@@ -110,7 +110,7 @@ pub struct Node {
 }
 
 impl Site {
-    /// Makes a network and `size` containers on it, in which nothing runs yet.
+    /// Creates a network with `size` containers, in which nothing runs yet.
     pub fn new(purpose: &str, size: usize, equipment: Equipment, options: &Options) -> Result<Site> {
         let name = format!("holdfast-lab-{}-{purpose}", process::id());
         let subnet = make_network(&name)?;
@@ -121,8 +121,8 @@ impl Site {
             nodes: Vec::new(),
         };
         fs::create_dir_all(&site.folder)?;
-        let module =
-            fs::canonicalize(&options.module).map_err(|why| Trouble(format!("{}: {why}", options.module.display())))?;
+        let module = fs::canonicalize(&options.module)
+            .map_err(|why| LabError(format!("{}: {why}", options.module.display())))?;
         for index in 0..size {
             let node = site.start_node(&format!("{subnet}.{}", 11 + index), &module, &options.image)?;
             site.nodes.push(node);
@@ -143,7 +143,7 @@ impl Site {
             "--detach",
             "--rm",
             "--init",
-            // The image's own asks a server that the lab starts, stops and freezes as it likes.
+            // The image's own health check uses a server that the lab starts, stops and pauses.
             "--no-healthcheck",
             "--name",
             &name,
@@ -157,7 +157,7 @@ impl Site {
             "256m",
             "--pids-limit",
             "100",
-            // So that both sides can read and remove what the other wrote into the shared folder.
+            // So that both sides can read and delete the other's files in the shared folder.
             "--user",
             &user,
             "--volume",
@@ -174,7 +174,7 @@ impl Site {
         Ok(Node { name, network: self.network.clone(), ip: ip.to_owned(), init, folder, program })
     }
 
-    /// Lets nothing of what one node sends reach the others. Clients reach it.
+    /// Drops what one node sends to the others. Clients reach it.
     pub fn cut_from_peers(&self, cut: usize) -> Result<()> {
         self.peers_of(cut).try_for_each(|peer| self.nodes[cut].black_hole("add", peer))
     }
@@ -184,23 +184,23 @@ impl Site {
         self.peers_of(cut).try_for_each(|peer| self.nodes[cut].black_hole("del", peer))
     }
 
-    /// Lets nothing of what the others send reach one node. Clients reach it.
-    pub fn deafen(&self, deaf: usize) -> Result<()> {
-        self.peers_of(deaf).try_for_each(|peer| peer.black_hole("add", &self.nodes[deaf]))
+    /// Drops what the others send to one node. Clients reach it.
+    pub fn cut_incoming(&self, node: usize) -> Result<()> {
+        self.peers_of(node).try_for_each(|peer| peer.black_hole("add", &self.nodes[node]))
     }
 
-    /// Ends [`Site::deafen`].
-    pub fn hear(&self, deaf: usize) -> Result<()> {
-        self.peers_of(deaf).try_for_each(|peer| peer.black_hole("del", &self.nodes[deaf]))
+    /// Ends [`Site::cut_incoming`].
+    pub fn join_incoming(&self, node: usize) -> Result<()> {
+        self.peers_of(node).try_for_each(|peer| peer.black_hole("del", &self.nodes[node]))
     }
 
     fn peers_of(&self, node: usize) -> impl Iterator<Item = &Node> {
         self.nodes.iter().enumerate().filter(move |(index, _)| *index != node).map(|(_, peer)| peer)
     }
 
-    /// Makes the network of every node a bad one, until what this returns is dropped.
-    pub fn bad_network(&self, weather: Weather, seed: u64) -> Result<Vec<BadNetwork>> {
-        self.nodes.iter().zip(seed..).map(|(node, seed)| node.bad_network(weather, seed)).collect()
+    /// Makes the network of every node unreliable until the result is dropped.
+    pub fn bad_network(&self, network_faults: NetworkFaults, seed: u64) -> Result<Vec<BadNetwork>> {
+        self.nodes.iter().zip(seed..).map(|(node, seed)| node.bad_network(network_faults, seed)).collect()
     }
 }
 
@@ -217,7 +217,7 @@ impl Drop for Site {
 }
 
 impl Node {
-    /// Writes a configuration and starts a server with it, as a daemon known as `process`.
+    /// Writes a configuration and starts a server with it, as a daemon named `process`.
     pub fn start(&self, process: &str, configuration: &str, flags: &[&str]) -> Result<()> {
         let common = format!(
             "daemonize yes\npidfile /lab/{process}.pid\nlogfile /lab/{process}.log\ndir /lab\nprotected-mode no\n"
@@ -232,7 +232,7 @@ impl Node {
         if until(Duration::from_secs(5), || pid_file.exists()) {
             Ok(())
         } else {
-            Err(Trouble(format!("{process} on {} did not start:\n{}", self.ip, self.log(process))))
+            Err(LabError(format!("{process} on {} did not start:\n{}", self.ip, self.log(process))))
         }
     }
 
@@ -247,7 +247,7 @@ impl Node {
         docker(&["network", "disconnect", &self.network, &self.name]).map(drop)
     }
 
-    /// Ends [`Node::cut`], under the old address.
+    /// Ends [`Node::cut`]. The address stays the same.
     pub fn join(&self) -> Result<()> {
         docker(&["network", "connect", "--ip", &self.ip, &self.network, &self.name]).map(drop)
     }
@@ -256,9 +256,10 @@ impl Node {
         self.inside(&["--net"], &["ip", "route", verb, "blackhole", &format!("{}/32", to.ip)])
     }
 
-    fn bad_network(&self, weather: Weather, seed: u64) -> Result<BadNetwork> {
+    fn bad_network(&self, network_faults: NetworkFaults, seed: u64) -> Result<BadNetwork> {
         let script = workspace().join("verification/lab/net/bad_network.py");
-        let numbers = [weather.loss_percent, weather.delay_ms, weather.jitter_ms].map(|number| number.to_string());
+        let numbers = [network_faults.loss_percent, network_faults.delay_ms, network_faults.jitter_ms]
+            .map(|number| number.to_string());
         let mut child = Command::new("nsenter")
             .args(["--target", &self.init, "--net", "--", "python3"])
             .arg(script)
@@ -272,10 +273,10 @@ impl Node {
             BufReader::new(output).read_line(&mut line)?;
         }
         let network = BadNetwork { child };
-        if line.trim() == "ready" { Ok(network) } else { Err(Trouble("the network can't be made a bad one".into())) }
+        if line.trim() == "ready" { Ok(network) } else { Err(LabError("the network faults can't be set up".into())) }
     }
 
-    /// A connection for the lab itself, which gives up soon.
+    /// A connection for the lab itself, with a short timeout.
     pub fn connect(&self, port: u16) -> Result<Connection> {
         let client = redis::Client::open((self.ip.as_str(), port))?;
         let connection = client.get_connection_with_timeout(SOON)?;
@@ -284,7 +285,7 @@ impl Node {
         Ok(connection)
     }
 
-    /// Lines of a server's log that tell of a crash, a panic or a failed assertion.
+    /// Lines of a server's log that report a crash, a panic or a failed assertion.
     pub fn crashes(&self, process: &str) -> Vec<String> {
         const SIGNS: [&str; 4] = ["crashed by signal", "ASSERTION FAILED", "panicked at", "BUG REPORT START"];
         let log = self.log(process);
@@ -299,15 +300,15 @@ impl Node {
         format!("\n-- {process} on {}\n{}", self.ip, last.join("\n"))
     }
 
-    /// What a server has printed so far.
+    /// The server's log so far.
     pub fn log(&self, process: &str) -> String {
         fs::read(self.folder.join(format!("{process}.log")))
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default()
     }
 
-    /// Runs a program in some of the container's namespaces: faster than `docker exec`, and the network needs no
-    /// program inside the image.
+    /// Runs a program in some of the container's namespaces. It is faster than `docker exec`, and the network needs no program
+    /// inside the image.
     fn inside(&self, namespaces: &[&str], command: &[&str]) -> Result<()> {
         let mut nsenter = Command::new("nsenter");
         nsenter.args(["--target", &self.init]).args(namespaces);
@@ -315,40 +316,40 @@ impl Node {
     }
 }
 
-/// What a bad network does to each packet that leaves a node.
+/// The faults for each packet that a node sends.
 #[derive(Clone, Copy, Debug)]
-pub struct Weather {
-    /// How many in a hundred are lost.
+pub struct NetworkFaults {
+    /// The percentage of lost packets.
     pub loss_percent: u32,
-    /// How late the others come.
+    /// The delay of the others.
     pub delay_ms: u32,
-    /// By how much more or less than that, so that one overtakes the other.
+    /// The variation of the delay, so that packets overtake each other.
     pub jitter_ms: u32,
 }
 
-/// The network of a node is a bad one while this lives.
+/// The network of a node is unreliable until this is dropped.
 pub struct BadNetwork {
     child: Child,
 }
 
 impl Drop for BadNetwork {
     fn drop(&mut self) {
-        // Closing its input tells it to put the network right.
+        // Closing its input tells the program to remove the faults.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
 
-/// What marks containers and networks as this lab's.
+/// The label of this lab's containers and networks.
 fn label() -> String {
     let id = std::env::var("LAB_ID").unwrap_or_else(|_| process::id().to_string());
     format!("holdfast-lab={id}")
 }
 
-/// A free subnet is found by trying: the engine refuses one that overlaps another network of the machine.
+/// Tries subnets until one is free: the engine refuses those that overlap another network of the machine.
 fn make_network(name: &str) -> Result<String> {
     let first = process::id() % 200;
-    let mut last = Trouble("no subnet tried".into());
+    let mut last = LabError("no subnet tried".into());
     for step in 0..8 {
         let subnet = format!("10.213.{}", (first + 25 * step) % 250);
         let range = format!("{subnet}.0/24");
@@ -367,10 +368,10 @@ fn docker(arguments: &[&str]) -> Result<String> {
 }
 
 fn run(command: &mut Command) -> Result<Output> {
-    let output = command.output().map_err(|why| Trouble(format!("{:?}: {why}", command.get_program())))?;
+    let output = command.output().map_err(|why| LabError(format!("{:?}: {why}", command.get_program())))?;
     if output.status.success() {
         Ok(output)
     } else {
-        Err(Trouble(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim())))
+        Err(LabError(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim())))
     }
 }

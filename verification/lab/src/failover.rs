@@ -1,80 +1,93 @@
-//! Failover by Sentinel under load: without and with `REPLICAS`.
+//! Failover by Sentinel under load, without and with `REPLICAS`.
 
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use redis::{Connection, Value, cmd};
 
-use crate::blow::BLOWS;
 use crate::checker::{PATIENCE, check};
-use crate::client::Asks;
+use crate::client::Durability;
 use crate::clock::now;
-use crate::engine::{Result, Trouble, Weather};
+use crate::engine::{LabError, NetworkFaults, Result};
 use crate::history::{Fault, Micros, Probe};
-use crate::load::{Crew, Load, keys_of};
+use crate::load::{ClientGroup, Load, keys_of};
+use crate::master_fault::MASTER_FAULTS;
 use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
 use crate::tally::Tally;
 use crate::trace::trace;
-use crate::trio::{Return, Setting, Trio};
+use crate::trio::{Demotion, Setting, Trio};
 
-/// The replicas that a failover's promise rests on: all of them.
+/// The number of replicas that a request must name to survive a failover: all of them.
 pub const ALL_REPLICAS: usize = 2;
-/// The lease of a lock whose holder vanishes just before the blow.
+/// The lease of a lock whose holder disappears just before the fault.
 pub const ORPHAN_LEASE: u64 = 2_000;
-/// The longest lease that any client of the load asks for.
+/// The longest lease in the load.
 pub const LONGEST_LEASE: Micros = 5_000_000;
 
-/// Failovers under a load that asks nothing of replicas, or `WAIT 1` after each grant.
+/// Failovers under a load that requests nothing of replicas, or `WAIT 1` after each grant.
 pub fn run(options: &Options) -> Vec<Row> {
-    let crew =
-        |prefix: &str, asks, bound| Crew { prefix: prefix.to_owned(), asks, short: 5, long: 4, python: 2, bound };
-    // No sessions among those who ask with `WAIT`: their clients don't send it, and don't tell on which server they hold something. Where
-    // such a hold and a confirmed one overlap, the checker could only guess which of both the failover has lost.
-    let crews = [crew("plain:", Asks::Nothing, 2), crew("wait:", Asks::Wait, 0)];
-    rows("failover", "Sentinel failover", &crews, Conditions::good(), options)
+    let group = |prefix: &str, durability, bound| ClientGroup {
+        prefix: prefix.to_owned(),
+        durability,
+        short: 5,
+        long: 4,
+        python: 2,
+        bound,
+    };
+    // No sessions in the group with `WAIT`: their clients do not send it, and do not report the server of a hold. If such a hold
+    // overlapped a confirmed one, the checker could not tell which of the two the failover lost.
+    let groups = [group("plain:", Durability::Nothing, 2), group("wait:", Durability::Wait, 0)];
+    rows("failover", "Sentinel failover", &groups, Conditions::good(), options)
 }
 
-/// The same load and the same blows, with `REPLICAS` on every acquire and renew.
+/// The same load and faults, with `REPLICAS` on every acquire and renew.
 pub fn run_replicas(options: &Options) -> Vec<Row> {
-    let asks = Asks::Replicas(ALL_REPLICAS);
-    let crew = Crew { prefix: "safe:".to_owned(), asks, short: 14, long: 8, python: 4, bound: 6 };
-    rows("replicas", "Sentinel failover, REPLICAS 2", &[crew], Conditions::good(), options)
+    let durability = Durability::Replicas(ALL_REPLICAS);
+    let group = ClientGroup { prefix: "safe:".to_owned(), durability, short: 14, long: 8, python: 4, bound: 6 };
+    rows("replicas", "Sentinel failover, REPLICAS 2", &[group], Conditions::good(), options)
 }
 
-/// Failovers while every server's packets are lost, late, and out of order.
+/// Failovers while every server's packets are lost, delayed, and reordered.
 pub fn run_network(options: &Options) -> Vec<Row> {
-    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 5, long: 4, python: 2, bound: 2 };
-    let crews = [crew("plain:", Asks::Nothing), crew("safe:", Asks::Replicas(ALL_REPLICAS))];
-    let weather = Weather { loss_percent: 5, delay_ms: 100, jitter_ms: 80 };
-    let conditions = Conditions { weather: Some(weather), failovers: 3, down_after_ms: 4_000 };
-    rows("network", "Sentinel failover, 5 % lost, 100 ± 80 ms late", &crews, conditions, options)
+    let group = |prefix: &str, durability| ClientGroup {
+        prefix: prefix.to_owned(),
+        durability,
+        short: 5,
+        long: 4,
+        python: 2,
+        bound: 2,
+    };
+    let groups = [group("plain:", Durability::Nothing), group("safe:", Durability::Replicas(ALL_REPLICAS))];
+    let network_faults = NetworkFaults { loss_percent: 5, delay_ms: 100, jitter_ms: 80 };
+    let conditions = Conditions { network_faults: Some(network_faults), failovers: 3, down_after_ms: 4_000 };
+    rows("network", "Sentinel failover, 5 % lost, 100 ± 80 ms delay", &groups, conditions, options)
 }
 
-/// Under what the failovers happen.
+/// The conditions of the failovers.
 #[derive(Clone, Copy)]
 struct Conditions {
-    weather: Option<Weather>,
-    /// Failovers under one load, after which the clients stop and their records are checked.
+    network_faults: Option<NetworkFaults>,
+    /// Failovers under one load. Then the clients stop, and their records are checked.
     failovers: usize,
     down_after_ms: u32,
 }
 
 impl Conditions {
     fn good() -> Conditions {
-        Conditions { weather: None, failovers: 10, down_after_ms: 700 }
+        Conditions { network_faults: None, failovers: 10, down_after_ms: 700 }
     }
 }
 
-fn rows(name: &str, title: &str, crews: &[Crew], conditions: Conditions, options: &Options) -> Vec<Row> {
-    match fail_over_and_over(name, crews, conditions, options) {
+fn rows(name: &str, title: &str, groups: &[ClientGroup], conditions: Conditions, options: &Options) -> Vec<Row> {
+    match repeat_failovers(name, groups, conditions, options) {
         Ok(tally) => vec![tally.row(title)],
         Err(why) => vec![Row::not_run(title, why)],
     }
 }
 
-fn fail_over_and_over(name: &str, crews: &[Crew], conditions: Conditions, options: &Options) -> Result<Tally> {
+fn repeat_failovers(name: &str, groups: &[ClientGroup], conditions: Conditions, options: &Options) -> Result<Tally> {
     let begun = Instant::now();
     let setting = Setting { down_after_ms: conditions.down_after_ms, ..Setting::default() };
     let mut trio = Trio::start(setting, options)?;
@@ -83,7 +96,7 @@ fn fail_over_and_over(name: &str, crews: &[Crew], conditions: Conditions, option
     let mut slowest = Duration::ZERO;
     loop {
         let batch_begun = Instant::now();
-        let batch = Batch { number: tally.runs, crews, conditions, until: begun + options.budget };
+        let batch = Batch { number: tally.runs, groups, conditions, until: begun + options.budget };
         if let Err(why) = batch.run(&mut trio, &mut rng, &mut tally, options) {
             tally.broke_off(&why, trio.crashes());
             return Ok(tally);
@@ -98,7 +111,7 @@ fn fail_over_and_over(name: &str, crews: &[Crew], conditions: Conditions, option
 
 struct Batch<'a> {
     number: u64,
-    crews: &'a [Crew],
+    groups: &'a [ClientGroup],
     conditions: Conditions,
     until: Instant,
 }
@@ -106,25 +119,32 @@ struct Batch<'a> {
 impl Batch<'_> {
     fn run(&self, trio: &mut Trio, rng: &mut Rng, tally: &mut Tally, options: &Options) -> Result<()> {
         let seed = options.seed.wrapping_add(self.number);
-        let load = Load::start(self.crews, &trio.way(), seed, options)?;
+        let load = Load::start(self.groups, &trio.discovery(), seed, options)?;
         let mut faults = Vec::new();
         let mut probes = Vec::new();
         let begun = now();
-        let bad = self.conditions.weather.map(|weather| trio.bad_network(weather, seed)).transpose()?;
+        let bad =
+            self.conditions.network_faults.map(|network_faults| trio.bad_network(network_faults, seed)).transpose()?;
         for round in 0..self.conditions.failovers {
             std::thread::sleep(Duration::from_millis(rng.u64(500..2_000)));
             let orphan = format!("orphan:{}:{round}", self.number);
-            // On a bad network a grant may be lost on the way, and the probes at the end are enough.
+            // On an unreliable network the abandoned grant may be lost, and the probes at the end are enough.
             if bad.is_none() {
                 abandon(&mut trio.master()?, &orphan)?;
             }
-            let blow = BLOWS[round % BLOWS.len()];
-            let failover = trio.fail_over(blow, Duration::from_millis(rng.u64(200..1_800)), how_to_return(rng))?;
+            let master_fault = MASTER_FAULTS[round % MASTER_FAULTS.len()];
+            let failover =
+                trio.fail_over(master_fault, Duration::from_millis(rng.u64(200..1_800)), how_to_return(rng))?;
             if bad.is_none() {
-                probes.push(have_again(&mut trio.master()?, orphan, ORPHAN_LEASE * 1_000)?);
+                probes.push(reacquire(&mut trio.master()?, orphan, ORPHAN_LEASE * 1_000)?);
             }
             let whole = (failover.fault.until - failover.fault.from) / 1_000;
-            trace(|| format!("{blow:?}: {} ms to another master, {whole} ms to order", failover.took / 1_000));
+            trace(|| {
+                format!(
+                    "{master_fault:?}: {} ms to another master, {whole} ms until all is healthy",
+                    failover.took / 1_000
+                )
+            });
             tally.failover(failover.took);
             faults.push(failover.fault);
             if Instant::now() > self.until {
@@ -139,7 +159,7 @@ impl Batch<'_> {
         let mut history = load.finish()?;
         faults.extend(trio.settle()?);
         for key in keys_of(&history) {
-            probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
+            probes.push(reacquire(&mut trio.master()?, key, LONGEST_LEASE)?);
         }
         history.faults = faults;
         history.probes = probes;
@@ -151,23 +171,23 @@ impl Batch<'_> {
     }
 }
 
-/// One in five is left to the Sentinels alone.
-fn how_to_return(rng: &mut Rng) -> Return {
-    if rng.u8(..5) == 0 { Return::BySentinels } else { Return::ByHand(rng.u64(0..600)) }
+/// In one of five failovers, the Sentinels demote the old master.
+fn how_to_return(rng: &mut Rng) -> Demotion {
+    if rng.u8(..5) == 0 { Demotion::BySentinels } else { Demotion::ByHand(rng.u64(0..600)) }
 }
 
-/// Takes a lock and never releases it.
+/// Acquires a lock and never releases it.
 pub fn abandon(connection: &mut Connection, key: &str) -> Result<()> {
     let granted: Value =
         cmd("LOCK.ACQUIRE").arg(key).arg("orphan's owner").arg("LEASE").arg(ORPHAN_LEASE).query(connection)?;
     match granted {
         Value::Int(_) => Ok(()),
-        other => Err(Trouble(format!("{key} was free, yet: {other:?}"))),
+        other => Err(LabError(format!("{key} was free, yet: {other:?}"))),
     }
 }
 
-/// Takes a lock whose holder may have vanished, within what is left of its lease.
-pub fn have_again(connection: &mut Connection, key: String, lease: Micros) -> Result<Probe> {
+/// Acquires a lock whose holder may have disappeared, within the rest of its lease.
+pub fn reacquire(connection: &mut Connection, key: String, lease: Micros) -> Result<Probe> {
     let due = now() + lease + PATIENCE;
     connection.set_read_timeout(Some(Duration::from_micros(lease + 2 * PATIENCE)))?;
     let reply: redis::RedisResult<Value> = cmd("LOCK.ACQUIRE")
@@ -180,7 +200,7 @@ pub fn have_again(connection: &mut Connection, key: String, lease: Micros) -> Re
         .query(connection);
     let had = matches!(reply, Ok(Value::Int(_))).then(now);
     if had.is_none() {
-        eprintln!("{key} could not be had again: {reply:?}");
+        eprintln!("{key} could not be acquired again: {reply:?}");
     }
     Ok(Probe { key, due, had })
 }

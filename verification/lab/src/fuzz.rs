@@ -1,11 +1,11 @@
-//! Robustness: random bytes and random requests against a living server with two replicas, one of them without the module.
+//! Robustness: random bytes and random requests against a server with two replicas, one of them without the module.
 //!
-//! Nothing may crash, no log may hold an error, memory must come back, and the replicas must have what the master has.
+//! The server must not crash, no log may contain an error, memory must be freed, and the replicas must equal the master.
 
-mod almost;
-mod burden;
 pub mod copies;
+mod large_states;
 mod mixed;
+mod near_locks;
 mod outcome;
 mod replies;
 mod requests;
@@ -35,28 +35,28 @@ use watch::Watch;
 
 /// Requests of a run.
 const REQUESTS: u64 = 1_000_000;
-/// Runs of the long form.
+/// Runs in the long form.
 const RUNS: u64 = 10;
-/// Connections that send at the same time.
+/// Concurrent connections.
 const CONNECTIONS: u64 = 6;
-/// After each round all connections end, and copies and logs are looked at.
+/// After each round all connections end, and replicas and logs are checked.
 const ROUNDS: u64 = 20;
-/// Rounds before memory is measured first: buffers, tables and statistics that stay have their size by then.
+/// Rounds before the first measurement of memory: buffers, tables and statistics have their size by then.
 const WARM_UP: u64 = 4;
-/// How much `used_memory` may have grown over all the rounds: less than a byte a request.
+/// By how much `used_memory` may grow over all rounds: less than a byte for each request.
 const GROWTH: i64 = 256 * 1024;
-/// Memory that has not shrunk for as long as that does not shrink any more.
+/// Memory that has not decreased for this long does not decrease any more.
 const STILL: Duration = Duration::from_secs(6);
-/// Violations of a round that are told in full.
-const TOLD: usize = 8;
+/// How many violations of a round are printed in full.
+const SHOWN_VIOLATIONS: usize = 8;
 
-/// Runs the scenario: a million requests in the short form, ten million otherwise, and more if there is time.
+/// Runs the scenario: a million requests in the short form, at least ten million otherwise.
 pub fn run(options: &Options) -> Vec<Row> {
     let programs = programs();
     let start = Instant::now();
     let mut total = Row { scenario: "robustness: random requests".into(), ..Row::default() };
     let mut longest = Duration::ZERO;
-    // Each run has one of the servers; the short form shares its requests out among them.
+    // Each run uses one of the servers. The short form divides its requests among them.
     let (runs, requests) = match options.short {
         true => (programs.len() as u64, requests_wanted() / programs.len() as u64),
         false => (RUNS, requests_wanted()),
@@ -73,7 +73,7 @@ pub fn run(options: &Options) -> Vec<Row> {
         total.requests += outcome.requests;
         total.faults += outcome.dropped;
         total.violations += outcome.violations.len() as u64;
-        for violation in outcome.violations.iter().take(TOLD) {
+        for violation in outcome.violations.iter().take(SHOWN_VIOLATIONS) {
             eprintln!("fuzz, seed {seed}: {violation}");
         }
         let reached: Vec<String> = outcome.reached.iter().map(|(what, times)| format!("{times} {what}")).collect();
@@ -92,8 +92,8 @@ pub fn run(options: &Options) -> Vec<Row> {
     vec![total]
 }
 
-/// The servers that the requests are sent to: the usual one, and one whose hash fields can expire, if it is here. Only the one that
-/// is named, if one is: what makes it special, such as a sanitizer, the others don't have.
+/// The servers to test: the default one, and one with field expiry, if it is installed. If a server is named, only that one: it
+/// may be special, such as one with a sanitizer.
 fn programs() -> Vec<PathBuf> {
     if std::env::var_os("HOLDFAST_SERVER").is_some() {
         return vec![support::server_program()];
@@ -103,7 +103,7 @@ fn programs() -> Vec<PathBuf> {
     std::iter::once(support::server_program()).chain(newer).collect()
 }
 
-/// `LAB_FUZZ_REQUESTS`, for runs under tools that make the server many times slower.
+/// `LAB_FUZZ_REQUESTS`, for runs under tools that slow the server down many times.
 fn requests_wanted() -> u64 {
     std::env::var("LAB_FUZZ_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(REQUESTS)
 }
@@ -115,8 +115,8 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     let master = server()
         .arg("repl-diskless-sync-delay", "0")
         .arg("notify-keyspace-events", "KEAd")
-        // In each of so many rounds a second the server itself may search a quarter of the time for keys that have expired:
-        // 25 ms in one step with the 10 rounds that it begins with.
+        // In each of its cron runs the server may spend a quarter of the period on expired keys: 25 ms with the default of 10 runs a
+        // second.
         .arg("hz", "100")
         .arg("crash-memcheck-enabled", "no")
         .start();
@@ -125,10 +125,10 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
         replica.replica_of(&master);
     }
     master.wait_replicas_online(replicas.len());
-    until(Duration::from_secs(20), "the process that made the copies is gone", || {
+    until(Duration::from_secs(20), "the process that sent the snapshot has ended", || {
         master.info("persistence", "rdb_bgsave_in_progress").as_deref() == Some("0")
     });
-    // Servers warn about this and that while they start and make the first copies.
+    // Servers log warnings while they start and make the first copies.
     let servers: Vec<(&Server, usize)> =
         [&master].into_iter().chain(&replicas).map(|server| (server, server.log().len())).collect();
     rights::make_users(&mut master.connect());
@@ -136,7 +136,7 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     let mut tokens = Tokens::default();
     let mut base = None;
     for round in 0..ROUNDS {
-        outcome.add(storm(&master, seed.wrapping_mul(1000) + round, requests / ROUNDS));
+        outcome.add(run_round(&master, seed.wrapping_mul(1000) + round, requests / ROUNDS));
         if outcome.violations.is_empty()
             && let Err(why) = tokens.probe(&mut master.connect())
         {
@@ -144,14 +144,14 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
         }
         let quiet = || servers.iter().try_for_each(|(server, seen)| quiet_log(server, *seen));
         let checked = quiet()
-            .and_then(|()| everybody_gone(&master))
+            .and_then(|()| check_nothing_left(&master))
             .and_then(|()| check_copies(&master, &replicas))
             .and_then(|()| quiet());
         match checked {
             Ok(()) => outcome.compared += 1,
             Err(why) => {
                 outcome.violations.push(format!("round {round}: {why}"));
-                tell_state(&master);
+                print_state(&master);
                 break;
             }
         }
@@ -163,15 +163,15 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
         outcome.violations.push(verdict);
     }
     if !outcome.violations.is_empty() {
-        // The server may be gone.
+        // The server may have crashed.
         return outcome;
     }
     outcome.reached = reached(&master);
-    let mixed::Played { asked, told, cancelled, ended } = outcome.played;
+    let mixed::PlayerCounts { asked, notified, cancelled, ended } = outcome.player_counts;
     let others = [
         ("forbidden", outcome.forbidden),
-        ("asked in mixed queues", asked),
-        ("events told there", told),
+        ("requested in mixed queues", asked),
+        ("events read there", notified),
         ("cancelled there", cancelled),
         ("sessions ended there", ended),
     ];
@@ -179,7 +179,7 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     if requests >= REQUESTS / 10
         && let Some((what, _)) = outcome.reached.iter().find(|(_, times)| *times == 0)
     {
-        outcome.violations.push(format!("among the requests none led to {what}: they test too little"));
+        outcome.violations.push(format!("no request led to {what}: the run tests too little"));
     }
     if let Some(base) = base {
         outcome.growth = memory_when_empty(&master, base) - base;
@@ -190,7 +190,7 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     outcome
 }
 
-/// What the requests led to, by the module's own count: each must have happened.
+/// The module's counters of what the requests led to. Each must be positive.
 fn reached(master: &Server) -> Vec<(&'static str, i64)> {
     const COUNTS: [(&str, &str); 14] = [
         ("grants", "grants_at_once"),
@@ -212,8 +212,8 @@ fn reached(master: &Server) -> Vec<(&'static str, i64)> {
     COUNTS.map(|(what, field)| (what, holdfast(&mut connection, field))).to_vec()
 }
 
-/// With all connections gone, nobody may wait or be bound.
-fn everybody_gone(master: &Server) -> Result<(), String> {
+/// When all connections are closed, no request may wait and no hold may be bound.
+fn check_nothing_left(master: &Server) -> Result<(), String> {
     const NOW: [&str; 7] =
         ["waiters", "contended_locks", "bound_holds", "confirming", "sessions", "session_waits", "undelivered_events"];
     let mut connection = master.client().get_connection().map_err(|error| error.to_string())?;
@@ -223,8 +223,8 @@ fn everybody_gone(master: &Server) -> Result<(), String> {
     }
 }
 
-/// What the module and the server's log say, to find the reason of a violation.
-fn tell_state(master: &Server) {
+/// Prints what the module and the server's log report, to explain a violation.
+fn print_state(master: &Server) {
     let info = master.client().get_connection().and_then(|mut it| redis::cmd("INFO").arg("holdfast").query(&mut it));
     eprintln!("{}", info.unwrap_or_else(|error| format!("no INFO: {error}")));
     let log = master.log();
@@ -236,16 +236,16 @@ fn holdfast(connection: &mut Connection, name: &str) -> i64 {
     field(connection, "holdfast", &format!("holdfast_{name}"))
 }
 
-/// One round: several connections send at once, until each has sent its part.
-fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
+/// One round: several connections send concurrently, until each has sent its part.
+fn run_round(master: &Server, seed: u64, requests: u64) -> Outcome {
     let address = master.addr();
     let clients = Mutex::new(BTreeMap::new());
     let mut outcome = Outcome::default();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let watch = scope.spawn(|| Watch::over(address, master.pid(), &stop));
-        // That its connections end early is nothing that is promised.
-        let burden = scope.spawn(|| burden::bear(address, seed, &stop));
+        // Its connections may end early without a violation.
+        let large_states = scope.spawn(|| large_states::build(address, seed, &stop));
         let player = scope.spawn(|| mixed::play(address, seed, &stop));
         let senders: Vec<_> = (0..CONNECTIONS)
             .map(|number| {
@@ -263,10 +263,10 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
             }
         }
         stop.store(true, Ordering::Relaxed);
-        let _ = burden.join();
+        let _ = large_states.join();
         match player.join() {
-            Ok((played, verdict)) => {
-                outcome.played.add(played);
+            Ok((player_counts, verdict)) => {
+                outcome.player_counts.add(player_counts);
                 outcome.violations.extend(verdict.err());
             }
             Err(_) => outcome.violations.push("the player of the mixed queues panicked".into()),
@@ -276,12 +276,12 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
     outcome
 }
 
-/// What the server uses once every key is gone, without what connections and the backlog hold for a while. Waits until it
-/// is no more than `base` and what is allowed besides, or until it is clear that it stays above.
+/// The server's memory when all keys are deleted, without temporary buffers of connections and backlog. Waits until it is at
+/// most `base` and the allowance, or until it does not decrease any more.
 fn memory_when_empty(master: &Server, base: i64) -> i64 {
     let mut connection = master.connect();
     for command in [
-        // Else the looks at the memory fill it: a quarter of a megabyte for a thousand of them.
+        // Otherwise the measurements would fill it: a thousand of them take a quarter of a megabyte.
         &["CONFIG", "SET", "slowlog-log-slower-than", "-1"][..],
         &["FLUSHALL"],
         &["SCRIPT", "FLUSH", "SYNC"],
@@ -293,11 +293,11 @@ fn memory_when_empty(master: &Server, base: i64) -> i64 {
         request.arg(&command[1..]);
         request.exec(&mut connection).expect("the server empties itself");
     }
-    until(Duration::from_secs(10), "the senders' connections are gone", || {
+    until(Duration::from_secs(10), "the senders' connections are closed", || {
         field(&mut connection, "clients", "connected_clients") == 1
     });
-    // Tables shrink when the server's own cycle comes by, and what it keeps for clients that modules block (36 kB for each
-    // that was blocked at once) it frees by and by: begins to within three seconds, and takes some.
+    // Tables shrink when the server's cron runs. The server frees its memory for blocked clients (36 kB for each that was blocked at
+    // once) gradually: it begins within three seconds, and takes a few.
     let mut least = i64::MAX;
     let mut end = Instant::now() + STILL;
     while Instant::now() < end && least > base.saturating_add(GROWTH / 8) {

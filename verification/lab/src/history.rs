@@ -1,6 +1,6 @@
-//! What the clients wrote down while they worked: the only thing that the checker believes.
+//! The clients' records: the only input of the checker.
 //!
-//! All times are microseconds of this machine's monotonic clock, which Rust's and Python's clients read alike.
+//! All times are microseconds of this machine's monotonic clock, which clients in Rust and Python share.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,13 +10,13 @@ pub type Micros = u64;
 /// A server rounds its clock down to milliseconds, so a lease may end this much before the client expects it.
 pub const LEASE_MARGIN: Micros = 2_000;
 
-/// So long after it was sent a request without an answer may still be carried out.
+/// A request without a reply may be executed until this long after it was sent.
 const UNANSWERED: Micros = 10_000_000;
 
-/// How sure a client could be, when it began to hold, that a failover would not lose the grant.
+/// How certain a client was, when its hold began, that a failover would not lose the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Assurance {
-    /// Nothing was asked of replicas.
+    /// Without confirmation.
     Plain,
     /// `WAIT 1` came back with no replica.
     Unconfirmed,
@@ -26,10 +26,10 @@ pub enum Assurance {
     Replicas,
 }
 
-/// Which life of which server granted: a new one begins at each promotion. Where a client can't know, it is unknown.
+/// The server and its term as master: a new epoch begins at each promotion. `None` if the client can't know.
 pub type Epoch = Option<String>;
 
-/// How many may hold at once, as a request said.
+/// A request's limit: how many owners may hold the lock at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// At most so many.
@@ -48,16 +48,16 @@ impl Limit {
     }
 }
 
-/// A request's fate, as its client saw it.
+/// The outcome of a request, as its client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A token, or for a release or renewal: done.
+    /// A token, or for a release or renewal: success.
     Granted,
     /// Null: not granted, or not held any more.
     Refused,
-    /// The server or the connection gave an error, `-UNCONFIRMED` among them.
+    /// The server returned an error, `-UNCONFIRMED` among them, or the connection failed.
     Failed,
-    /// The client gave up: no answer although more than the time allowed had passed.
+    /// The client timed out without a reply.
     Unanswered,
 }
 
@@ -68,79 +68,79 @@ pub enum Event {
     Grant(Grant),
     /// Hold `hold` was renewed.
     Renewed {
-        /// Which hold.
+        /// The hold's number.
         hold: u64,
-        /// When the client asked (if it had to ask again: the last time).
+        /// When the client requested it (of several attempts, the last).
         sent: Micros,
         /// When the reply came.
         replied: Micros,
         /// The new lease.
         lease: Micros,
-        /// Who renewed it.
+        /// The server that renewed it.
         epoch: Epoch,
-        /// How sure that is.
+        /// How certain that is.
         assurance: Assurance,
     },
-    /// The client is about to give hold `hold` back, and uses it no more.
+    /// The client is about to release hold `hold`, and does not use it any more.
     Ended {
-        /// Which hold.
+        /// The hold's number.
         hold: u64,
         /// When.
         at: Micros,
     },
-    /// Under hold `hold` the client wrote to the fenced store.
+    /// With hold `hold`, the client wrote to the fenced store.
     Write {
-        /// Which hold.
+        /// The hold's number.
         hold: u64,
         /// When.
         at: Micros,
     },
-    /// Hold `hold` is bound to a session: its client will be told if it is lost.
+    /// Hold `hold` is bound to a session, which is notified of its loss.
     Bound {
-        /// Which hold.
+        /// The hold's number.
         hold: u64,
     },
-    /// The client was told that hold `hold` is lost.
+    /// The client was notified that hold `hold` is lost.
     Told {
-        /// Which hold.
+        /// The hold's number.
         hold: u64,
-        /// When it had been told.
+        /// When it was notified.
         at: Micros,
-        /// Why, as it was told.
+        /// The reason.
         why: Loss,
     },
-    /// A lock was broken (`LOCK.FORCE`).
-    Broke(Break),
-    /// A request and its end.
+    /// A lock was forced (`LOCK.FORCE`).
+    Forced(ForcedLock),
+    /// A request and its outcome.
     Request(Request),
 }
 
-/// Why a hold was lost, as a session is told.
+/// Why a hold was lost, from a session's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Its lease ran out.
+    /// Its lease expired.
     Expired,
-    /// Somebody broke the lock.
+    /// The lock was forced.
     Forced,
-    /// Another command changed the key, or the server has it no more.
+    /// Another command changed the key, or the server lost it.
     Changed,
-    /// The session's connection ended, or nobody could say in time whether the hold lives on.
+    /// The session's connection ended, or the hold could not be confirmed in time.
     Disconnected,
 }
 
-/// A lock that somebody broke.
+/// A forced lock.
 #[derive(Clone, Debug)]
-pub struct Break {
+pub struct ForcedLock {
     /// The lock.
     pub key: String,
-    /// When that was asked for.
+    /// When the command was sent.
     pub sent: Micros,
-    /// When the server had done it; `None`: it did not say whether it has.
+    /// When the reply came; `None`: the outcome is unknown.
     pub replied: Option<Micros>,
 }
 
-impl Break {
-    /// By then it was done, if it was.
+impl ForcedLock {
+    /// When it was executed at the latest, if it was.
     pub fn done_by(&self) -> Micros {
         self.replied.unwrap_or(self.sent + UNANSWERED)
     }
@@ -155,64 +155,64 @@ pub struct Grant {
     pub key: String,
     /// The owner.
     pub owner: String,
-    /// The limit asked for.
+    /// The requested limit.
     pub limit: Limit,
     /// The fencing token.
     pub token: u64,
-    /// When the client first asked.
+    /// When the client first requested it.
     pub sent: Micros,
-    /// Not before this did the lease begin: when the client last asked, or the token's time, whichever is later.
+    /// When the lease began at the earliest: the client's last request, or the token's time, whichever is later.
     pub began: Micros,
-    /// When the client knew that it holds.
+    /// When the client knew of it.
     pub replied: Micros,
     /// The lease.
     pub lease: Micros,
-    /// Who granted it.
+    /// The server that granted it.
     pub epoch: Epoch,
-    /// How sure that is.
+    /// How certain it is.
     pub assurance: Assurance,
 }
 
-/// A request and what came of it.
+/// A request and its outcome.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// When it was sent.
     pub sent: Micros,
-    /// How long the server may take to answer, by what the client asked.
+    /// How long the server may take to reply, from the request's own timeouts.
     pub allowed: Micros,
     /// When it ended; `None`: never.
     pub ended: Option<Micros>,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// A stretch of time in which a hold counted as held, on one server's word.
+/// A period in which a hold counted as held, by one server's reply.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// From here.
+    /// Its beginning.
     pub from: Micros,
-    /// Up to here, exclusively.
+    /// Its end, exclusive.
     pub until: Micros,
-    /// Whose word.
+    /// The server.
     pub epoch: Epoch,
-    /// How sure.
+    /// How certain it is.
     pub assurance: Assurance,
 }
 
 /// A hold, from its grant to its end.
 #[derive(Clone, Debug)]
 pub struct Hold {
-    /// The grant it began with.
+    /// The grant.
     pub grant: Grant,
-    /// When it counted as held.
+    /// The periods in which it counted as held.
     pub spans: Vec<Span>,
     /// Whether it was bound to a session.
     pub bound: bool,
-    /// When its client was told that it is lost, and why.
-    pub told: Option<(Micros, Loss)>,
-    /// When its client gave it back or gave it up.
+    /// When its client was notified of its loss, and why.
+    pub notified: Option<(Micros, Loss)>,
+    /// When its client released it or stopped using it.
     pub ended: Option<Micros>,
-    /// When the request had ended by which it gave it back.
+    /// When the release request had ended.
     pub returned: Option<Micros>,
 }
 
@@ -225,7 +225,7 @@ impl Hold {
             assurance: grant.assurance,
         };
         let spans = if span.from < span.until { vec![span] } else { vec![] };
-        Hold { grant, spans, bound: false, told: None, ended: None, returned: None }
+        Hold { grant, spans, bound: false, notified: None, ended: None, returned: None }
     }
 
     fn renewed(&mut self, span: Span) {
@@ -260,12 +260,12 @@ fn lease_end(began: Micros, lease: Micros) -> Micros {
     (began + lease).saturating_sub(LEASE_MARGIN)
 }
 
-/// A time in which a fault was on, or its consequences not yet over.
+/// A period with a fault, including its consequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// When it was injected.
     pub from: Micros,
-    /// When all servers were in their places again.
+    /// When all servers were healthy again.
     pub until: Micros,
 }
 
@@ -274,31 +274,31 @@ pub struct Fault {
 pub struct LocalFault {
     /// When.
     pub fault: Fault,
-    /// The hash tags of the keys that it could concern.
+    /// The hash tags of the keys that it may affect.
     pub tags: BTreeSet<String>,
 }
 
 impl Fault {
-    /// True if any moment of the fault lies in `from..until`.
+    /// Whether the fault overlaps `from..until`.
     pub fn touches(&self, from: Micros, until: Micros) -> bool {
         self.from < until && from < self.until
     }
 }
 
-/// What stands between the braces of a key, by which a cluster chooses its slot.
+/// The hash tag of a key, which determines its slot in a cluster.
 fn tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     rest.split_once('}').map(|(tag, _)| tag)
 }
 
-/// An attempt to have a lock again whose holder vanished during a fault.
+/// An attempt to acquire a lock whose holder disappeared during a fault.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// The lock.
     pub key: String,
-    /// By when it had to be had.
+    /// The deadline for it.
     pub due: Micros,
-    /// When it was had.
+    /// When it succeeded.
     pub had: Option<Micros>,
 }
 
@@ -311,7 +311,7 @@ pub struct Write {
     pub hold: usize,
 }
 
-/// Everything that all clients of a run wrote down.
+/// The records of all clients of a run.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// All holds, in no order.
@@ -320,20 +320,20 @@ pub struct History {
     pub requests: Vec<Request>,
     /// All writes to the fenced store.
     pub writes: Vec<Write>,
-    /// Faults that could concern any key.
+    /// Faults that may affect any key.
     pub faults: Vec<Fault>,
-    /// Faults that could concern some keys only.
+    /// Faults that may affect some keys.
     pub local_faults: Vec<LocalFault>,
-    /// All attempts to have an abandoned lock again.
+    /// All attempts to acquire abandoned locks.
     pub probes: Vec<Probe>,
-    /// All locks that were broken.
-    pub breaks: Vec<Break>,
+    /// All forced locks.
+    pub forced_locks: Vec<ForcedLock>,
 }
 
 impl History {
-    /// A hold whose lock was broken is none from then on, whatever its client knows: to be called when all is added.
-    pub fn end_broken_holds(&mut self) {
-        for broken in &self.breaks {
+    /// Ends the holds of forced locks, whatever their clients recorded. Call it when all records are added.
+    pub fn end_forced_holds(&mut self) {
+        for broken in &self.forced_locks {
             for hold in self.holds.iter_mut().filter(|hold| hold.grant.key == broken.key) {
                 if hold.grant.began <= broken.done_by() {
                     hold.over_at(broken.sent);
@@ -342,13 +342,13 @@ impl History {
         }
     }
 
-    /// All faults, whatever they concern.
+    /// All faults.
     pub fn all_faults(&self) -> impl Iterator<Item = &Fault> {
         let local = self.local_faults.iter().map(|local| &local.fault);
         self.faults.iter().chain(local)
     }
 
-    /// The faults that could concern a key.
+    /// The faults that may affect a key.
     pub fn faults_of(&self, key: &str) -> Vec<Fault> {
         let tag = tag(key);
         let local = self
@@ -359,10 +359,10 @@ impl History {
         self.faults.iter().chain(local).cloned().collect()
     }
 
-    /// Adds one client's record. Holds are known by their number within that client.
+    /// Adds one client's record. A hold's number is unique within its client.
     pub fn add(&mut self, record: impl IntoIterator<Item = Event>) {
         let mut index = HashMap::new();
-        // What the client's next request gives back, if that is what it is.
+        // The hold that the client's next request releases, if it is a release.
         let mut ended = Vec::new();
         for event in record {
             match &event {
@@ -404,11 +404,11 @@ impl History {
             }
             Event::Told { hold, at, why } => {
                 if let Some(&hold) = index.get(&hold) {
-                    self.holds[hold].told = Some((at, why));
+                    self.holds[hold].notified = Some((at, why));
                     self.holds[hold].over_at(at);
                 }
             }
-            Event::Broke(broken) => self.breaks.push(broken),
+            Event::Forced(broken) => self.forced_locks.push(broken),
             Event::Request(request) => self.requests.push(request),
         }
     }

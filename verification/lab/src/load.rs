@@ -1,4 +1,4 @@
-//! Many clients at work at once, in this process and in Python's.
+//! Many concurrent clients, in this process and in Python.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -16,36 +16,36 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::bound::{self, Task};
-use crate::client::{Asks, Character, Client, Pace};
+use crate::client::{Client, ClientConfig, Durability, HoldTime};
 use crate::clock::{WallClock, now, until};
-use crate::engine::{Result, Trouble};
+use crate::engine::{LabError, Result};
 use crate::history::{Event, History, Outcome, Request};
 use crate::options::{Options, workspace};
 use crate::record::parse;
-use crate::session::Way;
+use crate::session::Discovery;
 use crate::trace::trace;
 
-/// Longer than any client may need to come to an end once it was told to.
+/// Longer than any client needs to stop.
 const TO_FINISH: Duration = Duration::from_secs(25);
 
-/// Who shall work, and how.
+/// A group of clients.
 #[derive(Clone, Debug)]
-pub struct Crew {
-    /// What all keys begin with, so that crews with different habits do not share locks.
+pub struct ClientGroup {
+    /// The prefix of their keys, so that groups with different settings do not share locks.
     pub prefix: String,
-    /// What they ask of replicas.
-    pub asks: Asks,
-    /// How many hold for milliseconds.
+    /// What they request of replicas.
+    pub durability: Durability,
+    /// How many hold locks for milliseconds.
     pub short: usize,
-    /// How many hold for seconds.
+    /// How many hold locks for seconds.
     pub long: usize,
-    /// How many threads of Python work beside them, half of them for seconds.
+    /// How many threads in Python belong to the group. Half of them hold locks for seconds.
     pub python: usize,
-    /// How many tasks of one process with a session, half of them for seconds; and as many threads of Python.
+    /// How many tasks of one process with a session belong to it, and as many threads in Python. Half hold locks for seconds.
     pub bound: usize,
 }
 
-/// Clients at work, until [`Load::finish`].
+/// Running clients, until [`Load::finish`].
 pub struct Load {
     runtime: Runtime,
     stop: Arc<AtomicBool>,
@@ -55,8 +55,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Sends the crews to work.
-    pub fn start(crews: &[Crew], way: &Way, seed: u64, options: &Options) -> Result<Load> {
+    /// Starts the clients.
+    pub fn start(groups: &[ClientGroup], discovery: &Discovery, seed: u64, options: &Options) -> Result<Load> {
         let mut load = Load {
             runtime: Builder::new_multi_thread().worker_threads(2).enable_all().build()?,
             stop: Arc::default(),
@@ -64,46 +64,46 @@ impl Load {
             programs: Vec::new(),
             wall: WallClock::read(),
         };
-        for (number, crew) in crews.iter().enumerate() {
+        for (number, group) in groups.iter().enumerate() {
             let seed = seed.wrapping_mul(1_000).wrapping_add(100 * number as u64);
-            for index in 0..crew.short + crew.long {
-                let pace = if index < crew.short { Pace::Short } else { Pace::Long };
-                load.start_client(crew, way, pace, seed + index as u64);
+            for index in 0..group.short + group.long {
+                let hold_time = if index < group.short { HoldTime::Short } else { HoldTime::Long };
+                load.start_client(group, discovery, hold_time, seed + index as u64);
             }
-            if crew.bound > 0 {
-                load.start_process(crew, way, seed + 50)?;
+            if group.bound > 0 {
+                load.start_process(group, discovery, seed + 50)?;
             }
-            if crew.python + crew.bound > 0 {
-                let program = python(crew, way, seed, options)?;
+            if group.python + group.bound > 0 {
+                let program = python(group, discovery, seed, options)?;
                 load.programs.push(program);
             }
         }
         Ok(load)
     }
 
-    fn start_client(&mut self, crew: &Crew, way: &Way, pace: Pace, seed: u64) {
-        let character = character("rs", crew, way, pace, seed);
-        let client = Client::new(character, self.wall, Arc::clone(&self.stop));
+    fn start_client(&mut self, group: &ClientGroup, discovery: &Discovery, hold_time: HoldTime, seed: u64) {
+        let client_config = client_config("rs", group, discovery, hold_time, seed);
+        let client = Client::new(client_config, self.wall, Arc::clone(&self.stop));
         self.tasks.push(self.runtime.spawn(client.run()));
     }
 
-    /// Tasks that share a session, and one that breaks what they hold.
-    fn start_process(&mut self, crew: &Crew, way: &Way, seed: u64) -> Result<()> {
+    /// Tasks that share a session, and one that forces their locks.
+    fn start_process(&mut self, group: &ClientGroup, discovery: &Discovery, seed: u64) -> Result<()> {
         let _inside = self.runtime.enter();
-        let locks = bound::locks(way).map_err(|why| Trouble(why.to_string()))?;
-        for index in 0..crew.bound {
-            let pace = if index % 2 == 0 { Pace::Short } else { Pace::Long };
-            let character = character("bound", crew, way, pace, seed + index as u64);
-            let locks = locks.clone().named(&character.name).map_err(|why| Trouble(why.to_string()))?;
-            let task = Task::new(character, locks, self.wall, Arc::clone(&self.stop));
+        let locks = bound::locks(discovery).map_err(|why| LabError(why.to_string()))?;
+        for index in 0..group.bound {
+            let hold_time = if index % 2 == 0 { HoldTime::Short } else { HoldTime::Long };
+            let client_config = client_config("bound", group, discovery, hold_time, seed + index as u64);
+            let locks = locks.clone().named(&client_config.name).map_err(|why| LabError(why.to_string()))?;
+            let task = Task::new(client_config, locks, self.wall, Arc::clone(&self.stop));
             self.tasks.push(self.runtime.spawn(task.run()));
         }
-        let breaker = character("breaker", crew, way, Pace::Short, seed + crew.bound as u64);
-        self.tasks.push(self.runtime.spawn(bound::break_locks(breaker, locks, Arc::clone(&self.stop))));
+        let forcer = client_config("breaker", group, discovery, HoldTime::Short, seed + group.bound as u64);
+        self.tasks.push(self.runtime.spawn(bound::force_locks(forcer, locks, Arc::clone(&self.stop))));
         Ok(())
     }
 
-    /// Tells all to stop, and collects what they wrote down. Who does not come back has a request that never ended.
+    /// Stops all clients, and collects their records. A client that does not stop has a request that never ended.
     pub fn finish(mut self) -> Result<History> {
         self.stop.store(true, Ordering::Relaxed);
         let mut history = History::default();
@@ -111,7 +111,7 @@ impl Load {
         for task in self.tasks {
             match self.runtime.block_on(async { timeout(TO_FINISH, task).await }) {
                 Ok(Ok(record)) => history.add(record),
-                Ok(Err(why)) => return Err(Trouble(format!("a client broke: {why}"))),
+                Ok(Err(why)) => return Err(LabError(format!("a client failed: {why}"))),
                 Err(_) => history.requests.push(never_ended()),
             }
         }
@@ -123,23 +123,29 @@ impl Load {
             let status = program.wait()?;
             let text = reader.join().unwrap_or_default();
             if !status.success() {
-                return Err(Trouble(format!("the Python client ended with {status}")));
+                return Err(LabError(format!("the Python client ended with {status}")));
             }
             trace(|| format!("Python's clients wrote {} lines", text.lines().count()));
             history.add(read_record(&text, self.wall)?);
         }
         self.runtime.shutdown_background();
-        history.end_broken_holds();
+        history.end_forced_holds();
         Ok(history)
     }
 }
 
-fn character(name: &str, crew: &Crew, way: &Way, pace: Pace, seed: u64) -> Character {
-    let (prefix, way) = (crew.prefix.clone(), way.clone());
-    Character { name: format!("{name}{seed}"), prefix, way, asks: crew.asks, pace, seed }
+fn client_config(
+    name: &str,
+    group: &ClientGroup,
+    discovery: &Discovery,
+    hold_time: HoldTime,
+    seed: u64,
+) -> ClientConfig {
+    let (prefix, discovery) = (group.prefix.clone(), discovery.clone());
+    ClientConfig { name: format!("{name}{seed}"), prefix, discovery, durability: group.durability, hold_time, seed }
 }
 
-/// The keys that were ever held.
+/// All keys that were held.
 pub fn keys_of(history: &History) -> BTreeSet<String> {
     history.holds.iter().map(|hold| hold.grant.key.clone()).collect()
 }
@@ -148,31 +154,31 @@ fn never_ended() -> Request {
     Request { sent: now(), allowed: 0, ended: None, outcome: Outcome::Unanswered }
 }
 
-fn python(crew: &Crew, way: &Way, seed: u64, options: &Options) -> Result<Child> {
-    let (kind, addresses) = match way {
-        Way::Sentinels(addresses) => ("sentinel", addresses),
-        Way::Cluster(addresses) => ("cluster", addresses),
+fn python(group: &ClientGroup, discovery: &Discovery, seed: u64, options: &Options) -> Result<Child> {
+    let (kind, addresses) = match discovery {
+        Discovery::Sentinels(addresses) => ("sentinel", addresses),
+        Discovery::Cluster(addresses) => ("cluster", addresses),
     };
-    let asks = match crew.asks {
-        Asks::Nothing => "nothing".to_owned(),
-        Asks::Wait => "wait".to_owned(),
-        Asks::Replicas(n) => n.to_string(),
+    let durability = match group.durability {
+        Durability::Nothing => "nothing".to_owned(),
+        Durability::Wait => "wait".to_owned(),
+        Durability::Replicas(n) => n.to_string(),
     };
     let script: PathBuf = workspace().join("verification/lab/clients/client.py");
     let mut command = Command::new(&options.python);
     command
         .arg(script)
-        .args([kind, &addresses.join(","), &crew.prefix, &asks])
-        .args([crew.python, crew.bound].map(|threads| threads.to_string()))
+        .args([kind, &addresses.join(","), &group.prefix, &durability])
+        .args([group.python, group.bound].map(|threads| threads.to_string()))
         .arg(seed.to_string())
         .env("PYTHONPATH", workspace().join("clients/python/src"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
     dies_with_the_lab(&mut command);
-    command.spawn().map_err(|why| Trouble(format!("{}: {why}", options.python.display())))
+    command.spawn().map_err(|why| LabError(format!("{}: {why}", options.python.display())))
 }
 
-/// However the lab ends, this program does not outlive it.
+/// Ends the program when the lab ends, in any way.
 pub fn dies_with_the_lab(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe, and nothing else runs between fork and exec.
     #[allow(unsafe_code)]
@@ -187,7 +193,7 @@ fn stop_program(program: &mut Child) -> thread::JoinHandle<String> {
     read_output(program)
 }
 
-/// What a program prints is read aside, so that it is not held up by a full pipe.
+/// Reads a program's output in a thread, so that a full pipe does not block it.
 pub fn read_output(program: &mut Child) -> thread::JoinHandle<String> {
     let output = program.stdout.take();
     thread::spawn(move || {
@@ -200,5 +206,5 @@ pub fn read_output(program: &mut Child) -> thread::JoinHandle<String> {
 }
 
 fn read_record(text: &str, wall: WallClock) -> Result<Vec<Event>> {
-    text.lines().map(|line| parse(line, |token| wall.time_of(token)).map_err(Trouble)).collect()
+    text.lines().map(|line| parse(line, |token| wall.time_of(token)).map_err(LabError)).collect()
 }

@@ -1,6 +1,5 @@
-//! The lab: what was done to break the locks, and what was seen. `lab [--short] [SCENARIO…]`.
+//! The lab: injects faults into real servers under load, and reports what happened. `lab [--short] [SCENARIO…]`.
 
-mod blow;
 mod bound;
 mod checker;
 mod client;
@@ -11,6 +10,7 @@ mod failover;
 mod fuzz;
 mod history;
 mod load;
+mod master_fault;
 mod operations;
 mod options;
 mod record;
@@ -32,16 +32,16 @@ use std::process::ExitCode;
 use options::{Invocation, Options};
 use report::{Report, Row};
 
-/// A scenario: its name on the command line, its part of the lab's time, and what runs it.
+/// A scenario: its name, its share of the lab's time, and its function.
 struct Scenario {
     name: &'static str,
     share: u32,
-    /// Whether it is run where nothing is named.
+    /// Whether it runs by default.
     usual: Usual,
     run: fn(&Options) -> Vec<Row>,
 }
 
-/// When a scenario is run that was not asked for by its name.
+/// When a scenario runs that was not named.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Usual {
     /// In the short form, too.
@@ -64,7 +64,7 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "second", share: 1, usual: Usual::Long, run: second::run },
     Scenario { name: "redlock", share: 2, usual: Usual::Long, run: redlock::run },
     Scenario { name: "upgrade", share: 2, usual: Usual::Long, run: upgrade::run },
-    // By hand, and for an hour: LAB_MINUTES=60 scripts/lab soak.
+    // On demand only, for an hour: LAB_MINUTES=60 scripts/lab soak.
     Scenario { name: "soak", share: 0, usual: Usual::Never, run: soak::run },
 ];
 

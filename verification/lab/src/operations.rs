@@ -1,4 +1,4 @@
-//! What clients wrote down, in the format that judges of others read, too (verification/histories/README.md).
+//! Writes the clients' records in the format that other checkers read (verification/histories/README.md).
 
 use std::env;
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use histories::history::Acquire;
 use histories::{Operation, Outcome, Request, write};
 
-use crate::history::{Break, History, Hold, LEASE_MARGIN, Limit, Micros};
+use crate::history::{ForcedLock, History, Hold, LEASE_MARGIN, Limit, Micros};
 
-/// How many were written.
+/// The number of files written.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// Writes this history into the folder that `LAB_HISTORY` names, if it does.
+/// Writes this history into the folder `LAB_HISTORY`, if it is set.
 pub fn keep(history: &History, scenario: &str) {
     let Some(folder) = env::var_os("LAB_HISTORY").map(PathBuf::from) else { return };
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
@@ -29,9 +29,9 @@ fn write_into(folder: &Path, file: &Path, history: &History) -> io::Result<()> {
     write(&operations(history), BufWriter::new(File::create(file)?))
 }
 
-/// All that clients were told of locks. Refusals, and renewals, which can only make a lease longer, are left out.
+/// All outcomes that clients saw. Refusals, and renewals, which only extend a lease, are left out.
 pub fn operations(history: &History) -> Vec<Operation> {
-    history.holds.iter().flat_map(of_hold).chain(history.breaks.iter().map(of_break)).collect()
+    history.holds.iter().flat_map(of_hold).chain(history.forced_locks.iter().map(of_break)).collect()
 }
 
 fn of_hold(hold: &Hold) -> Vec<Operation> {
@@ -52,15 +52,15 @@ fn of_hold(hold: &Hold) -> Vec<Operation> {
     let lease = Some(grant.lease.saturating_sub(LEASE_MARGIN));
     let acquire = Acquire { owner: grant.owner.clone(), limit, lease, wait: true, ..Acquire::default() };
     let granted = operation(Request::Acquire(acquire), grant.sent, Some(grant.replied), Outcome::Token(grant.token));
-    // Whether it was still held at its release, the record does not say; an end is right without it, too. A client does one thing
-    // after the other, so once its request has ended, whatever came of it, nobody counts on the hold.
+    // The record does not contain whether the lock was still held at its release. An end is correct in both cases. A client sends
+    // one request at a time, so once that request has ended, the client does not rely on the hold.
     let came = if hold.returned.is_some() { Outcome::Done } else { Outcome::Unknown };
     let ended = hold.ended.map(|at| operation(end(), at, hold.returned, came));
-    let lost = hold.told.map(|(at, _)| operation(end(), grant.sent, Some(at), Outcome::Done));
+    let lost = hold.notified.map(|(at, _)| operation(end(), grant.sent, Some(at), Outcome::Done));
     [Some(granted), ended, lost].into_iter().flatten().collect()
 }
 
-fn of_break(broken: &Break) -> Operation {
+fn of_break(broken: &ForcedLock) -> Operation {
     Operation {
         process: "somebody".to_owned(),
         key: broken.key.clone(),
@@ -116,10 +116,10 @@ mod tests {
         assert!(checked(&seen(1_000_000, Some(900_000))).is_ok());
         assert!(checked(&seen(2_000_000, None)).is_ok());
         assert!(checked(&seen(1_000_000, Some(1_100_000))).is_err());
-        // Granted to another client while its release is on its way, and after the client was answered.
+        // Granted to another client during its release, and after its reply.
         assert!(checked(&seen(1_000_000, Some(980_000))).is_ok());
         let mut broken = seen(1_000_000, None);
-        broken.breaks.push(Break { key: "k".to_owned(), sent: 500_000, replied: None });
+        broken.forced_locks.push(ForcedLock { key: "k".to_owned(), sent: 500_000, replied: None });
         assert!(checked(&broken).is_ok());
     }
 }

@@ -1,36 +1,36 @@
-//! What is to be run, and for how long.
+//! The scenarios to run, and for how long.
 
 use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What every scenario is told.
+/// The options of every scenario.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The short form: enough to see that each scenario works, for CI.
+    /// The short form, for CI: enough to show that each scenario works.
     pub short: bool,
     /// About how long this scenario may take.
     pub budget: Duration,
-    /// Where every random choice comes from: the same seed makes the same choices.
+    /// The seed of all random choices.
     pub seed: u64,
     /// The module under test.
     pub module: PathBuf,
-    /// Version 0.3 of it, for a rolling upgrade from there.
+    /// Version 0.3 of the module, for a rolling upgrade from it.
     pub old_module: Option<PathBuf>,
-    /// The same as the next version, for a rolling upgrade to there.
+    /// The module with the next version number, for a rolling upgrade to it.
     pub next_module: Option<PathBuf>,
-    /// The image that containers are made of.
+    /// The image of the containers.
     pub image: String,
-    /// A Python that has redis-py, for the clients in `verification/lab/clients`.
+    /// A Python with redis-py, for the clients in `verification/lab/clients`.
     pub python: PathBuf,
 }
 
-/// The command line and the environment, read.
+/// The command line and the environment.
 #[derive(Debug)]
 pub struct Invocation {
     /// Options with the budget of the whole lab.
     pub options: Options,
-    /// Names of the scenarios asked for; none: all.
+    /// Names of the scenarios to run; empty: the usual ones.
     pub wanted: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Invocation {
     }
 }
 
-/// The workspace's folder, where this crate was built.
+/// The root of the workspace.
 pub fn workspace() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }

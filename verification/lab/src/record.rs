@@ -1,10 +1,10 @@
-//! The form in which clients in other languages hand over their records.
+//! The record format of clients in other languages.
 
 use std::str::FromStr;
 
 use crate::history::{Assurance, Epoch, Event, Grant, Limit, Loss, Micros, Outcome, Request};
 
-/// Reads a line of a record that a client in another language wrote: fields parted by tabs, `-` for what is unknown.
+/// Reads a line of a record: fields separated by tabs, `-` for unknown values.
 ///
 /// ```text
 /// G hold key owner limit token sent last_sent replied lease epoch assurance
@@ -16,7 +16,7 @@ use crate::history::{Assurance, Epoch, Event, Grant, Limit, Loss, Micros, Outcom
 /// Q sent allowed ended outcome
 /// ```
 ///
-/// `token_time` turns a token into the moment on the monotonic clock at which it was given.
+/// `token_time` converts a token to the time on the monotonic clock at which it was issued.
 pub fn parse(line: &str, token_time: impl Fn(u64) -> Micros) -> Result<Event, String> {
     let fields: Vec<&str> = line.split('\t').collect();
     let event = match fields.as_slice() {
@@ -25,7 +25,7 @@ pub fn parse(line: &str, token_time: impl Fn(u64) -> Micros) -> Result<Event, St
         ["E", hold, at] => pair(hold, at).map(|(hold, at)| Event::Ended { hold, at }),
         ["W", hold, at] => pair(hold, at).map(|(hold, at)| Event::Write { hold, at }),
         ["S", hold] => number(hold).map(|hold| Event::Bound { hold }),
-        ["T", hold, at, why] => told(hold, at, why),
+        ["T", hold, at, why] => notified(hold, at, why),
         ["Q", sent, allowed, ended, outcome] => request(sent, allowed, ended, outcome),
         _ => None,
     };
@@ -67,7 +67,7 @@ fn renewed(numbers: [&str; 4], epoch: &str, assurance: &str) -> Option<Event> {
     })
 }
 
-fn told(hold: &str, at: &str, why: &str) -> Option<Event> {
+fn notified(hold: &str, at: &str, why: &str) -> Option<Event> {
     let why = match why {
         "expired" => Loss::Expired,
         "forced" => Loss::Forced,

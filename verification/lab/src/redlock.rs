@@ -1,5 +1,5 @@
-//! RedLock over five servers that know nothing of each other, while these are killed, stopped, cut off, and stepped in time: by
-//! Holdfast's clients, and by node-redlock's way under the same load.
+//! RedLock over five independent servers, with servers that are killed, paused, cut off, and whose clocks step: with Holdfast's
+//! clients, and with node-redlock's algorithm under the same load.
 
 mod checker;
 mod contenders;
@@ -12,28 +12,28 @@ use fastrand::Rng;
 
 use crate::options::{Options, workspace};
 use crate::report::Row;
-use checker::{Turn, Verdict, check};
+use checker::{Attempt, Verdict, check};
 use contenders::{Contender, Team};
-use servers::{FAULTS, Five};
+use servers::{FAULTS, FiveServers};
 
 /// Clients that contend for one lock.
 const CLIENTS: usize = 12;
 pub const LEASE_MS: u64 = 2_000;
-/// A server that may have forgotten what it granted is left alone for so long: what RedLock asks of its operator.
+/// After a server may have lost grants, no further fault is injected for this long. RedLock requires this of its operator.
 const BETWEEN_FAULTS: Duration = Duration::from_millis(LEASE_MS + 500);
-/// How long a server is away.
+/// How long a server is down.
 const AWAY_MS: std::ops::Range<u64> = 300..2_500;
-/// How many of what was wrong are told in full.
-const TOLD: usize = 10;
+/// How many violations are printed in full.
+const SHOWN_VIOLATIONS: usize = 10;
 
-/// Both ways, one after the other, with the same faults. The short form leaves out the one that is not Holdfast's.
+/// Both algorithms, one after the other, with the same faults. The short form runs Holdfast's only.
 pub fn run(options: &Options) -> Vec<Row> {
     let ours = |options: &Options| trial("RedLock over five servers", &holdfast(options), options);
     if options.short {
         return vec![ours(options)];
     }
     let options = Options { budget: options.budget / 2, ..options.clone() };
-    vec![ours(&options), trial("the same, node-redlock's way", &node_redlock(&options), &options)]
+    vec![ours(&options), trial("the same, node-redlock's algorithm", &node_redlock(&options), &options)]
 }
 
 /// Half of the clients in each language: in Rust a program for each, in Python one for all.
@@ -55,17 +55,17 @@ fn trial(name: &str, team: &[Contender], options: &Options) -> Row {
     }
 }
 
-struct Seen {
+struct Results {
     verdict: Verdict,
     faults: u64,
     messages: u64,
 }
 
-fn contend(team: &[Contender], options: &Options) -> Result<Seen, String> {
+fn contend(team: &[Contender], options: &Options) -> Result<Results, String> {
     let end = Instant::now() + options.budget;
-    let told = |why: &dyn Display| why.to_string();
-    let mut five = Five::start().map_err(|why| told(&why))?;
-    let team = Team::start(team, &five.addresses()).map_err(|why| told(&why))?;
+    let notified = |why: &dyn Display| why.to_string();
+    let mut five = FiveServers::start().map_err(|why| notified(&why))?;
+    let team = Team::start(team, &five.addresses()).map_err(|why| notified(&why))?;
     let mut rng = Rng::with_seed(options.seed);
     let mut faults = 0;
     std::thread::sleep(Duration::from_secs(2));
@@ -74,18 +74,18 @@ fn contend(team: &[Contender], options: &Options) -> Result<Seen, String> {
             break;
         }
         let (which, away) = (rng.usize(..5), Duration::from_millis(rng.u64(AWAY_MS)));
-        five.deal(fault, which, away).map_err(|why| told(&why))?;
+        five.inject_fault(fault, which, away).map_err(|why| notified(&why))?;
         faults += 1;
         std::thread::sleep(BETWEEN_FAULTS);
     }
-    let turns = team.finish()?;
-    Ok(Seen { verdict: check(&turns), faults, messages: five.messages() })
+    let attempts = team.finish()?;
+    Ok(Results { verdict: check(&attempts), faults, messages: five.messages() })
 }
 
-impl Seen {
+impl Results {
     fn row(self, name: &str) -> Row {
         let Verdict { holds, failed, lost, worst_wait, requests, wrong } = self.verdict;
-        for what in wrong.iter().take(TOLD) {
+        for what in wrong.iter().take(SHOWN_VIOLATIONS) {
             eprintln!("{name}: {what}");
         }
         Row {
@@ -95,7 +95,7 @@ impl Seen {
             requests,
             violations: wrong.len() as u64,
             note: format!(
-                "{holds} grants, {lost} told of their loss, {failed} failed tries, worst wait {} ms, {} messages a grant",
+                "{holds} grants, {lost} notified of their loss, {failed} failed attempts, worst wait {} ms, {} messages a grant",
                 worst_wait / 1_000,
                 self.messages / holds.max(1),
             ),

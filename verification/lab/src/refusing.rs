@@ -1,6 +1,5 @@
-//! A master that is cut off from its replicas and has `min-replicas-to-write 1`: from the moment at which it refuses a client's
-//! write, nobody gets a lock there any more, whatever ended the hold before him and however he waits. Those who wait get it at the
-//! new master.
+//! A master that is cut off from its replicas, with `min-replicas-to-write 1`. From the moment at which it refuses a client's write,
+//! it grants no lock, whatever ended the hold before and however a client waits. The waiters get the locks at the new master.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,31 +9,31 @@ use std::time::{Duration, Instant};
 use redis::{Connection, RedisResult, Value, cmd};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::blow::Blow;
 use crate::bound;
 use crate::clock::{now, until};
-use crate::engine::{Equipment, Result, Trouble};
+use crate::engine::{Equipment, LabError, Result};
 use crate::load::dies_with_the_lab;
+use crate::master_fault::MasterFault;
 use crate::options::{Options, workspace};
 use crate::report::Row;
-use crate::session::{Way, field};
+use crate::session::{Discovery, field};
 use crate::tally::Tally;
-use crate::trio::{Return, Setting, Trio};
+use crate::trio::{Demotion, Setting, Trio};
 
-/// Longer than it takes until the master refuses: three seconds of silence, and the second in which that is noticed.
+/// Longer than it takes until the master refuses writes: three seconds of silence, and a second to notice it.
 const LEASE: u64 = 10_000;
-/// The lease of what the server renews. It is over soon after the last renewal.
+/// The lease of watched locks, which expire soon after the last renewal.
 const WATCHED: u64 = 3_000;
-/// What lasts as long as it is needed.
+/// A lease that does not end during the test.
 const LONG: u64 = 300_000;
-/// Longer than anything here should take.
+/// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// For so many seconds after the last hold has ended the master could still grant something.
+/// For how many seconds after the last hold has ended the master is observed.
 const LOOK_ON: u64 = 3;
 
-/// What ends the hold that a waiter stands behind.
+/// What ends the hold that a waiter waits for.
 const ENDS: [&str; 3] = ["lease", "watchdog", "disconnect"];
-/// How a waiter waits: blocked on a connection of its own, or by way of Holdfast's client, which has a session.
+/// How a waiter waits: blocked on its own connection, or with Holdfast's client, which has a session.
 const BLOCKED: [&str; 2] = ["blocked-rust", "blocked-python"];
 const SESSIONS: [&str; 2] = ["session-rust", "session-python"];
 
@@ -48,11 +47,11 @@ pub fn run(options: &Options) -> Vec<Row> {
 }
 
 fn row(title: &str, equipment: Equipment, options: &Options) -> Row {
-    let mut seen = Seen::default();
-    if let Err(why) = cut_off_and_over(&mut seen, equipment, options) {
+    let mut seen = Results::default();
+    if let Err(why) = repeat_cuts(&mut seen, equipment, options) {
         seen.tally.broke_off(&why, Vec::new());
     }
-    let Seen { tally, requests, waited, granted, refused_after, taken_over } = seen;
+    let Results { tally, requests, waited, granted, refused_after, taken_over } = seen;
     let mut row = tally.row(title);
     row.requests += requests;
     row.note = format!(
@@ -64,17 +63,17 @@ fn row(title: &str, equipment: Equipment, options: &Options) -> Row {
 }
 
 #[derive(Default)]
-struct Seen {
+struct Results {
     tally: Tally,
     requests: u64,
     waited: u64,
-    /// What the master granted after it had begun to refuse.
+    /// The master's grants after it began to refuse writes.
     granted: u64,
     refused_after: Duration,
     taken_over: u64,
 }
 
-fn cut_off_and_over(seen: &mut Seen, equipment: Equipment, options: &Options) -> Result<()> {
+fn repeat_cuts(seen: &mut Results, equipment: Equipment, options: &Options) -> Result<()> {
     let begun = Instant::now();
     let mut trio = Trio::start(Setting { min_replicas: 1, equipment, ..Setting::default() }, options)?;
     loop {
@@ -89,8 +88,8 @@ fn cut_off_and_over(seen: &mut Seen, equipment: Equipment, options: &Options) ->
     }
 }
 
-impl Seen {
-    /// One master is cut off, and comes back.
+impl Results {
+    /// Cuts one master off, and reconnects it.
     fn cut_off(&mut self, trio: &mut Trio, options: &Options) -> Result<()> {
         let number = self.tally.runs;
         let keys = keys(number);
@@ -100,21 +99,21 @@ impl Seen {
         let waiters = Waiters::start(trio, &keys, options)?;
         self.requests += 2 * keys.len() as u64;
         if !until(PATIENCE, || waiting(&mut at_old) == Some(keys.len() as u64)) {
-            return Err(Trouble(format!("{:?} of {} wait", waiting(&mut at_old), keys.len())));
+            return Err(LabError(format!("{:?} of {} wait", waiting(&mut at_old), keys.len())));
         }
         holders.renew(&keys)?;
 
-        let struck = now();
-        trio.strike(Blow::CutFromPeers)?;
+        let injected = now();
+        trio.inject(MasterFault::CutFromPeers)?;
         let refuses = || code(&say(&mut at_old, "LOCK.ACQUIRE probe prober LEASE 1")).as_deref() == Some("NOREPLICAS");
         if !until(PATIENCE, refuses) {
-            return Err(Trouble("the master goes on taking writes".into()));
+            return Err(LabError("the master still accepts writes".into()));
         }
-        self.refused_after = self.refused_after.max(Duration::from_micros(now() - struck));
+        self.refused_after = self.refused_after.max(Duration::from_micros(now() - injected));
         let before = Written::of(&mut at_old)?;
         for key in keys.iter().filter(|key| !key.contains("watchdog")) {
             if say(&mut at_old, &format!("EXISTS {key}"))? != Value::Int(1) {
-                return Err(Trouble(format!("{key} ended before the master refused: this shows nothing")));
+                return Err(LabError(format!("{key} ended before the master refused writes, so nothing was tested")));
             }
         }
         self.what_it_takes(&mut at_old, &keys[0]);
@@ -122,23 +121,23 @@ impl Seen {
 
         trio.await_successor(old)?;
         self.take_over(&mut trio.master()?, &keys)?;
-        // The keys' end is up to the server, and each of them could wake those who wait.
+        // The server ends the keys, and each end could wake the waiters.
         let end = Instant::now() + PATIENCE;
         for key in &keys {
             let left = end.saturating_duration_since(Instant::now());
             if !until(left, || say(&mut at_old, &format!("EXISTS {key}")) == Ok(Value::Int(0))) {
-                self.tally.violation(&format!("{key} does not end, or was granted, at the master that refuses"));
+                self.tally.violation(&format!("{key} does not end, or was granted, at the master that refuses writes"));
             }
         }
         let begin = uptime(&mut at_old)?;
         if !until(PATIENCE, || uptime(&mut at_old).is_ok_and(|now| now > begin + LOOK_ON)) {
-            return Err(Trouble("the clock of the primary that was cut off does not advance".into()));
+            return Err(LabError("the clock of the primary that was cut off does not advance".into()));
         }
         let after = Written::of(&mut at_old)?;
         self.granted += after.grants() - before.grants();
         self.waited += keys.len() as u64;
         if after != before {
-            self.tally.violation(&format!("while it refused, the master went on from {before:?} to {after:?}"));
+            self.tally.violation(&format!("while it refused writes, the master went from {before:?} to {after:?}"));
         }
         if let Ok((key, said)) = waiters.said.try_recv() {
             self.tally.violation(&format!("{key}, while its master was cut off: {said:?}"));
@@ -147,18 +146,18 @@ impl Seen {
             Some(left) if left == keys.len() as u64 => {}
             left => self.tally.violation(&format!("{left:?} of {} still wait at the old master", keys.len())),
         }
-        give_back(&mut trio.master()?, &keys)?;
+        release_all(&mut trio.master()?, &keys)?;
 
-        let back = if number.is_multiple_of(2) { Return::ByHand(0) } else { Return::BySentinels };
-        trio.bring_back(old, Blow::CutFromPeers, back)?;
+        let back = if number.is_multiple_of(2) { Demotion::ByHand(0) } else { Demotion::BySentinels };
+        trio.bring_back(old, MasterFault::CutFromPeers, back)?;
         trio.settle()?;
-        self.tally.failover(now() - struck);
+        self.tally.failover(now() - injected);
         self.tally.runs += 1;
         self.all_are_answered(&waiters, keys.len());
         Ok(())
     }
 
-    /// What such a master refuses, and what it does all the same: as docs/operations.md has it.
+    /// Which commands such a master refuses and which it executes, as in docs/operations.md.
     fn what_it_takes(&mut self, master: &mut Connection, key: &str) {
         let refused = [
             format!("LOCK.ACQUIRE {key} other WAIT 0"),
@@ -183,32 +182,32 @@ impl Seen {
         for line in refused {
             let reply = say(master, &line);
             if code(&reply).as_deref() != Some("NOREPLICAS") {
-                self.tally.violation(&format!("a master that refuses writes answers {line} with {reply:?}"));
+                self.tally.violation(&format!("a master that refuses writes replies to {line} with {reply:?}"));
             }
         }
         for line in taken {
             let reply = say(master, &line);
             if reply.is_err() {
-                self.tally.violation(&format!("a master that refuses writes answers {line} with {reply:?}"));
+                self.tally.violation(&format!("a master that refuses writes replies to {line} with {reply:?}"));
             }
         }
     }
 
-    /// Somebody takes every lock at the new master, as soon as the lease that it knows of is over.
+    /// Another client acquires every lock at the new master, as soon as the lease that it knows has expired.
     fn take_over(&mut self, master: &mut Connection, keys: &[String]) -> Result<()> {
         master.set_read_timeout(Some(PATIENCE))?;
         for key in keys {
             let reply = say(master, &format!("LOCK.ACQUIRE {key} successor LEASE {LONG} WAIT {}", 2 * LEASE));
             match reply {
                 Ok(Value::Int(_)) => self.taken_over += 1,
-                other => self.tally.violation(&format!("{key} can't be had at the new master: {other:?}")),
+                other => self.tally.violation(&format!("{key} can't be acquired at the new master: {other:?}")),
             }
         }
         self.requests += keys.len() as u64;
         Ok(())
     }
 
-    /// Clients with a session have asked the new master and got the lock; those that block were told that they have to.
+    /// Clients with a session have requested the lock at the new master and got it. Blocked ones got an error.
     fn all_are_answered(&mut self, waiters: &Waiters, count: usize) {
         let deadline = Instant::now() + PATIENCE;
         for _ in 0..count {
@@ -216,16 +215,16 @@ impl Seen {
                 Ok((key, said)) => {
                     let is_session = SESSIONS.iter().any(|session| key.contains(session));
                     if is_session != said.is_ok() {
-                        self.tally.violation(&format!("{key}, when its master was none any more: {said:?}"));
+                        self.tally.violation(&format!("{key}, after its master was demoted: {said:?}"));
                     }
                 }
-                Err(_) => self.tally.violation("somebody who waited at the old master never heard of it"),
+                Err(_) => self.tally.violation("a waiter at the old master got no reply"),
             }
         }
     }
 }
 
-/// A lock for each way to end a hold and each way to wait behind it.
+/// A lock for each way to end a hold and each way to wait for it.
 fn keys(number: u64) -> Vec<String> {
     let waiters = || BLOCKED.into_iter().chain(SESSIONS);
     ENDS.iter().flat_map(|end| waiters().map(move |waiter| format!("{number}:{end}:{waiter}"))).collect()
@@ -253,17 +252,17 @@ fn waiting(connection: &mut Connection) -> Option<u64> {
 }
 
 fn uptime(connection: &mut Connection) -> Result<u64> {
-    number(&info(connection, "server")?, "uptime_in_seconds").ok_or_else(|| Trouble("no uptime".into()))
+    number(&info(connection, "server")?, "uptime_in_seconds").ok_or_else(|| LabError("no uptime".into()))
 }
 
-fn give_back(master: &mut Connection, keys: &[String]) -> Result<()> {
+fn release_all(master: &mut Connection, keys: &[String]) -> Result<()> {
     for key in keys {
         cmd("LOCK.RELEASE").arg(key).arg("successor").exec(master)?;
     }
     Ok(())
 }
 
-/// What the module has granted, renewed and released since it was loaded.
+/// The module's counters of grants, renewals and releases.
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
     at_once: u64,
@@ -277,7 +276,7 @@ impl Written {
     fn of(connection: &mut Connection) -> Result<Written> {
         let info = info(connection, "holdfast")?;
         let count = |name: &str| {
-            number(&info, &format!("holdfast_{name}")).ok_or_else(|| Trouble(format!("INFO holdfast has no {name}")))
+            number(&info, &format!("holdfast_{name}")).ok_or_else(|| LabError(format!("INFO holdfast has no {name}")))
         };
         Ok(Written {
             at_once: count("grants_at_once")?,
@@ -293,7 +292,7 @@ impl Written {
     }
 }
 
-/// Who holds what the others wait for. Dropping it is a disconnect.
+/// The holders of the locks. Dropping it disconnects them.
 struct Holders {
     connection: Connection,
 }
@@ -310,13 +309,13 @@ impl Holders {
             };
             match say(&mut connection, &format!("LOCK.ACQUIRE {key} holder {how}"))? {
                 Value::Int(_) => {}
-                other => return Err(Trouble(format!("{key} was free, yet: {other:?}"))),
+                other => return Err(LabError(format!("{key} was free, yet: {other:?}"))),
             }
         }
         Ok(Holders { connection })
     }
 
-    /// Their leases begin anew: programs need a while to start.
+    /// Renews their leases, because programs need a while to start.
     fn renew(&mut self, keys: &[String]) -> Result<()> {
         say(&mut self.connection, "LOCK.EVENTS")?;
         for key in keys {
@@ -327,12 +326,12 @@ impl Holders {
     }
 }
 
-/// What a waiter reports: that it got the lock, or what it was told in place of that.
-type Said = std::result::Result<(), String>;
+/// A waiter's result: it got the lock, or an error.
+type WaitResult = std::result::Result<(), String>;
 
-/// All who wait, until this is dropped.
+/// All waiters. Dropping it ends them.
 struct Waiters {
-    said: Receiver<(String, Said)>,
+    said: Receiver<(String, WaitResult)>,
     python: Child,
     runtime: Option<Runtime>,
 }
@@ -347,10 +346,10 @@ impl Waiters {
             thread::spawn(move || tell.send((key.clone(), block(connection, &key))));
         }
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let way = trio.way();
+        let discovery = trio.discovery();
         let locks = {
             let _inside = runtime.enter();
-            bound::locks(&way).map_err(|why| Trouble(why.to_string()))?
+            bound::locks(&discovery).map_err(|why| LabError(why.to_string()))?
         };
         for key in of("session-rust") {
             let (locks, tell) = (locks.clone(), tell.clone());
@@ -366,7 +365,7 @@ impl Waiters {
                 tell.send((key, said))
             });
         }
-        let python = python(&way, &[of("blocked-python"), of("session-python")].concat(), tell, options)?;
+        let python = python(&discovery, &[of("blocked-python"), of("session-python")].concat(), tell, options)?;
         Ok(Waiters { said, python, runtime: Some(runtime) })
     }
 }
@@ -381,8 +380,8 @@ impl Drop for Waiters {
     }
 }
 
-/// Waits as clients do that know no sessions, for as long as the connection lasts.
-fn block(mut connection: Connection, key: &str) -> Said {
+/// Waits like a client without a session, for as long as the connection lasts.
+fn block(mut connection: Connection, key: &str) -> WaitResult {
     let reply = connection
         .set_read_timeout(None)
         .and_then(|()| say(&mut connection, &format!("LOCK.ACQUIRE {key} waiter LEASE {LONG} WAIT 0")));
@@ -393,10 +392,15 @@ fn block(mut connection: Connection, key: &str) -> Said {
     }
 }
 
-/// The same from Python: it prints a line for each lock, with what it was told of it.
-fn python(way: &Way, keys: &[String], tell: Sender<(String, Said)>, options: &Options) -> Result<Child> {
-    let Way::Sentinels(addresses) = way else {
-        return Err(Trouble("a trio has Sentinels".into()));
+/// The same in Python: it prints a line with the result for each lock.
+fn python(
+    discovery: &Discovery,
+    keys: &[String],
+    tell: Sender<(String, WaitResult)>,
+    options: &Options,
+) -> Result<Child> {
+    let Discovery::Sentinels(addresses) = discovery else {
+        return Err(LabError("a trio has Sentinels".into()));
     };
     let mut command = Command::new(&options.python);
     command
@@ -406,7 +410,7 @@ fn python(way: &Way, keys: &[String], tell: Sender<(String, Said)>, options: &Op
         .env("PYTHONPATH", workspace().join("clients/python/src"))
         .stdout(Stdio::piped());
     dies_with_the_lab(&mut command);
-    let mut child = command.spawn().map_err(|why| Trouble(format!("{}: {why}", options.python.display())))?;
+    let mut child = command.spawn().map_err(|why| LabError(format!("{}: {why}", options.python.display())))?;
     let output = child.stdout.take();
     thread::spawn(move || {
         use std::io::{BufRead, BufReader};

@@ -1,39 +1,39 @@
-//! What a scenario hands back, and the table that the lab prints.
+//! The results of a scenario, and the table that the lab prints.
 
 use std::fmt;
 
-/// One line of the table: what was done to the locks in one scenario, and what was seen.
+/// One line of the table: the faults of one scenario, and the results.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// What was tried, in a few words.
+    /// The scenario, in a few words.
     pub scenario: String,
-    /// How often it was done from the beginning.
+    /// How often it was run.
     pub runs: u64,
     /// Faults injected (kills, stops, cuts, restarts, slots moved, …).
     pub faults: u64,
     /// Requests that clients sent.
     pub requests: u64,
-    /// Promises that were broken. The lab fails if any row has one.
+    /// Violated guarantees. The lab fails if any row has one.
     pub violations: u64,
-    /// What a reader wants to know besides, e.g. double holds that are no broken promise.
+    /// Other results, e.g. double holds that are allowed.
     pub note: String,
 }
 
 impl Row {
-    /// A row for a scenario that could not be run to its end: that is no success, so it counts as a violation.
+    /// A row for a scenario that could not be completed, which counts as a violation.
     pub fn not_run(scenario: &str, why: impl fmt::Display) -> Row {
         Row { scenario: scenario.to_owned(), violations: 1, note: format!("could not be run: {why}"), ..Row::default() }
     }
 }
 
-/// All rows of a run of the lab, shown as an aligned table.
+/// All rows of a run, printed as an aligned table.
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<Row>,
 }
 
 impl Report {
-    /// Adds what a scenario brought.
+    /// Adds the rows of a scenario.
     pub fn extend(&mut self, rows: Vec<Row>) {
         self.rows.extend(rows);
     }
@@ -43,7 +43,7 @@ impl Report {
         self.rows.iter().map(|row| row.violations).sum()
     }
 
-    /// True if no scenario handed back a row.
+    /// Whether no scenario returned a row.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

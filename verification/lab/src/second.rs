@@ -1,51 +1,51 @@
-//! A second failover before all replicas are in step again, under load: what `REPLICAS` promises then, and what not.
+//! A second failover before all replicas are in step again, under load: what `REPLICAS` guarantees then.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::checker::{Violation, check};
-use crate::client::Asks;
+use crate::client::Durability;
 use crate::engine::Result;
-use crate::failover::{ALL_REPLICAS, LONGEST_LEASE, have_again};
-use crate::load::{Crew, Load, keys_of};
+use crate::failover::{ALL_REPLICAS, LONGEST_LEASE, reacquire};
+use crate::load::{ClientGroup, Load, keys_of};
 use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
 use crate::tally::Tally;
 use crate::trio::{Setting, Third, Trio};
 
-/// How long clients work before the first blow, and when all is in order again.
+/// How long clients run before the first fault, and when all is healthy again.
 const AROUND: Duration = Duration::from_secs(2);
 
-/// Twice over, once for each sort of third server; then again while there is time.
+/// At least twice, once for each kind of third server.
 pub fn run(options: &Options) -> Vec<Row> {
-    let mut seen = [Third::Lives, Third::Dies].map(Seen::new);
+    let mut seen = [Third::Lives, Third::Dies].map(Results::new);
     if let Err(why) = fail_over_twice(&mut seen, options) {
         seen[0].tally.broke_off(&why, Vec::new());
     }
-    seen.into_iter().map(Seen::row).collect()
+    seen.into_iter().map(Results::row).collect()
 }
 
-/// What was seen with one sort of third server.
-struct Seen {
+/// The results with one kind of third server.
+struct Results {
     third: Third,
     tally: Tally,
     pairs: u64,
-    /// How often a grant that both replicas had confirmed, and that was held all the while, was there in the end.
+    /// How often a long hold that both replicas had confirmed survived.
     kept: u64,
-    /// Confirmed grants of the load that no server had any more, and that were granted again while they were held.
+    /// Confirmed grants of the load that all servers lost, and that were granted again while they were held.
     lost: u64,
 }
 
-impl Seen {
-    fn new(third: Third) -> Seen {
-        Seen { third, tally: Tally::default(), pairs: 0, kept: 0, lost: 0 }
+impl Results {
+    fn new(third: Third) -> Results {
+        Results { third, tally: Tally::default(), pairs: 0, kept: 0, lost: 0 }
     }
 
     fn row(self) -> Row {
-        let Seen { third, tally, pairs, kept, lost } = self;
+        let Results { third, tally, pairs, kept, lost } = self;
         let gone = pairs - kept;
-        // None may be lost where one that had it lives, and else there is nobody who could have it.
+        // If a server that has the grant lives, none may be lost. Otherwise all may be.
         let (title, wrong, words) = match third {
             Third::Lives => ("one that has all lives", gone, format!("{kept} of {pairs} long holds kept")),
             Third::Dies => {
@@ -58,20 +58,20 @@ impl Seen {
         row
     }
 
-    /// Two failovers under a load of its own.
+    /// Two failovers under one load.
     fn pair(&mut self, trio: &mut Trio, options: &Options) -> Result<()> {
         let name = format!("{:?}:{}:", self.third, self.pairs).to_lowercase();
-        let asks = Asks::Replicas(ALL_REPLICAS);
-        let crew = Crew { prefix: name.clone(), asks, short: 5, long: 6, python: 4, bound: 6 };
+        let durability = Durability::Replicas(ALL_REPLICAS);
+        let group = ClientGroup { prefix: name.clone(), durability, short: 5, long: 6, python: 4, bound: 6 };
         let seed = options.seed.wrapping_add(2 * self.pairs + u64::from(self.third == Third::Dies));
-        let load = Load::start(&[crew], &trio.way(), seed, options)?;
+        let load = Load::start(&[group], &trio.discovery(), seed, options)?;
         sleep(AROUND);
         let pair = trio.fail_over_twice(&format!("{name}long hold"), self.third)?;
         sleep(AROUND);
         let mut history = load.finish()?;
         history.faults = std::iter::once(pair.fault).chain(trio.settle()?).collect();
         for key in keys_of(&history) {
-            history.probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
+            history.probes.push(reacquire(&mut trio.master()?, key, LONGEST_LEASE)?);
         }
         operations::keep(&history, "second");
         let mut verdict = check(&history);
@@ -90,7 +90,7 @@ impl Seen {
     }
 }
 
-fn fail_over_twice(seen: &mut [Seen; 2], options: &Options) -> Result<()> {
+fn fail_over_twice(seen: &mut [Results; 2], options: &Options) -> Result<()> {
     let begun = Instant::now();
     let mut trio = Trio::start(Setting::default(), options)?;
     loop {

@@ -12,17 +12,17 @@ use tokio::time::timeout;
 
 use crate::history::Epoch;
 
-/// The name under which Sentinels know the lab's master.
+/// The master's name at the Sentinels.
 pub const MASTER_NAME: &str = "lab";
 
 const TO_CONNECT: Duration = Duration::from_millis(1_000);
 const TO_OPEN: Duration = Duration::from_secs(3);
-/// Longer than any request of the lab is allowed to take: the lab's own limit comes first.
+/// Longer than any request of the lab may take: the lab's own timeout comes first.
 const TO_ANSWER: Duration = Duration::from_secs(30);
 
 /// How to find the server.
 #[derive(Clone, Debug)]
-pub enum Way {
+pub enum Discovery {
     /// Ask these Sentinels (`host:port`) for the master.
     Sentinels(Vec<String>),
     /// These nodes (`host:port`) know the cluster.
@@ -31,37 +31,37 @@ pub enum Way {
 
 /// An open connection.
 pub enum Session {
-    /// To one server, in the life that it had when the connection was made. (Demotion closes connections.)
+    /// To one server, and its epoch when the connection was made. (Demotion closes connections.)
     Server(MultiplexedConnection, String),
-    /// To a cluster: who answers is the client library's affair.
+    /// To a cluster. The client library chooses the node.
     Cluster(Box<ClusterConnection>),
 }
 
-/// What came back.
+/// A reply or an error.
 pub enum Answer {
     /// A reply.
     Value(Value),
-    /// An error from the server, or from the connection.
+    /// An error of the server or of the connection.
     Error(RedisError),
     /// Nothing within the time given.
     Nothing,
 }
 
-impl Way {
-    /// How often a wait may begin anew within one request: a cluster's client follows a slot that moves, as often as the
-    /// lab moves one within the longest wait, and then waits all over again.
+impl Discovery {
+    /// How often a wait may restart within one request: a cluster's client follows a slot that moves, as often as the lab moves
+    /// one within the longest wait, and then waits anew.
     pub fn attempts(&self) -> u64 {
         match self {
-            Way::Sentinels(_) => 1,
-            Way::Cluster(_) => 3,
+            Discovery::Sentinels(_) => 1,
+            Discovery::Cluster(_) => 3,
         }
     }
 
-    /// Opens a connection, or says why not.
+    /// Opens a connection.
     pub async fn open(&self) -> Result<Session, String> {
         let opened = match self {
-            Way::Sentinels(addresses) => timeout(TO_OPEN, through_sentinels(addresses)).await,
-            Way::Cluster(addresses) => timeout(TO_OPEN, into_cluster(addresses)).await,
+            Discovery::Sentinels(addresses) => timeout(TO_OPEN, through_sentinels(addresses)).await,
+            Discovery::Cluster(addresses) => timeout(TO_OPEN, into_cluster(addresses)).await,
         };
         match opened {
             Ok(session) => session.map_err(|why| why.to_string()),
@@ -100,7 +100,7 @@ pub fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl Session {
-    /// Sends a command about `key` and waits for the reply, but no longer than `patience`.
+    /// Sends a command about `key` and waits for the reply, for at most `patience`.
     pub async fn ask(&mut self, command: Cmd, key: &str, patience: Duration) -> Answer {
         let asked = async {
             match self {
@@ -122,7 +122,7 @@ impl Session {
         }
     }
 
-    /// Which life of which server this is a connection to.
+    /// The epoch of the connection's server.
     pub fn epoch(&self) -> Epoch {
         match self {
             Session::Server(_, epoch) => Some(epoch.clone()),

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use redis::{Connection, cmd};
 
-use crate::blow::Blow;
 use crate::clock::{now, until};
-use crate::engine::{Equipment, MODULE, Node, Result, Site, Trouble};
+use crate::engine::{Equipment, LabError, MODULE, Node, Result, Site};
 use crate::history::{Fault, LocalFault, Micros};
+use crate::master_fault::MasterFault;
 use crate::options::Options;
-use crate::session::{Way, field};
+use crate::session::{Discovery, field};
 use crate::trace::trace;
 
 const SERVER: &str = "server";
@@ -21,7 +21,7 @@ const MASTERS: usize = 3;
 const NODES: usize = 2 * MASTERS;
 const NODE_TIMEOUT_MS: u32 = 1_500;
 
-/// The hash tags that the clients' keys have: see [`crate::client`].
+/// The hash tags of the clients' keys: see [`crate::client`].
 const TAGS: [&str; 6] = ["0", "1", "2", "3", "4", "5"];
 
 /// How slots move.
@@ -29,36 +29,36 @@ const TAGS: [&str; 6] = ["0", "1", "2", "3", "4", "5"];
 pub enum Moves {
     /// Each key by itself, as every server can.
     KeyByKey,
-    /// In one piece: `CLUSTER MIGRATESLOTS`.
+    /// Atomically: `CLUSTER MIGRATESLOTS`.
     Whole,
 }
 
-/// Six nodes at work.
+/// The six nodes.
 pub struct Shards {
     site: Site,
     moves: Moves,
     ids: Vec<String>,
     slots: BTreeMap<&'static str, u16>,
-    order: RefCell<Order>,
+    order: RefCell<LastSettled>,
 }
 
-/// All as it should be.
+/// The last healthy state.
 #[derive(Default)]
-struct Order {
-    /// When that was last seen.
+struct LastSettled {
+    /// When it was seen.
     at: Micros,
-    /// Who led whom then.
+    /// The masters and replicas then.
     leaders: BTreeMap<String, String>,
-    /// When it was not: another master had taken over that nobody here had asked for.
-    unrest: Vec<Fault>,
+    /// Periods of failovers that the lab did not cause.
+    unhealthy_periods: Vec<Fault>,
 }
 
-/// One view of the cluster: who leads whom, and which slots it has.
+/// A view of the cluster: masters, replicas and slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct View {
-    /// Of each node its master, itself if it is one.
+    /// The master of each node; a master is its own.
     leaders: BTreeMap<String, String>,
-    /// Of each slot that the lab uses its owner.
+    /// The owner of each slot that the lab uses.
     owners: BTreeMap<u16, String>,
     healthy: bool,
 }
@@ -128,7 +128,7 @@ impl Shards {
     }
 
     fn index_of(&self, id: &str) -> Result<usize> {
-        self.ids.iter().position(|known| known == id).ok_or_else(|| Trouble(format!("no node {id}")))
+        self.ids.iter().position(|known| known == id).ok_or_else(|| LabError(format!("no node {id}")))
     }
 
     fn known_to(&self, node: usize) -> usize {
@@ -146,23 +146,23 @@ impl Shards {
     }
 
     /// How clients find the cluster.
-    pub fn way(&self) -> Way {
+    pub fn discovery(&self) -> Discovery {
         let at = |node: &Node| format!("{}:{PORT}", node.ip);
-        Way::Cluster(self.site.nodes.iter().map(at).collect())
+        Discovery::Cluster(self.site.nodes.iter().map(at).collect())
     }
 
-    /// A connection to the present owner of a key's slot.
+    /// A connection to the current owner of a key's slot.
     pub fn owner_of(&self, key: &str) -> Result<Connection> {
         let mut any = self.connect(0)?;
         let slot: u16 = cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut any)?;
         let text = self.nodes_as_seen_by(0)?;
         let owner = View::read(&text, [&slot])
             .and_then(|view| view.owners.get(&slot).cloned())
-            .ok_or_else(|| Trouble(format!("nobody has slot {slot}")))?;
+            .ok_or_else(|| LabError(format!("slot {slot} has no owner")))?;
         self.connect_to(&owner)
     }
 
-    /// The section `holdfast` of `INFO`, from every server.
+    /// The section `holdfast` of every server's `INFO`.
     pub fn infos(&self) -> Result<Vec<String>> {
         (0..NODES).map(|node| self.info(node, "holdfast")).collect()
     }
@@ -172,30 +172,30 @@ impl Shards {
         Ok(cmd("INFO").arg(section).query(&mut connection)?)
     }
 
-    /// Lines in the servers' logs that tell of a crash or a failed assertion.
+    /// Lines in the servers' logs that report a crash or a failed assertion.
     pub fn crashes(&self) -> Vec<String> {
         self.site.nodes.iter().flat_map(|node| node.crashes(SERVER)).collect()
     }
 
-    /// Deals the master of a tag's slot a blow, waits for its replica to take over, and brings it back.
-    pub fn fail_over(&self, tag: &str, blow: Blow, split: Duration) -> Result<(LocalFault, Micros)> {
+    /// Injects a fault into the master of a tag's slot, waits until its replica is promoted, and heals the fault.
+    pub fn fail_over(&self, tag: &str, master_fault: MasterFault, split: Duration) -> Result<(LocalFault, Micros)> {
         let view = self.settle()?;
         let slot = self.slot(tag)?;
         let old = self.index_of(view.owners.get(&slot).map_or("", String::as_str))?;
         let tags = self.tags_of(&view, &self.ids[old]);
         let from = now();
-        blow.strike(&self.site, old, SERVER)?;
+        master_fault.inject(&self.site, old, SERVER)?;
         self.await_successor(old, slot)?;
         let took = now() - from;
         sleep(split);
-        blow.heal(&self.site, old, SERVER, || self.start_server(old))?;
+        master_fault.heal(&self.site, old, SERVER, || self.start_server(old))?;
         self.order.borrow_mut().leaders = self.agree()?.leaders;
         let fault = Fault { from, until: now() };
         Ok((LocalFault { fault, tags }, took))
     }
 
     fn slot(&self, tag: &str) -> Result<u16> {
-        self.slots.get(tag).copied().ok_or_else(|| Trouble(format!("no tag {tag}")))
+        self.slots.get(tag).copied().ok_or_else(|| LabError(format!("no tag {tag}")))
     }
 
     fn tags_of(&self, view: &View, owner: &str) -> BTreeSet<String> {
@@ -207,14 +207,14 @@ impl Shards {
     }
 
     fn await_successor(&self, old: usize, slot: u16) -> Result<()> {
-        self.wait_for("another master to take over", || {
+        self.wait_for("a replica to be promoted", || {
             (0..NODES).filter(|&node| node != old).all(|node| {
                 self.view(node).is_some_and(|view| view.owners.get(&slot).is_some_and(|owner| *owner != self.ids[old]))
             })
         })
     }
 
-    /// Moves a tag's slot to another master while clients use it: `pause` is how long it stays between the two.
+    /// Moves a tag's slot to another master while clients use it. `pause` is the time between the two nodes.
     pub fn move_slot(&self, tag: &str, choice: usize, pause: Duration) -> Result<()> {
         let slot = self.slot(tag)?;
         let view = self.settle()?;
@@ -222,7 +222,7 @@ impl Shards {
         let masters: BTreeSet<&String> = view.leaders.values().collect();
         let others: Vec<&String> = masters.into_iter().filter(|id| **id != from).collect();
         let Some(to) = others.get(choice % others.len().max(1)) else {
-            return Err(Trouble("there is no other master".into()));
+            return Err(LabError("there is no other master".into()));
         };
         trace(|| format!("slot of {tag}: {from} to {to} begins"));
         match self.moves {
@@ -243,7 +243,7 @@ impl Shards {
             .arg("NODE")
             .arg(to)
             .exec(&mut source)?;
-        self.wait_for("a slot to arrive in one piece", || {
+        self.wait_for("an atomic slot migration", || {
             (0..NODES)
                 .all(|node| self.view(node).is_some_and(|view| view.owners.get(&slot).is_some_and(|owner| owner == to)))
         })
@@ -258,29 +258,29 @@ impl Shards {
         let ip = &self.node(self.index_of(to)?).ip;
         move_keys(&mut source, slot, ip)?;
         sleep(pause / 2);
-        // Once more: a lock that was held all the while was never missing here, and may have been taken again.
+        // Again: a lock that was held all the time was never missing here, and others may have been acquired again.
         move_keys(&mut source, slot, ip)?;
         set_slot(&mut target, slot, "NODE", to)?;
         set_slot(&mut source, slot, "NODE", to)
     }
 
-    /// Waits until all is in order, and hands back when it was not since the last call: on a machine that is paused for
-    /// seconds, nodes take each other for dead.
-    pub fn unrest(&self) -> Result<Vec<Fault>> {
+    /// Waits until all is healthy, and returns the periods since the last call in which it was not: on a machine that pauses for
+    /// seconds, nodes consider each other failed.
+    pub fn unhealthy_periods(&self) -> Result<Vec<Fault>> {
         self.settle()?;
-        Ok(std::mem::take(&mut self.order.borrow_mut().unrest))
+        Ok(std::mem::take(&mut self.order.borrow_mut().unhealthy_periods))
     }
 
-    /// Waits until all nodes see the same and all is well, and hands back what they see.
+    /// Waits until all nodes agree and are healthy, and returns their view.
     fn settle(&self) -> Result<View> {
         let view = self.agree()?;
         let mut order = self.order.borrow_mut();
-        let Order { at, leaders, unrest } = &mut *order;
+        let LastSettled { at, leaders, unhealthy_periods } = &mut *order;
         let before = std::mem::replace(leaders, view.leaders.clone());
         let since = std::mem::replace(at, now());
         if !before.is_empty() && before != view.leaders {
-            trace(|| format!("another master took over by itself since {since}"));
-            unrest.push(Fault { from: since, until: *at });
+            trace(|| format!("a failover that the lab did not cause, since {since}"));
+            unhealthy_periods.push(Fault { from: since, until: *at });
         }
         drop(order);
         Ok(view)
@@ -293,7 +293,7 @@ impl Shards {
             seen = views.and_then(agreed);
             seen.as_ref().is_some_and(|view| self.replicas_in_step(view))
         })?;
-        seen.ok_or_else(|| Trouble("no view".into()))
+        seen.ok_or_else(|| LabError("no view".into()))
     }
 
     fn replicas_in_step(&self, view: &View) -> bool {
@@ -313,7 +313,7 @@ impl Shards {
 ";
             text += &self.nodes_as_seen_by(index).unwrap_or_default();
         }
-        Err(Trouble(text))
+        Err(LabError(text))
     }
 }
 
@@ -327,7 +327,7 @@ fn move_keys(source: &mut Connection, slot: u16, to: &str) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
-        // A key that ran out meanwhile is answered with NOKEY, which is as good.
+        // A key that expired meanwhile returns NOKEY, which is allowed.
         cmd("MIGRATE").arg(to).arg(PORT).arg("").arg(0).arg(1_000).arg("KEYS").arg(keys).exec(source)?;
     }
 }
@@ -368,7 +368,7 @@ impl View {
     }
 }
 
-/// Whether one of the ranges (`7`, `7-9`; `[7->-…]` is a slot on its way) has the slot.
+/// Whether the slot is in one of the ranges (`7`, `7-9`; `[7->-…]` is a migrating slot).
 fn covered(ranges: &[&str], slot: u16) -> bool {
     ranges.iter().any(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

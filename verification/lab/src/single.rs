@@ -1,5 +1,5 @@
-//! One server: killed, shut down, reloaded, rewritten, copied, without its module for a while, out of memory, its clock
-//! stepped. What happens to leases and tokens is written up in `docs/guarantees.md`.
+//! One server: killed, shut down, reloaded, rewritten, replicated, without its module for a while, out of memory, with clock
+//! steps. `docs/guarantees.md` says what happens to leases and tokens.
 
 mod clients;
 mod clock_steps;
@@ -22,28 +22,28 @@ use crate::history::{Assurance, Fault, History, Probe};
 use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
-use clients::{CLIENTS, Record, Scene, work};
+use clients::{CLIENTS, Record, Shared, work};
 use faults::Injector;
 pub use stepped::{SteppedClock, TempDir};
 use witness::Witness;
 
-/// The longest lease of the clients, and what a busy machine may add.
+/// The longest lease of the clients, with an allowance for a busy machine.
 const LEASE_IS_OVER: Duration = Duration::from_secs(4);
-/// Within this, work must go on after a fault.
+/// After a fault, clients must get locks again within this time.
 const BACK_AT_WORK: Duration = Duration::from_secs(15);
-/// Violations of a row that are told in full.
-const TOLD: usize = 5;
+/// How many violations of a row are printed in full.
+const SHOWN_VIOLATIONS: usize = 5;
 
-/// One fault, repeated while clients work.
+/// One fault, repeated while clients run.
 pub struct Trial {
     name: &'static str,
     server: fn() -> Builder,
-    /// Whether the settings allow the fault to lose what was acknowledged. What was lost is then told, and no violation.
+    /// Whether the settings allow the fault to lose acknowledged writes. Losses are then reported, and not violations.
     may_lose: bool,
     injector: fn(&Server) -> Box<dyn Injector>,
 }
 
-/// Runs every trial for its part of the budget.
+/// Runs every fault for its share of the time.
 pub fn run(options: &Options) -> Vec<Row> {
     let trials = faults::trials();
     let each = options.budget / (trials.len() as u32 + 1);
@@ -52,12 +52,12 @@ pub fn run(options: &Options) -> Vec<Row> {
     rows
 }
 
-/// Runs the steps of the clock, once each.
+/// Runs the clock steps, once each.
 pub fn run_clock(_: &Options) -> Vec<Row> {
     clock_steps::run()
 }
 
-/// A scenario that panics, as the support crate does where a server does not come up, has found something, too.
+/// The support crate panics if a server does not start, so a panic counts as a violation.
 fn guarded(name: &str, scenario: impl FnOnce() -> Row + std::panic::UnwindSafe) -> Row {
     std::panic::catch_unwind(scenario).unwrap_or_else(|_| Row::not_run(name, "it panicked; see above"))
 }
@@ -67,7 +67,7 @@ impl Trial {
         let end = Instant::now() + budget;
         let mut server = (self.server)().start();
         let mut injector = (self.injector)(&server);
-        let scene = Scene {
+        let shared = Shared {
             address: server.addr(),
             over: AtomicBool::new(false),
             nobody_waits: AtomicBool::new(false),
@@ -79,15 +79,15 @@ impl Trial {
         let records: Vec<Record> = thread::scope(|scope| {
             let workers: Vec<_> = (0..CLIENTS)
                 .map(|number| {
-                    let scene = &scene;
-                    scope.spawn(move || work(scene, number, seed * 100 + number))
+                    let shared = &shared;
+                    scope.spawn(move || work(shared, number, seed * 100 + number))
                 })
                 .collect();
             while Instant::now() < end && log.wrong.is_empty() {
                 thread::sleep(Duration::from_millis(rng.u64(50..400)));
-                self.fault(&mut server, injector.as_mut(), &scene, &mut log);
+                self.fault(&mut server, injector.as_mut(), &shared, &mut log);
             }
-            scene.over.store(true, Ordering::Relaxed);
+            shared.over.store(true, Ordering::Relaxed);
             workers.into_iter().filter_map(|worker| worker.join().ok()).collect()
         });
         if let Err(why) = injector.at_the_end(&server) {
@@ -98,7 +98,7 @@ impl Trial {
     }
 
     /// One fault, with locks of every layout held throughout.
-    fn fault(&self, server: &mut Server, injector: &mut dyn Injector, scene: &Scene, log: &mut Log) {
+    fn fault(&self, server: &mut Server, injector: &mut dyn Injector, shared: &Shared, log: &mut Log) {
         let name = format!("witness:{}", log.faults.len());
         let witness = match Witness::take(&name, &mut server.connect()) {
             Ok(witness) => witness,
@@ -107,7 +107,7 @@ impl Trial {
             }
         };
         let from = now();
-        if let Err(why) = injector.inject(server, scene) {
+        if let Err(why) = injector.inject(server, shared) {
             log.wrong.push(why);
         }
         let differences = witness.differences(&mut server.connect()).unwrap_or_else(|error| vec![error.to_string()]);
@@ -117,8 +117,8 @@ impl Trial {
         } else {
             log.wrong.extend(differences);
         }
-        let before = scene.grants.load(Ordering::Relaxed);
-        let back = eventually(BACK_AT_WORK, || scene.grants.load(Ordering::Relaxed) > before + CLIENTS);
+        let before = shared.grants.load(Ordering::Relaxed);
+        let back = eventually(BACK_AT_WORK, || shared.grants.load(Ordering::Relaxed) > before + CLIENTS);
         if !back {
             log.wrong.push(format!("clients got no more locks after fault {}", log.faults.len()));
         }
@@ -145,7 +145,7 @@ impl Trial {
         operations::keep(&history, self.name);
         let verdict = check(&history);
         wrong.extend(verdict.violations.iter().map(ToString::to_string));
-        // Two checkers that know the format only. Where nothing may be lost, one server is one lock service, whatever was done to it.
+        // Two checkers that know the format only. If nothing may be lost, the server is one lock service, whatever the faults.
         if !self.may_lose {
             let seen = operations::operations(&history);
             if let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::check(&seen)) {
@@ -155,7 +155,7 @@ impl Trial {
         if lost > 0 && !self.may_lose {
             wrong.push(format!("{lost} holds were lost within their leases"));
         }
-        for what in wrong.iter().take(TOLD) {
+        for what in wrong.iter().take(SHOWN_VIOLATIONS) {
             eprintln!("{}: {what}", self.name);
         }
         row.violations = wrong.len() as u64;
@@ -188,7 +188,7 @@ struct Log {
     witnesses_lost: u64,
 }
 
-/// Everybody is gone: each lock must be had within what the last lease has left.
+/// All clients have stopped: each lock must be acquired within the rest of the last lease.
 fn probe(server: &Server) -> Vec<Probe> {
     let mut connection = server.connect();
     clients::locks()

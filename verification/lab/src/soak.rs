@@ -1,8 +1,7 @@
-//! A thousand clients, in Rust and in Python, at work for as long as was asked for: what is watched is whether anything grows.
+//! A thousand clients, in Rust and in Python, for as long as requested: does memory grow?
 //!
-//! Nothing is done to the server, so no hold may end but by its release: each lock has a ledger in this process, and a
-//! grant that finds it full, or that brings a token no greater than the last, is a broken promise. Clients in Python tell
-//! the ledgers over a socket.
+//! There are no faults, so a hold ends only by its release. A ledger for each lock in this process reports a grant beside a holder,
+//! or with a token that is not greater. Clients in Python report to the ledgers over a socket.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,42 +24,42 @@ use others::{Others, resident};
 
 mod others;
 
-/// Clients that block, each on a connection of its own.
+/// Clients that block, each on its own connection.
 const BLOCKED: usize = 400;
-/// Tasks that wait by way of a session, and how many sessions they share.
+/// Tasks that wait through sessions, and how many sessions they share.
 const TASKS: usize = 300;
 const SESSIONS: usize = 6;
 /// Programs in Python, each with a session, and how many threads or tasks share it.
 const PROGRAMS: usize = 4;
 const CLIENTS_OF_ONE: usize = 75;
 const CLIENTS: usize = BLOCKED + TASKS + PROGRAMS * CLIENTS_OF_ONE;
-/// So few that the clients stand in line, with these pauses.
+/// Few enough for a queue at each lock, with these pauses.
 const LOCKS: usize = 10;
-/// What a client does between two locks, and how long it holds, in milliseconds.
+/// The pause of a client between two locks, and how long it holds one, in milliseconds.
 const PAUSE: Range<u64> = 200..2_000;
 const HOLD: Range<u64> = 1..20;
-/// Every fifth lock is a semaphore of so many.
+/// Every fifth lock is a semaphore with this limit.
 const PERMITS: usize = 3;
 const WAIT: Duration = Duration::from_secs(60);
 const SAMPLES: u32 = 40;
-/// The second round may use more than the first by one part in so many: whether those who wait block or have a session differs.
+/// By which fraction the second round may use more than the first: how many clients block and how many use sessions varies.
 const MAY_GROW_BY: u64 = 20;
-/// And it may leave so much more: tables keep the size that they had at the worst moment, when a busy machine let many wait.
+/// And by how many bytes: tables keep their largest size, which depends on how many clients wait on a busy machine.
 const TABLES: u64 = 1 << 20;
 
-/// One row, for all of the time.
+/// One row, for the whole time.
 pub fn run(options: &Options) -> Vec<Row> {
     vec![soak(options).unwrap_or_else(|why| Row::not_run("soak", why))]
 }
 
-/// What is known of a lock from its grants and releases.
+/// The state of a lock, from its grants and releases.
 struct Ledger {
     holders: AtomicUsize,
     last: AtomicU64,
     limit: usize,
 }
 
-struct Scene {
+struct Shared {
     ledgers: Vec<Ledger>,
     over: AtomicBool,
     grants: AtomicU64,
@@ -71,14 +70,14 @@ struct Scene {
     ahead: AtomicU64,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Shared {
+    fn new() -> Shared {
         let ledger = |number| Ledger {
             holders: AtomicUsize::new(0),
             last: AtomicU64::new(0),
             limit: if number % 5 == 0 { PERMITS } else { 1 },
         };
-        Scene {
+        Shared {
             ledgers: (0..LOCKS).map(ledger).collect(),
             over: AtomicBool::new(false),
             grants: AtomicU64::new(0),
@@ -89,7 +88,7 @@ impl Scene {
         }
     }
 
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.over.load(Ordering::Relaxed)
     }
 
@@ -100,15 +99,15 @@ impl Scene {
         let grows = ledger.limit > 1 || last < token;
         if beside >= ledger.limit || !grows {
             self.wrong.fetch_add(1, Ordering::Relaxed);
-            eprintln!("soak: lock {number}: {beside} held it beside token {token}, the last was {last}");
+            eprintln!("soak: lock {number}: {beside} other holders with token {token}, the last token was {last}");
         }
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros);
         self.ahead.fetch_max(token.saturating_sub(wall), Ordering::Relaxed);
         self.grants.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// To be called before the release is sent.
-    fn gives_back(&self, number: usize) {
+    /// Must be called before the release is sent.
+    fn releases(&self, number: usize) {
         self.ledgers[number].holders.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -123,52 +122,52 @@ impl Scene {
     }
 }
 
-async fn block(scene: Arc<Scene>, mut line: MultiplexedConnection, seed: u64) {
+async fn block(shared: Arc<Shared>, mut line: MultiplexedConnection, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let mut turn = 0;
-    while scene.goes_on() {
+    while shared.is_running() {
         sleep(Duration::from_millis(rng.u64(PAUSE))).await;
         let number = rng.usize(..LOCKS);
         turn += 1;
         let owner = format!("{seed}-{turn}");
         let mut acquire = cmd("LOCK.ACQUIRE");
-        acquire.arg(key(number)).arg(&owner).arg("LIMIT").arg(scene.ledgers[number].limit);
+        acquire.arg(key(number)).arg(&owner).arg("LIMIT").arg(shared.ledgers[number].limit);
         acquire.arg("WAIT").arg(WAIT.as_millis() as u64);
         match acquire.query_async::<Option<u64>>(&mut line).await {
             Ok(Some(token)) => {
-                scene.granted(number, token);
+                shared.granted(number, token);
                 sleep(Duration::from_millis(rng.u64(HOLD))).await;
-                scene.gives_back(number);
+                shared.releases(number);
                 let release: RedisResult<Option<u64>> =
                     cmd("LOCK.RELEASE").arg(key(number)).arg(&owner).query_async(&mut line).await;
                 match release {
                     Ok(Some(0)) => {}
-                    other => scene.failed(&format!("release: {other:?}")),
+                    other => shared.failed(&format!("release: {other:?}")),
                 }
             }
-            Ok(None) => scene.timed_out(),
-            Err(why) => scene.failed(&why),
+            Ok(None) => shared.timed_out(),
+            Err(why) => shared.failed(&why),
         }
     }
 }
 
-async fn ask_by_session(scene: Arc<Scene>, locks: Locks, seed: u64) {
+async fn ask_by_session(shared: Arc<Shared>, locks: Locks, seed: u64) {
     let mut rng = Rng::with_seed(seed);
-    while scene.goes_on() {
+    while shared.is_running() {
         sleep(Duration::from_millis(rng.u64(PAUSE))).await;
         let number = rng.usize(..LOCKS);
-        let limit = u32::try_from(scene.ledgers[number].limit).unwrap_or(1);
+        let limit = u32::try_from(shared.ledgers[number].limit).unwrap_or(1);
         match locks.lock(key(number)).limit(limit).wait(WAIT).acquire().await {
             Ok(Some(guard)) => {
-                scene.granted(number, guard.fence());
+                shared.granted(number, guard.fence());
                 sleep(Duration::from_millis(rng.u64(HOLD))).await;
-                scene.gives_back(number);
+                shared.releases(number);
                 if let Err(why) = guard.release().await {
-                    scene.failed(&why);
+                    shared.failed(&why);
                 }
             }
-            Ok(None) => scene.timed_out(),
-            Err(why) => scene.failed(&why),
+            Ok(None) => shared.timed_out(),
+            Err(why) => shared.failed(&why),
         }
     }
 }
@@ -177,29 +176,29 @@ fn key(number: usize) -> String {
     format!("soak:{number}")
 }
 
-/// What was seen of the memory in one round: while all work, and when all have gone.
+/// The memory of one round: while clients run, and after they have stopped.
 struct Round {
     used: Vec<u64>,
     left: u64,
     waiting: Vec<u64>,
-    /// What processes of clients have of memory: this one, one with threads, one with tasks.
+    /// The memory of client processes: this one, one with threads, one with tasks.
     clients: [Vec<u64>; 3],
     wrong: Vec<String>,
 }
 
-/// Two rounds of the same: what the first leaves behind are tables that keep their size; the second must leave no more.
+/// Two equal rounds. The first leaves tables that keep their size. The second must leave no more.
 fn soak(options: &Options) -> RedisResult<Row> {
     let server = Server::start();
     let before = memory(&server);
-    let scene = Arc::new(Scene::new());
+    let shared = Arc::new(Shared::new());
     let begun = Instant::now();
-    let rounds = [round(&server, &scene, options)?, round(&server, &scene, options)?];
-    Ok(summarize(&scene, before, &rounds, begun.elapsed()))
+    let rounds = [round(&server, &shared, options)?, round(&server, &shared, options)?];
+    Ok(summarize(&shared, before, &rounds, begun.elapsed()))
 }
 
-fn round(server: &Server, scene: &Arc<Scene>, options: &Options) -> RedisResult<Round> {
+fn round(server: &Server, shared: &Arc<Shared>, options: &Options) -> RedisResult<Round> {
     let time = options.budget / 2;
-    scene.over.store(false, Ordering::Relaxed);
+    shared.over.store(false, Ordering::Relaxed);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let begun = Instant::now();
     let (mut used, mut waiting, mut memory_of) = (Vec::new(), Vec::new(), [const { Vec::new() }; 3]);
@@ -207,15 +206,15 @@ fn round(server: &Server, scene: &Arc<Scene>, options: &Options) -> RedisResult<
     let mut clients = Vec::new();
     for seed in 0..BLOCKED {
         let line = runtime.block_on(server.client().get_multiplexed_async_connection_with_config(&config))?;
-        clients.push(runtime.spawn(block(Arc::clone(scene), line, seed as u64)));
+        clients.push(runtime.spawn(block(Arc::clone(shared), line, seed as u64)));
     }
     let inside = runtime.enter();
     let sessions: Vec<Locks> = (0..SESSIONS).map(|_| Locks::new(server.client())).collect();
     for seed in BLOCKED..BLOCKED + TASKS {
         let locks = sessions[seed % SESSIONS].clone();
-        clients.push(runtime.spawn(ask_by_session(Arc::clone(scene), locks, seed as u64)));
+        clients.push(runtime.spawn(ask_by_session(Arc::clone(shared), locks, seed as u64)));
     }
-    let others = Others::start(scene, (server.addr(), server.dir()), options, PROGRAMS, CLIENTS_OF_ONE)?;
+    let others = Others::start(shared, (server.addr(), server.dir()), options, PROGRAMS, CLIENTS_OF_ONE)?;
     drop((inside, sessions));
     for sample in 1..=SAMPLES {
         thread::sleep((time * sample / SAMPLES).saturating_sub(begun.elapsed()));
@@ -231,11 +230,11 @@ fn round(server: &Server, scene: &Arc<Scene>, options: &Options) -> RedisResult<
             begun.elapsed(),
             last(&used),
             waiting.last().copied().unwrap_or(0),
-            scene.grants.load(Ordering::Relaxed),
+            shared.grants.load(Ordering::Relaxed),
             memory_of.each_ref().map(last),
         );
     }
-    scene.over.store(true, Ordering::Relaxed);
+    shared.over.store(true, Ordering::Relaxed);
     let others_ended = others.end(WAIT * 2);
     let all_ended = runtime.block_on(async {
         let all = async {
@@ -247,9 +246,9 @@ fn round(server: &Server, scene: &Arc<Scene>, options: &Options) -> RedisResult<
     });
     runtime.shutdown_timeout(Duration::from_secs(5));
     let mut wrong = vec![
-        (!all_ended, "not every client came to an end"),
-        (!others_ended, "a program in Python did not end as it should"),
-        (!nothing_left(server), "something was left when all had gone"),
+        (!all_ended, "a client did not stop"),
+        (!others_ended, "a program in Python failed"),
+        (!nothing_left(server), "holds or waits were left when all clients had stopped"),
     ];
     wrong.retain(|(is_wrong, _)| *is_wrong);
     let wrong = wrong.into_iter().map(|(_, what)| what.to_owned()).collect();
@@ -266,12 +265,12 @@ fn nothing_left(server: &Server) -> bool {
     })
 }
 
-fn summarize(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) -> Row {
+fn summarize(shared: &Shared, before: u64, rounds: &[Round; 2], took: Duration) -> Row {
     let [first, second] = rounds;
     let ([early, late], of_one) =
         apart_from_waits(rounds.each_ref().map(|round| (&round.waiting[..], &round.used[..])));
     let mut wrong: Vec<String> = rounds.iter().flat_map(|round| round.wrong.iter().cloned()).collect();
-    let grown = [("while all work", early, late, 0), ("when all have gone", first.left, second.left, TABLES)];
+    let grown = [("while clients run", early, late, 0), ("after they have stopped", first.left, second.left, TABLES)];
     for (what, one, other, tables) in grown {
         if other > one + one / MAY_GROW_BY + tables {
             wrong.push(format!("memory {what}: {one} bytes in the first round, {other} in the second"));
@@ -292,19 +291,19 @@ fn summarize(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) ->
         eprintln!("soak: {what}");
     }
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let grants = load(&scene.grants);
+    let grants = load(&shared.grants);
     Row {
         scenario: format!("Soak, {CLIENTS} clients"),
         runs: 2,
         faults: 0,
-        requests: 2 * grants + load(&scene.timeouts),
-        violations: wrong.len() as u64 + load(&scene.wrong) + load(&scene.errors),
+        requests: 2 * grants + load(&shared.timeouts),
+        violations: wrong.len() as u64 + load(&shared.wrong) + load(&shared.errors),
         note: format!(
             "{} s, {grants} grants, {} timed out, {} and {} waiting (median of each half); memory {} kB before, {} and {} at \
              work without {} for each that waits, {} and {} when all had gone; tokens at most {} µs ahead of the clock; processes of clients in each half, \
              early and late, kB: {}",
             took.as_secs(),
-            load(&scene.timeouts),
+            load(&shared.timeouts),
             median(&first.waiting),
             median(&second.waiting),
             before / 1024,
@@ -313,7 +312,7 @@ fn summarize(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) ->
             of_one / 1024,
             first.left / 1024,
             second.left / 1024,
-            load(&scene.ahead),
+            load(&shared.ahead),
             of_clients.join(", "),
         ),
     }
@@ -327,8 +326,8 @@ fn number(server: &Server, section: &str, field: &str) -> u64 {
     server.info(section, field).and_then(|value| value.parse().ok()).unwrap_or(0)
 }
 
-/// What each round would have used if nobody had waited, and what one that waits takes: how many wait depends on what else
-/// the machine does. (Least squares: one slope for both, a height for each.)
+/// The memory of each round without waiters, and of one waiter: how many wait depends on the load of the machine. (Least squares:
+/// one slope for both rounds, and an offset for each.)
 fn apart_from_waits(rounds: [(&[u64], &[u64]); 2]) -> ([u64; 2], u64) {
     let mean = |values: &[u64]| values.iter().sum::<u64>() as f64 / values.len().max(1) as f64;
     let means = rounds.map(|(waiting, used)| (mean(waiting), mean(used)));
@@ -344,7 +343,7 @@ fn apart_from_waits(rounds: [(&[u64], &[u64]); 2]) -> ([u64; 2], u64) {
     (means.map(|(middle, height)| (height - of_one * middle) as u64), of_one as u64)
 }
 
-/// The median of the second quarter, when all are at work and have what they need, and that of the last.
+/// The median of the second quarter, when all clients run, and that of the last quarter.
 fn halves(samples: &[u64]) -> (u64, u64) {
     let quarter = samples.len() / 4;
     (median(&samples[quarter..2 * quarter]), median(&samples[3 * quarter..]))
@@ -360,7 +359,7 @@ fn median(values: &[u64]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Samples of a server that uses so much, and 20 kB for each that waits.
+    /// Samples of a server that uses `base`, and 20 kB for each waiter.
     fn samples(waiting: &[u64], base: u64) -> (Vec<u64>, Vec<u64>) {
         (waiting.to_vec(), waiting.iter().map(|count| base + 20_000 * count).collect())
     }

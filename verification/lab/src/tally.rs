@@ -1,17 +1,17 @@
-//! Sums over the batches of a scenario, and the row they make.
+//! Sums over the batches of a scenario, and its row in the table.
 
 use std::collections::BTreeMap;
 
 use crate::checker::Verdict;
-use crate::engine::Trouble;
+use crate::engine::LabError;
 use crate::history::{Assurance, History, Micros, Outcome};
 use crate::report::Row;
 use crate::session::field;
 
-/// How many broken promises are printed in full; all are counted.
+/// How many violations are printed in full. All are counted.
 const SHOWN: u64 = 20;
 
-/// What was seen in a scenario so far.
+/// The results of a scenario so far.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Batches: a load, some faults, a check.
@@ -29,13 +29,13 @@ pub struct Tally {
     writes_refused: u64,
     writes_taken: u64,
     bound: u64,
-    told: u64,
+    notified: u64,
     told_within: Option<Micros>,
     broken: bool,
 }
 
 impl Tally {
-    /// A failover that took so long.
+    /// Adds a failover that took this long.
     pub fn failover(&mut self, took: Micros) {
         self.faults += 1;
         self.took.push(took);
@@ -62,11 +62,11 @@ impl Tally {
         self.writes_refused += verdict.writes_refused;
         self.writes_taken += verdict.writes_taken;
         self.bound += verdict.bound;
-        self.told += verdict.told;
+        self.notified += verdict.notified;
         self.told_within = self.told_within.max(verdict.told_within);
     }
 
-    /// Adds a broken promise.
+    /// Adds a violation.
     pub fn violation(&mut self, what: &str) {
         self.violations += 1;
         if self.violations <= SHOWN {
@@ -74,21 +74,21 @@ impl Tally {
         }
     }
 
-    /// The scenario could not go on: that is no success.
-    pub fn broke_off(&mut self, why: &Trouble, crashes: Vec<String>) {
+    /// The scenario could not continue, which counts as a violation.
+    pub fn broke_off(&mut self, why: &LabError, crashes: Vec<String>) {
         self.violation(&format!("broke off: {why}"));
         self.broken = true;
         self.crashes(crashes);
     }
 
-    /// Adds lines of servers' logs that tell of a crash.
+    /// Adds lines of servers' logs that report a crash.
     pub fn crashes(&mut self, lines: Vec<String>) {
         for line in lines {
             self.violation(&format!("server's log: {line}"));
         }
     }
 
-    /// Looks at `INFO holdfast` of servers that no client uses any more: nobody may be left waiting or confirming there.
+    /// Checks `INFO holdfast` of servers without clients: no request may wait or be confirmed there.
     pub fn left_waiting(&mut self, infos: &[String]) {
         for info in infos {
             for name in ["holdfast_waiters", "holdfast_confirming", "holdfast_internal_errors"] {
@@ -99,7 +99,7 @@ impl Tally {
         }
     }
 
-    /// The figures besides the columns, in words.
+    /// The results that have no column, as text.
     pub fn summary(&self) -> String {
         let mut parts = Vec::new();
         for (assurance, name) in NAMES {
@@ -120,10 +120,10 @@ impl Tally {
             self.writes_refused + self.writes_taken
         ));
         if self.bound > 0 {
-            parts.push(format!("{} losses of {} bound holds told", self.told, self.bound));
+            parts.push(format!("{} losses of {} bound holds notified", self.notified, self.bound));
         }
         if let Some(within) = self.told_within {
-            parts.push(format!("a break known within {} ms", within.div_ceil(1_000)));
+            parts.push(format!("a force notified within {} ms", within.div_ceil(1_000)));
         }
         parts.push(format!("{} requests met an error", self.failed));
         if self.broken {

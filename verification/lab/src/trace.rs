@@ -1,4 +1,4 @@
-//! With `LAB_TRACE` set, what happens is printed as it happens.
+//! With `LAB_TRACE` set, prints events as they happen.
 
 use std::env;
 use std::sync::LazyLock;
@@ -7,7 +7,7 @@ use crate::clock::now;
 
 static CONTENTION: LazyLock<bool> = LazyLock::new(|| env::var_os("LAB_TRACE").is_some());
 
-/// Prints a line, with the time at which it was said, if such lines are wanted.
+/// Prints a line with the time, if tracing is enabled.
 pub fn trace(line: impl FnOnce() -> String) {
     if *CONTENTION {
         eprintln!("{} {}", now(), line());

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use redis::{Connection, cmd};
 
-use crate::blow::Blow;
 use crate::clock::{now, until};
-use crate::engine::{BadNetwork, Equipment, MODULE, Node, OLD_MODULE, Result, Site, Trouble, Weather};
+use crate::engine::{BadNetwork, Equipment, LabError, MODULE, NetworkFaults, Node, OLD_MODULE, Result, Site};
 use crate::history::{Fault, Micros};
+use crate::master_fault::MasterFault;
 use crate::options::Options;
-use crate::session::{MASTER_NAME, Way, field};
+use crate::session::{Discovery, MASTER_NAME, field};
 use crate::trace::trace;
 
 const SERVER: &str = "server";
@@ -18,18 +18,18 @@ const SENTINEL: &str = "sentinel";
 const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// By when replicas tell how far they are: once a second.
+/// Replicas report their offset once a second.
 const SOON: Duration = Duration::from_secs(5);
-/// Sentinels that vote against each other try again after ten seconds only.
+/// Sentinels that vote against each other retry after ten seconds.
 const TO_FAIL_OVER: Duration = Duration::from_secs(60);
 
-/// How a trio is set up.
+/// The settings of a trio.
 pub struct Setting {
-    /// How long a server may be silent before a Sentinel takes it for down.
+    /// After how long without a reply a Sentinel considers a server down.
     pub down_after_ms: u32,
-    /// What a master needs to take writes (`min-replicas-to-write`), heard of within the last three seconds.
+    /// The replicas that a master needs for writes (`min-replicas-to-write`), heard from within the last three seconds.
     pub min_replicas: u32,
-    /// Another server than the image's, and the build of the module that all begin with, if it is not the one under test.
+    /// Another server than the image's, and the initial build of the module, if it is not the one under test.
     pub equipment: Equipment,
 }
 
@@ -39,76 +39,76 @@ impl Default for Setting {
     }
 }
 
-/// Who makes the old master a replica when it is back.
+/// What makes the old master a replica when it is back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Return {
-    /// The Sentinels, which takes them some ten seconds in which it still takes itself for the master.
+pub enum Demotion {
+    /// The Sentinels. They take some ten seconds, in which it considers itself the master.
     BySentinels,
-    /// The lab, after so many milliseconds: so that more failovers fit into the time.
+    /// The lab, after so many milliseconds: more failovers fit into the time.
     ByHand(u64),
 }
 
-/// Whether the last server that has all that was confirmed dies before another has it.
+/// Whether the last server with all confirmed grants fails before another has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Third {
-    /// It lives, and can take over.
+    /// It lives, and can be promoted.
     Lives,
-    /// It dies: who takes over has nothing.
+    /// It is killed: the promoted server has nothing.
     Dies,
 }
 
-/// How an upgrade makes another server the master.
+/// How an upgrade promotes another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandOver {
-    /// `SENTINEL FAILOVER` alone. The Sentinels leave the old master a master for some ten seconds.
+    /// `SENTINEL FAILOVER` alone. The Sentinels demote the old master some ten seconds later.
     Sentinels,
     /// The same, while writes are paused at the old master until it is a replica.
     Paused,
 }
 
-/// Two failovers, the second before all was in order, as they went.
+/// The results of two failovers, the second before all was healthy.
 pub struct Pair {
-    /// From the first blow until all was in order again.
+    /// From the first fault until all was healthy again.
     pub fault: Fault,
     /// How many servers were killed.
     pub killed: u64,
-    /// Whether a grant that all replicas had confirmed before the first blow was still there after the second.
+    /// Whether a grant that all replicas had confirmed before the first fault existed after the second.
     pub kept: bool,
 }
 
-/// Three nodes at work.
+/// The three nodes.
 pub struct Trio {
     site: Site,
     master: usize,
     down_after_ms: u32,
     min_replicas: u32,
     modules: [&'static str; 3],
-    order: Order,
+    order: LastSettled,
 }
 
-/// All as it should be.
-struct Order {
-    /// When that was last seen.
+/// The last healthy state.
+struct LastSettled {
+    /// When it was seen.
     at: Micros,
-    /// Which life of which server was the master's then.
+    /// The master's epoch then.
     epoch: String,
 }
 
-/// One failover, as it went.
+/// The results of one failover.
 pub struct Failover {
-    /// From the blow until all was in order again.
+    /// From the fault until all was healthy again.
     pub fault: Fault,
-    /// How long it took until the Sentinels had agreed on another master, which was one by then.
+    /// How long it took until the Sentinels had agreed on another master, and it was one.
     pub took: Micros,
 }
 
 impl Trio {
-    /// Starts three servers and their Sentinels, and waits until they know one another.
+    /// Starts three servers and their Sentinels, and waits until they know each other.
     pub fn start(setting: Setting, options: &Options) -> Result<Trio> {
         let Setting { down_after_ms, min_replicas, equipment } = setting;
         let modules = [if equipment.old_module.is_some() { OLD_MODULE } else { MODULE }; 3];
         let site = Site::new("trio", 3, equipment, options)?;
-        let order = Order { at: now(), epoch: String::new() };
+        let order = LastSettled { at: now(), epoch: String::new() };
         let mut trio = Trio { site, master: 0, down_after_ms, min_replicas, modules, order };
         for node in 0..3 {
             trio.start_server(node)?;
@@ -150,17 +150,17 @@ impl Trio {
     }
 
     /// How clients find the master.
-    pub fn way(&self) -> Way {
+    pub fn discovery(&self) -> Discovery {
         let at = |node: &Node| format!("{}:{SENTINEL_PORT}", node.ip);
-        Way::Sentinels(self.site.nodes.iter().map(at).collect())
+        Discovery::Sentinels(self.site.nodes.iter().map(at).collect())
     }
 
-    /// A connection to the present master.
+    /// A connection to the current master.
     pub fn master(&self) -> Result<Connection> {
         self.connect(self.master, SERVER_PORT)
     }
 
-    /// Which node the present master is.
+    /// The node of the current master.
     pub fn master_node(&self) -> usize {
         self.master
     }
@@ -169,12 +169,12 @@ impl Trio {
         self.node(node).connect(port)
     }
 
-    /// The section `holdfast` of `INFO`, from every server.
+    /// The section `holdfast` of every server's `INFO`.
     pub fn infos(&self) -> Result<Vec<String>> {
         (0..3).map(|node| self.info(node, "holdfast")).collect()
     }
 
-    /// Which version of the module the present master has.
+    /// The module's version at the current master.
     pub fn version(&self) -> Result<String> {
         let info = self.info(self.master, "holdfast")?;
         Ok(field(&info, "holdfast_version").unwrap_or_default().to_owned())
@@ -185,35 +185,35 @@ impl Trio {
         Ok(cmd("INFO").arg(section).query(&mut connection)?)
     }
 
-    /// Deals the master a blow, lets the Sentinels make another one, and brings the old one back.
-    pub fn fail_over(&mut self, blow: Blow, split: Duration, back: Return) -> Result<Failover> {
-        let unrest = self.settle()?;
+    /// Injects a fault into the master, waits until the Sentinels have promoted another one, and heals the fault.
+    pub fn fail_over(&mut self, master_fault: MasterFault, split: Duration, back: Demotion) -> Result<Failover> {
+        let unhealthy_periods = self.settle()?;
         let old = self.master;
-        let struck = now();
-        self.strike(blow)?;
+        let injected = now();
+        self.inject(master_fault)?;
         self.await_successor(old)?;
-        let took = now() - struck;
+        let took = now() - injected;
         sleep(split);
-        self.bring_back(old, blow, back)?;
+        self.bring_back(old, master_fault, back)?;
         self.settle()?;
-        let from = unrest.map_or(struck, |unrest| unrest.from);
+        let from = unhealthy_periods.map_or(injected, |unhealthy_periods| unhealthy_periods.from);
         Ok(Failover { fault: Fault { from, until: now() }, took })
     }
 
-    /// Deals the master a blow.
-    pub fn strike(&self, blow: Blow) -> Result<()> {
-        blow.strike(&self.site, self.master, SERVER)
+    /// Injects a fault into the master.
+    pub fn inject(&self, master_fault: MasterFault) -> Result<()> {
+        master_fault.inject(&self.site, self.master, SERVER)
     }
 
-    /// Makes the network of all three a bad one, until what this returns is dropped.
-    pub fn bad_network(&self, weather: Weather, seed: u64) -> Result<Vec<BadNetwork>> {
-        self.site.bad_network(weather, seed)
+    /// Makes the network of all three nodes unreliable until the result is dropped.
+    pub fn bad_network(&self, network_faults: NetworkFaults, seed: u64) -> Result<Vec<BadNetwork>> {
+        self.site.bad_network(network_faults, seed)
     }
 
-    /// The master is killed, and the one that takes over as well, before the old master, which comes back empty, has got
-    /// anything of it. `third`: who has all of it is killed, too, before the old master is back.
+    /// Kills the master, and also the promoted one before the old master, which restarts empty, has any of its data. `third`: whether
+    /// the server with all data is killed as well, before the old master is back.
     pub fn fail_over_twice(&mut self, key: &str, third: Third) -> Result<Pair> {
-        let unrest = self.settle()?;
+        let unhealthy_periods = self.settle()?;
         let first = self.master;
         let mut connection = self.master()?;
         let token: i64 = cmd("LOCK.ACQUIRE")
@@ -221,7 +221,7 @@ impl Trio {
             .arg("witness")
             .arg(&["LEASE", "300000", "REPLICAS", "2"])
             .query(&mut connection)?;
-        let from = unrest.map_or_else(now, |unrest| unrest.from);
+        let from = unhealthy_periods.map_or_else(now, |unhealthy_periods| unhealthy_periods.from);
         self.node(first).signal(SERVER, "KILL")?;
         self.await_successor(first)?;
         let second = self.master;
@@ -232,35 +232,34 @@ impl Trio {
         }
         self.master = second;
         self.start_server(first)?;
-        // A Sentinel that led the first failover does not end it while the one that it promoted is down.
+        // The Sentinel that led the first failover does not end it while the promoted server is down.
         self.master = self.await_master(&[0, 1, 2], second)?;
         let kept: Option<String> = cmd("HGET").arg(key).arg("#fence").query(&mut self.master()?)?;
         for node in (0..3).filter(|&node| node != first && (node == second || third == Third::Dies)) {
             self.start_server(node)?;
         }
-        self.begin_anew()?;
+        self.restart_sentinels()?;
         let killed = if third == Third::Dies { 3 } else { 2 };
         Ok(Pair { fault: Fault { from, until: now() }, killed, kept: kept == Some(token.to_string()) })
     }
 
-    /// New Sentinels, and the present master as theirs. After two failovers at once, the old ones may hold on to servers that the
-    /// others have given up, under the same epoch, and then nobody convinces them: an operator has to.
-    fn begin_anew(&mut self) -> Result<()> {
+    /// Starts new Sentinels with the current master. After two failovers at once, the old ones may disagree on the master under the same
+    /// epoch, which only an operator can resolve.
+    fn restart_sentinels(&mut self) -> Result<()> {
         for node in 0..3 {
             self.node(node).signal(SENTINEL, "KILL")?;
         }
-        // One of them may have begun to make it a replica.
+        // One of them may have begun to demote it.
         cmd("REPLICAOF").arg(&["NO", "ONE"]).exec(&mut self.master()?)?;
-        self.put_in_place()?;
+        self.attach_replicas()?;
         for node in 0..3 {
             self.start_sentinel(node)?;
         }
         self.settle().map(drop)
     }
 
-    /// Gives every server the module under test, the replicas first, then the master, once another one is. Between two
-    /// steps they work for so long, one with this build and one with that. Hands back when each step was; the third is the
-    /// one at which another server became the master.
+    /// Upgrades the module on every server, first on the replicas, then on the old master. Between two steps, both builds run for the
+    /// time `mixed`. Returns when each step was. The third step is the failover.
     pub fn upgrade(&mut self, mixed: Duration, hand_over: HandOver) -> Result<Vec<Fault>> {
         self.settle()?;
         let old = self.master;
@@ -286,13 +285,13 @@ impl Trio {
         self.await_successor(old)
     }
 
-    /// As docs/operations.md says.
+    /// As in docs/operations.md.
     fn hand_over_paused(&mut self, old: usize) -> Result<()> {
         let mut connection = self.connect(old, SERVER_PORT)?;
         cmd("CLIENT").arg(&["PAUSE", "60000", "WRITE"]).exec(&mut connection)?;
         let written = self.offsets(old, "master_repl_offset:")?;
         if !until(SOON, || self.offsets(old, ",offset=").is_ok_and(|have| have.iter().min() >= written.first())) {
-            return Err(Trouble(self.tell("the replicas don't catch up")));
+            return Err(LabError(self.failure_with_logs("the replicas don't catch up")));
         }
         self.hand_over(old)?;
         self.demote(old)?;
@@ -300,7 +299,7 @@ impl Trio {
         Ok(())
     }
 
-    /// The numbers that stand behind this in what a server says of replication.
+    /// The numbers with this label in the section `replication`.
     fn offsets(&self, node: usize, label: &str) -> Result<Vec<u64>> {
         let info = self.info(node, "replication")?;
         let number = |text: &str| text.split([',', '\r']).next().and_then(|digits| digits.parse().ok());
@@ -309,30 +308,30 @@ impl Trio {
 
     fn replace_module(&mut self, node: usize) -> Result<Fault> {
         let from = now();
-        // It answers with nothing but the end of the connection.
+        // The connection is closed instead of a reply.
         let _ = cmd("SHUTDOWN").arg("NOSAVE").exec(&mut self.connect(node, SERVER_PORT)?);
         self.modules[node] = MODULE;
         if !until(Duration::from_secs(10), || self.connect(node, SERVER_PORT).is_err()) {
-            return Err(Trouble(self.tell("a server did not shut down")));
+            return Err(LabError(self.failure_with_logs("a server did not shut down")));
         }
         self.start_server(node)?;
         self.settle()?;
         Ok(Fault { from, until: now() })
     }
 
-    /// Undoes a blow to a node that is no master any more, and sees to it that the node learns of this.
-    pub fn bring_back(&mut self, node: usize, blow: Blow, back: Return) -> Result<()> {
-        blow.heal(&self.site, node, SERVER, || self.start_server(node))?;
-        if let Return::ByHand(millis) = back {
+    /// Heals the fault of a node that is not the master any more, and makes sure that the node learns of it.
+    pub fn bring_back(&mut self, node: usize, master_fault: MasterFault, back: Demotion) -> Result<()> {
+        master_fault.heal(&self.site, node, SERVER, || self.start_server(node))?;
+        if let Demotion::ByHand(millis) = back {
             sleep(Duration::from_millis(millis));
             self.await_successor(node)?;
-            self.put_in_place()?;
+            self.attach_replicas()?;
         }
         Ok(())
     }
 
-    /// Makes every node a replica of the master, where it is not yet.
-    fn put_in_place(&self) -> Result<()> {
+    /// Makes every node a replica of the master, if it is not yet.
+    fn attach_replicas(&self) -> Result<()> {
         for node in (0..3).filter(|&node| node != self.master) {
             let info = self.info(node, "replication")?;
             if field(&info, "master_host") != Some(&self.node(self.master).ip) {
@@ -342,7 +341,7 @@ impl Trio {
         Ok(())
     }
 
-    /// What Sentinel does to an old master: makes it a replica and closes its clients' connections, in one step.
+    /// Demotes like Sentinel: makes the server a replica and closes its clients' connections, in one transaction.
     fn demote(&self, node: usize) -> Result<()> {
         let mut connection = self.connect(node, SERVER_PORT)?;
         redis::pipe()
@@ -356,7 +355,7 @@ impl Trio {
         Ok(())
     }
 
-    /// Waits until the Sentinels have made another one the master.
+    /// Waits until the Sentinels have promoted another master.
     pub fn await_successor(&mut self, old: usize) -> Result<()> {
         let watchers: Vec<usize> = (0..3).filter(|node| *node != old).collect();
         self.master = self.await_master(&watchers, old)?;
@@ -372,10 +371,10 @@ impl Trio {
             successor = (0..3).find(|node| *node != old && by_two(node) && self.is_master(*node));
             successor.is_some()
         });
-        successor.ok_or_else(|| Trouble(self.tell("no other master in time")))
+        successor.ok_or_else(|| LabError(self.failure_with_logs("no other master in time")))
     }
 
-    /// Which node these Sentinels all say is the master.
+    /// The node that all of these Sentinels name as the master.
     fn agreed(&self, sentinels: &[usize]) -> Option<usize> {
         sentinels
             .iter()
@@ -384,7 +383,7 @@ impl Trio {
             .flatten()
     }
 
-    /// Which node a Sentinel says is the master.
+    /// The node that a Sentinel names as the master.
     fn master_by(&self, sentinel: usize) -> Option<usize> {
         let mut connection = self.connect(sentinel, SENTINEL_PORT).ok()?;
         let (ip, _): (String, u16) =
@@ -396,11 +395,10 @@ impl Trio {
         self.info(node, "replication").is_ok_and(|info| field(&info, "role") == Some("master"))
     }
 
-    /// Waits until every replica is in step with the master, and every Sentinel sees all.
+    /// Waits until every replica is in step with the master, and every Sentinel sees all servers.
     ///
-    /// Two Sentinels sometimes start a failover each, so the successor of the first moment need not be the last; the
-    /// second one may begin when all seemed to be in order. If it was not all the time since this was last called, that
-    /// time is a fault as well, and is handed back.
+    /// Sometimes two Sentinels start a failover each, and the second one may begin when all seemed healthy, so the first successor
+    /// need not be the last. If not all was healthy since the last call, that period is returned as a fault.
     pub fn settle(&mut self) -> Result<Option<Fault>> {
         let mut waited = false;
         let settled = until(Duration::from_secs(45), || {
@@ -410,17 +408,17 @@ impl Trio {
             settled
         });
         if !settled {
-            return Err(Trouble(self.tell("not in order within 45 s")));
+            return Err(LabError(self.failure_with_logs("not healthy within 45 s")));
         }
         let info = self.info(self.master, "replication")?;
-        let order = Order { at: now(), epoch: field(&info, "master_replid").unwrap_or_default().to_owned() };
+        let order = LastSettled { at: now(), epoch: field(&info, "master_replid").unwrap_or_default().to_owned() };
         let fault = Fault { from: self.order.at, until: order.at };
-        let unrest = waited || order.epoch != self.order.epoch;
+        let unhealthy_periods = waited || order.epoch != self.order.epoch;
         self.order = order;
-        if unrest {
-            trace(|| format!("it was not in order all the time since {}", fault.from));
+        if unhealthy_periods {
+            trace(|| format!("not always healthy since {}", fault.from));
         }
-        Ok(unrest.then_some(fault))
+        Ok(unhealthy_periods.then_some(fault))
     }
 
     fn is_settled(&self) -> bool {
@@ -448,8 +446,8 @@ impl Trio {
             && replicas.iter().all(|replica| replica.get("flags").map(String::as_str) == Some("slave"))
     }
 
-    /// What went wrong, with the last lines of all logs.
-    fn tell(&self, what: &str) -> String {
+    /// The error, with the last lines of all logs.
+    fn failure_with_logs(&self, what: &str) -> String {
         let mut text = what.to_owned();
         for node in &self.site.nodes {
             text += &node.last_words(SERVER);
@@ -458,7 +456,7 @@ impl Trio {
         text
     }
 
-    /// Lines in the servers' logs that tell of a crash or a failed assertion.
+    /// Lines in the servers' logs that report a crash or a failed assertion.
     pub fn crashes(&self) -> Vec<String> {
         self.site.nodes.iter().flat_map(|node| node.crashes(SERVER)).collect()
     }

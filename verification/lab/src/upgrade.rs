@@ -1,4 +1,4 @@
-//! Rolling upgrades: an old and a new build side by side, under load. Replicas first, then the master, once it is none.
+//! Rolling upgrades under load: two builds side by side. First the replicas are upgraded, then the old master, after a failover.
 
 mod witness;
 
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::checker::check;
-use crate::client::Asks;
-use crate::engine::{Equipment, Result, Trouble};
-use crate::failover::{LONGEST_LEASE, have_again};
+use crate::client::Durability;
+use crate::engine::{Equipment, LabError, Result};
+use crate::failover::{LONGEST_LEASE, reacquire};
 use crate::history::Micros;
-use crate::load::{Crew, Load, keys_of};
+use crate::load::{ClientGroup, Load, keys_of};
 use crate::options::Options;
 use crate::report::Row;
 use crate::tally::Tally;
@@ -18,22 +18,22 @@ use crate::trace::trace;
 use crate::trio::{HandOver, Setting, Trio};
 use witness::{Leases, Queue};
 
-/// Steps between which the builds are mixed, and some time for the steps themselves.
+/// Periods in which the builds are mixed, with some time for the steps themselves.
 const PARTS: u32 = 4;
 
-/// How long after a step a hold can still be seen twice because of it: a lease that nobody renews.
+/// How long after a step it may cause a double hold: a lease that is not renewed.
 const AFTER: Micros = LONGEST_LEASE;
 
-/// Which builds.
+/// The builds of an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Builds {
-    /// From the module under test to the same with the next version.
+    /// From the module under test to the same with the next version number.
     ToNext,
-    /// From 0.3, whose sessions speak another protocol: the clients block, and hold plain leases.
+    /// From 0.3, whose sessions use another protocol: the clients block, and hold plain leases.
     From03,
 }
 
-/// Three upgrades: with each way to make another server the master, and from 0.3.
+/// Three upgrades: with each way to promote another server, and from 0.3.
 pub fn run(options: &Options) -> Vec<Row> {
     let options = Options { budget: options.budget / 3, ..options.clone() };
     vec![
@@ -48,13 +48,13 @@ fn row(title: &str, builds: Builds, hand_over: HandOver, options: &Options) -> R
     match upgrade(&mut tally, builds, hand_over, options) {
         Ok(seen) => {
             let mut row = tally.row(title);
-            let Seen { mixed, took, doubles, at_failover, kept, wrong } = seen;
+            let Results { mixed, took, doubles, at_failover, kept, wrong } = seen;
             let (mixed, took) = (mixed.as_secs(), took as f64 / 1e6);
             row.note = format!(
-                "{kept}; mixed for {mixed} s; {took:.1} s to another master and order; {at_failover} of {doubles} double holds began then; {}",
+                "{kept}; mixed for {mixed} s; {took:.1} s for the failover; {at_failover} of {doubles} double holds began then; {}",
                 row.note
             );
-            // Where nothing was written from the pause on, nothing can be lost.
+            // If nothing is written during the pause, nothing can be lost.
             if hand_over == HandOver::Paused {
                 row.violations += doubles;
             }
@@ -68,23 +68,23 @@ fn row(title: &str, builds: Builds, hand_over: HandOver, options: &Options) -> R
     }
 }
 
-struct Seen {
+struct Results {
     mixed: Duration,
-    /// From the first step of the failover until all was in order.
+    /// From the first step of the failover until all was healthy.
     took: Micros,
     doubles: u64,
     /// Those that began at the failover, or within a lease of it.
     at_failover: u64,
-    /// What stayed that should.
+    /// What was kept as required.
     kept: String,
-    /// What did not.
+    /// What was lost.
     wrong: Vec<String>,
 }
 
-/// The build that is upgraded from, and the one that is upgraded to.
+/// The old build and the new one.
 fn modules(builds: Builds, options: &Options) -> Result<(PathBuf, PathBuf)> {
     let named = |module: &Option<PathBuf>, variable, what| {
-        module.clone().ok_or_else(|| Trouble(format!("{variable} is to name {what} (scripts/lab builds it)")))
+        module.clone().ok_or_else(|| LabError(format!("{variable} is to name {what} (scripts/lab builds it)")))
     };
     let (from, to) = match builds {
         Builds::ToNext => (
@@ -96,23 +96,30 @@ fn modules(builds: Builds, options: &Options) -> Result<(PathBuf, PathBuf)> {
         }
     };
     if std::fs::read(&from)? == std::fs::read(&to)? {
-        return Err(Trouble(format!("{} and {} are one build", from.display(), to.display())));
+        return Err(LabError(format!("{} and {} are one build", from.display(), to.display())));
     }
     Ok((from, to))
 }
 
-fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Options) -> Result<Seen> {
+fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Options) -> Result<Results> {
     let (from, to) = modules(builds, options)?;
     let options = Options { module: to, ..options.clone() };
     let equipment = Equipment { old_module: Some(from), ..Equipment::default() };
     let mut trio = Trio::start(Setting { equipment, ..Setting::default() }, &options)?;
     let before = trio.version()?;
     let bound = if builds == Builds::ToNext { 4 } else { 0 };
-    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 5, long: 4, python: 2, bound };
-    let crews = [crew("plain:", Asks::Nothing), crew("safe:", Asks::Replicas(2))];
+    let group = |prefix: &str, durability| ClientGroup {
+        prefix: prefix.to_owned(),
+        durability,
+        short: 5,
+        long: 4,
+        python: 2,
+        bound,
+    };
+    let groups = [group("plain:", Durability::Nothing), group("safe:", Durability::Replicas(2))];
     let leases = Leases::take(&mut trio.master()?)?;
     let queue = (builds == Builds::ToNext).then(|| Queue::form(&trio)).transpose()?;
-    let load = Load::start(&crews, &trio.way(), options.seed, &options)?;
+    let load = Load::start(&groups, &trio.discovery(), options.seed, &options)?;
     let begun = Instant::now();
     let mut faults = trio.upgrade(options.budget / PARTS, hand_over)?;
     let mixed = begun.elapsed();
@@ -129,9 +136,9 @@ fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Opt
         kept += ", a watched hold and its queue";
     }
     for key in keys_of(&history) {
-        history.probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
+        history.probes.push(reacquire(&mut trio.master()?, key, LONGEST_LEASE)?);
     }
-    let failover = faults.get(2).cloned().ok_or_else(|| Trouble("the upgrade had no failover".into()))?;
+    let failover = faults.get(2).cloned().ok_or_else(|| LabError("the upgrade had no failover".into()))?;
     tally.faults += faults.len() as u64;
     history.faults = faults;
     let verdict = check(&history);
@@ -144,5 +151,5 @@ fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Opt
     tally.add(&history, verdict);
     tally.crashes(trio.crashes());
     tally.left_waiting(&trio.infos()?);
-    Ok(Seen { mixed, took: failover.until - failover.from, doubles, at_failover, kept, wrong })
+    Ok(Results { mixed, took: failover.until - failover.from, doubles, at_failover, kept, wrong })
 }

@@ -1,4 +1,4 @@
-//! What a client does with a lock: as it should, or as clients do that die, sleep or only look on.
+//! What a client does with a lock: what it should, or what clients do that crash or pause.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -6,34 +6,34 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use tokio::time::sleep;
 
-use super::{Client, Held, Pace, keyed, token};
+use super::{ActiveHold, Client, HoldTime, keyed, token};
 use crate::clock::now;
 use crate::history::{Event, Limit};
 use crate::trace::trace;
 
 impl Client {
-    /// Holds, and gives back or not.
-    pub(super) async fn hold(&mut self, mut held: Held) {
+    /// Holds the lock, and releases it or not.
+    pub(super) async fn hold(&mut self, mut held: ActiveHold) {
         let dice = self.rng.u8(..100);
-        match (self.character.pace, dice) {
-            (_, 0..=2) => self.forget(&held).await,
-            (Pace::Short, 3..=5) => self.dawdle(held).await,
-            (Pace::Short, 6..=12) => {
+        match (self.client_config.hold_time, dice) {
+            (_, 0..=2) => self.abandon(&held).await,
+            (HoldTime::Short, 3..=5) => self.overstay_lease(held).await,
+            (HoldTime::Short, 6..=12) => {
                 self.work(&held, 2..30).await;
                 if self.renew(&mut held).await {
                     self.work(&held, 2..30).await;
                     self.release(held).await;
                 }
             }
-            (Pace::Short, _) => {
+            (HoldTime::Short, _) => {
                 self.work(&held, 1..25).await;
                 self.release(held).await;
             }
-            (Pace::Long, _) => self.hold_long(held).await,
+            (HoldTime::Long, _) => self.hold_long(held).await,
         }
     }
 
-    async fn hold_long(&mut self, mut held: Held) {
+    async fn hold_long(&mut self, mut held: ActiveHold) {
         let until = now() + self.rng.u64(500_000..4_500_000);
         while now() < until && !self.stopped() {
             let before_end = held.ends.saturating_sub(now()) / 2_000;
@@ -48,37 +48,37 @@ impl Client {
         self.release(held).await;
     }
 
-    /// Works under the lock, and writes to the fenced store in the midst of it.
-    async fn work(&mut self, held: &Held, millis: Range<u64>) {
+    /// Holds the lock for a while, and writes to the fenced store meanwhile.
+    async fn work(&mut self, held: &ActiveHold, millis: Range<u64>) {
         let before = self.rng.u64(millis.clone());
         sleep(Duration::from_millis(before / 2)).await;
         self.write(held);
         sleep(Duration::from_millis(before - before / 2)).await;
     }
 
-    fn write(&mut self, held: &Held) {
+    fn write(&mut self, held: &ActiveHold) {
         let at = now();
         for &hold in &held.holds {
             self.record.push(Event::Write { hold, at });
         }
     }
 
-    /// A client that dies: it neither releases nor works on.
-    async fn forget(&mut self, held: &Held) {
+    /// A client that crashes: it neither releases nor uses the lock.
+    async fn abandon(&mut self, held: &ActiveHold) {
         self.write(held);
         self.session = None;
     }
 
-    /// A client that sleeps through the end of its lease and then writes all the same.
-    async fn dawdle(&mut self, held: Held) {
+    /// A client that pauses past the end of its lease and then writes.
+    async fn overstay_lease(&mut self, held: ActiveHold) {
         let over = held.ends.saturating_sub(now()) + self.rng.u64(1_000..300_000);
         sleep(Duration::from_micros(over)).await;
         self.write(&held);
         self.release(held).await;
     }
 
-    /// Renews, in either of two ways. False: the hold is lost (and that is written down).
-    async fn renew(&mut self, held: &mut Held) -> bool {
+    /// Renews, in one of two ways. Returns false if the hold is lost, which is recorded.
+    async fn renew(&mut self, held: &mut ActiveHold) -> bool {
         loop {
             let command = self.renewal(held);
             let Some(reply) = self.request(&held.keys[0], command, None).await else {
@@ -109,9 +109,9 @@ impl Client {
         }
     }
 
-    /// `RENEW`, or a re-entry, which renews as well. (A re-entry takes the lock anew if it was lost meanwhile; that
-    /// grant is given up at once.)
-    fn renewal(&mut self, held: &Held) -> Cmd {
+    /// `RENEW`, or a re-entry, which also renews. (If the lock was lost meanwhile, a re-entry acquires it anew. That grant is
+    /// released immediately.)
+    fn renewal(&mut self, held: &ActiveHold) -> Cmd {
         let mut command = if held.keys.len() == 1 && self.rng.u8(..3) == 0 {
             let mut command = cmd("LOCK.ACQUIRE");
             command.arg(&held.keys[0]).arg(&held.owner);
@@ -131,14 +131,14 @@ impl Client {
         command
     }
 
-    fn end(&mut self, held: &Held) {
+    fn end(&mut self, held: &ActiveHold) {
         let at = now();
         for &hold in &held.holds {
             self.record.push(Event::Ended { hold, at });
         }
     }
 
-    async fn release(&mut self, held: Held) {
+    async fn release(&mut self, held: ActiveHold) {
         self.end(&held);
         trace(|| format!("{} gives {:?} back", held.owner, held.keys));
         for _ in 0..2 {
@@ -151,7 +151,7 @@ impl Client {
     }
 }
 
-/// The token of a renewal's reply: of several locks, only if all have it.
+/// The token in a renewal's reply. For several locks, all of them must have it.
 fn renewed_token(value: &Value) -> Option<u64> {
     match value {
         Value::Array(each) => {

@@ -1,4 +1,4 @@
-//! Whether replicas have what their master has, and whether servers have complained.
+//! Whether replicas equal their master, and whether servers have logged errors.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,22 +8,22 @@ use support::{Server, eventually};
 
 use super::mixed;
 
-/// How long copies may take to become equal once nobody sends any more.
+/// How long replicas may take to become equal when no requests are sent.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Everything that a copy must have: the digest of the data, which leaves deadlines out, and the deadlines.
+/// The digest of the data, which leaves deadlines out, and the deadlines.
 #[derive(PartialEq, Eq)]
 struct Contents {
     digest: String,
     deadlines: BTreeMap<(u32, Vec<u8>), i64>,
 }
 
-/// Waits until every replica has the same data and deadlines as the master; else the difference.
+/// Waits until every replica has the same data and deadlines as the master. The error is the difference.
 ///
-/// Locks run out meanwhile, so what the two say counts only when nothing was written between the two looks.
+/// Locks expire meanwhile, so a comparison counts only if nothing was written during it.
 pub fn check_copies(master: &Server, replicas: &[Server]) -> Result<(), String> {
     for (number, replica) in replicas.iter().enumerate() {
-        let mut last = String::from("never saw the two at one point of the replication stream");
+        let mut last = String::from("master and replica never had the same offset");
         let equal = eventually(SOON, || match compare(master, replica) {
             Ok(Some(difference)) => {
                 last = difference;
@@ -42,7 +42,7 @@ pub fn check_copies(master: &Server, replicas: &[Server]) -> Result<(), String> 
     Ok(())
 }
 
-/// The difference, empty if there is none; none if the two were not at one point of the stream.
+/// The difference, empty if there is none. `None` if the two had different offsets.
 fn compare(master: &Server, replica: &Server) -> RedisResult<Option<String>> {
     let (mut master, mut replica) = (connect(master)?, connect(replica)?);
     let before = offset(&mut master, "master_repl_offset")?;
@@ -103,19 +103,19 @@ fn contents(connection: &mut Connection) -> RedisResult<Contents> {
             deadlines.insert((database, key), deadline);
         }
     }
-    // A key whose time is over but that is not deleted yet: KEYS leaves it out or PEXPIRETIME says -2, as it happens.
+    // A key that has expired and is not deleted yet: KEYS leaves it out, or PEXPIRETIME returns -2.
     deadlines.retain(|_, deadline| *deadline != -2);
     Ok(Contents { digest, deadlines })
 }
 
-/// That the server lives, and that its log holds nothing after its first `seen` bytes that a healthy server's would not.
+/// Whether the server runs, and has logged no error after the first `seen` bytes of its log.
 pub fn quiet_log(server: &Server, seen: usize) -> Result<(), String> {
     let alive: RedisResult<Value> =
         connect(server).and_then(|mut connection| redis::cmd("PING").query(&mut connection));
     let log = server.log();
     if let Err(error) = alive {
-        let told = last_words(&log).join("\n");
-        return Err(format!("the server on {} is gone ({error}); its log says:\n{told}", server.addr()));
+        let notified = last_words(&log).join("\n");
+        return Err(format!("the server on {} is gone ({error}); its log says:\n{notified}", server.addr()));
     }
     match log.get(seen..).unwrap_or(&log).lines().find(|line| is_complaint(line)) {
         Some(line) => Err(format!("in the log of the server on {}: {line}", server.addr())),
@@ -123,7 +123,7 @@ pub fn quiet_log(server: &Server, seen: usize) -> Result<(), String> {
     }
 }
 
-/// A crash report's beginning, or else the log's end.
+/// The beginning of a crash report, or the end of the log.
 fn last_words(log: &str) -> Vec<&str> {
     const LINES: usize = 60;
     let lines: Vec<&str> = log.lines().collect();
@@ -132,7 +132,7 @@ fn last_words(log: &str) -> Vec<&str> {
     lines.into_iter().skip(from).take(LINES).collect()
 }
 
-/// A line of the level *warning*. The generated garbage now and then looks like HTTP to the server, which says so.
+/// Whether a line has the level *warning*. Random data sometimes looks like HTTP to the server, which logs that.
 fn is_complaint(line: &str) -> bool {
     let warning = line.split(' ').any(|word| word == "#") || line.contains("CRITICAL") || line.contains("panicked");
     warning && !line.contains("Possible SECURITY ATTACK")
@@ -158,7 +158,7 @@ mod tests {
         assert!(difference(&contents(5), &contents(6)).contains("0/k: 5 against Some(6)"));
     }
 
-    /// A master and a replica that takes writes, so that differences can be injected.
+    /// A master and a replica that accepts writes, so that differences can be injected.
     fn pair() -> (Server, Server) {
         let master = Server::builder().without_module().start();
         let replica = Server::builder().without_module().arg("replica-read-only", "no").start();

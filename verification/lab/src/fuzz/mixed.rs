@@ -1,8 +1,8 @@
-//! Mixed queues: sessions and clients that block wait for the same locks, in a database of their own. Whatever becomes of a
-//! request is compared with what may become of it.
+//! Mixed queues: sessions and blocking clients wait for the same locks, in their own database. The outcome of each request is
+//! compared with the allowed outcomes.
 //!
-//! The others send at random, and nobody knows what is right there but what is always wrong. Here one player sends
-//! everything, on many connections at a time, so that it knows who may hold and what has to be told.
+//! The random senders can check invariants only. Here one player sends everything, over many connections, so it knows who may
+//! hold a lock and which events are due.
 
 mod ledger;
 
@@ -17,82 +17,82 @@ use support::Raw;
 use support::resp::{self, Value, encode};
 
 use super::requests::DATABASES;
-use ledger::{Ask, Ledger, Seen, Step, text};
+use ledger::{Ledger, LockRequest, Results, Step, text};
 
-/// Where the locks are: no other request goes there.
+/// The database of the locks, which no other request uses.
 pub const DATABASE: u32 = DATABASES;
 
 /// Locks with one holder, or any number of readers.
 const LOCKS: [&str; 3] = ["mixed:0", "mixed:1", "mixed:2"];
-/// A lock with places.
+/// A semaphore.
 const PLACES: &str = "mixed:places";
-/// How many.
+/// Its limit.
 const LIMIT: &str = "3";
-/// A lease that outlasts what is done with the hold, in milliseconds: as long as any setting of the others allows.
+/// A lease in ms that is longer than each hold, as long as any setting of the random senders allows.
 const LEASE: &str = "40000";
 
-/// Another user than the others, who may do the same.
+/// Another user than that of the senders, with the same rights.
 const USER: &str = "blue";
 const SESSIONS: usize = 4;
 const BLOCKERS: usize = 5;
 const CALLERS: usize = 4;
-/// Holds that are released before new locks are requested.
+/// From this number of holds on, locks are released before new ones are requested.
 const HOLDS: usize = 8;
-/// Requests that may still be cancelled, or sent again after that.
+/// Requests that may still be cancelled, or repeated.
 const RECENT: usize = 16;
-/// Requests and replies that are told with a violation.
+/// Requests and replies that are printed with a violation.
 const SAID: usize = 300;
-/// How long a reply may take, and an event that is due.
+/// The timeout for a reply, or an event that is due.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was done in the mixed queues.
+/// What happened in the mixed queues.
 #[derive(Clone, Copy, Default)]
-pub struct Played {
+pub struct PlayerCounts {
     /// Requests for locks.
     pub asked: u64,
     /// Events that were read.
-    pub told: u64,
+    pub notified: u64,
     /// Requests that were cancelled.
     pub cancelled: u64,
-    /// Sessions that were ended.
+    /// Sessions that ended.
     pub ended: u64,
 }
 
-impl Played {
-    /// Adds what was done at another time.
-    pub fn add(&mut self, other: Played) {
+impl PlayerCounts {
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: PlayerCounts) {
         self.asked += other.asked;
-        self.told += other.told;
+        self.notified += other.notified;
         self.cancelled += other.cancelled;
         self.ended += other.ended;
     }
 }
 
-/// Plays until it is told to stop; then waits until all that is due has been told. Why it ended early, if it did.
-pub fn play(address: SocketAddr, seed: u64, stop: &AtomicBool) -> (Played, Result<(), String>) {
+/// Plays until `stop`, and then waits for all events that are due. The error is a violation.
+pub fn play(address: SocketAddr, seed: u64, stop: &AtomicBool) -> (PlayerCounts, Result<(), String>) {
     let mut player = match Player::new(address, seed) {
         Ok(player) => player,
-        Err(error) => return (Played::default(), Err(format!("mixed queues: {error}"))),
+        Err(error) => return (PlayerCounts::default(), Err(format!("mixed queues: {error}"))),
     };
     let verdict = player.play(stop);
-    player.played.told = player.ledger.told;
+    player.player_counts.notified = player.ledger.notified;
     if verdict.is_err() {
         player.said.iter().for_each(|said| eprintln!("mixed queues, step {said}"));
     }
-    let why = |Wrong(why)| format!("mixed queues, step {}: {why}", player.step);
-    (player.played, verdict.map_err(why))
+    let why = |Failure(why)| format!("mixed queues, step {}: {why}", player.step);
+    (player.player_counts, verdict.map_err(why))
 }
 
-/// Something that must not be.
-struct Wrong(String);
+/// A violation.
+struct Failure(String);
 
-impl From<String> for Wrong {
+impl From<String> for Failure {
     fn from(why: String) -> Self {
         Self(why)
     }
 }
 
-impl From<io::Error> for Wrong {
+impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self(error.to_string())
     }
@@ -104,7 +104,7 @@ struct Session {
     id: String,
     client: i64,
     is_of_user: bool,
-    /// When it asked for events, if it has not been answered yet.
+    /// When its pending `LOCK.EVENTS` was sent, if there is one.
     asked: Option<Step>,
 }
 
@@ -120,9 +120,9 @@ struct Caller {
     is_of_user: bool,
 }
 
-/// What a caller has sent.
-enum Sent {
-    Ask(usize),
+/// A caller's pending request.
+enum PendingCall {
+    LockRequest(usize),
     Cancel(usize),
     Return(usize),
     /// The reply must be an error with this code.
@@ -139,15 +139,15 @@ struct Player {
     callers: Vec<Caller>,
     sessions: Vec<Session>,
     blockers: Vec<Blocker>,
-    /// The newest requests of sessions, and when they were sent.
+    /// The newest requests of sessions, with the time of sending.
     recent: VecDeque<(usize, u64, Step)>,
-    /// A session that is no more.
+    /// An ended session.
     former: Option<String>,
-    /// Locks that are being disturbed.
+    /// Locks that other clients are disturbing.
     disturbed: Vec<&'static str>,
-    /// What was sent and read last.
+    /// The last requests and replies.
     said: VecDeque<String>,
-    played: Played,
+    player_counts: PlayerCounts,
 }
 
 impl Player {
@@ -156,7 +156,7 @@ impl Player {
         let make = ["ACL", "SETUSER", USER, "reset", "on", ">blue", "~*", "&*", "+@all"];
         raw.send_bytes(&encode([make]))?;
         reply(&mut raw)?;
-        // What is left of an earlier player.
+        // Leftovers of an earlier player.
         ask(&mut raw, &format!("DEL {} {PLACES}", LOCKS.join(" ")))?;
         let callers = (0..CALLERS).map(|number| {
             let is_of_user = number == CALLERS - 1;
@@ -175,7 +175,7 @@ impl Player {
             former: None,
             disturbed: Vec::new(),
             said: VecDeque::new(),
-            played: Played::default(),
+            player_counts: PlayerCounts::default(),
         };
         for number in 0..SESSIONS {
             let session = player.session(number == SESSIONS - 1)?;
@@ -213,9 +213,9 @@ impl Player {
         self.said.push_back(format!("{}: {who} {number}: {what}", self.step));
     }
 
-    fn play(&mut self, stop: &AtomicBool) -> Result<(), Wrong> {
+    fn play(&mut self, stop: &AtomicBool) -> Result<(), Failure> {
         while !stop.load(Ordering::Relaxed) {
-            self.turn()?;
+            self.play_step()?;
             if self.rng.u32(..4) == 0 {
                 self.look()?;
             }
@@ -228,8 +228,8 @@ impl Player {
         self.finish()
     }
 
-    /// Everybody sends something, and then the replies are read: so the requests of a turn meet on the server.
-    fn turn(&mut self) -> Result<(), Wrong> {
+    /// All connections send something, and then the replies are read: so the requests of a step meet on the server.
+    fn play_step(&mut self) -> Result<(), Failure> {
         self.step += 1;
         let mut sent = Vec::new();
         for caller in 0..self.callers.len() {
@@ -242,18 +242,18 @@ impl Player {
         self.sessions_ask()?;
         self.blockers_ask()?;
         for key in std::mem::take(&mut self.disturbed) {
-            self.ledger.make_frail(|ask| ask.keys.contains(&key));
+            self.ledger.allow_loss(|ask| ask.keys.contains(&key));
         }
         for (caller, what) in sent {
             let reply = reply(&mut self.callers[caller].raw)?;
             self.note("caller", caller, format_args!("{reply:?}"));
             self.answered(what, &reply)?;
         }
-        self.hear()
+        self.read_arrivals()
     }
 
-    /// What a caller sends: mostly one request.
-    fn call(&mut self, caller: usize) -> Vec<(String, Sent)> {
+    /// A caller's next requests, mostly one.
+    fn call(&mut self, caller: usize) -> Vec<(String, PendingCall)> {
         let is_of_user = self.callers[caller].is_of_user;
         let held = self.held();
         if held.len() > HOLDS || !held.is_empty() && self.rng.u32(..3) == 0 {
@@ -265,18 +265,18 @@ impl Player {
             80..83 => {
                 let other = self.sessions.iter().find(|session| session.is_of_user != is_of_user);
                 let line = other.map(|other| format!("LOCK.ACQUIRE {PLACES} stranger WAIT 0 SESSION {}", other.id));
-                line.into_iter().map(|line| (line, Sent::Refused("NOPERM"))).collect()
+                line.into_iter().map(|line| (line, PendingCall::Refused("NOPERM"))).collect()
             }
             83..86 => {
                 let line = self.former.take().map(|id| format!("LOCK.ACQUIRE {PLACES} stranger SESSION {id}"));
-                line.into_iter().map(|line| (line, Sent::Refused("NOSESSION"))).collect()
+                line.into_iter().map(|line| (line, PendingCall::Refused("NOSESSION"))).collect()
             }
             86..90 => vec![self.disturb()],
             _ => vec![],
         }
     }
 
-    /// Requests that were granted, and whose owners have not begun to give back what they have.
+    /// Granted requests whose owners have not begun to release.
     fn held(&mut self) -> Vec<usize> {
         let live: Vec<usize> = self.ledger.live.iter().copied().collect();
         live.into_iter()
@@ -287,7 +287,7 @@ impl Player {
             .collect()
     }
 
-    fn give_back(&mut self, held: &[usize]) -> (String, Sent) {
+    fn give_back(&mut self, held: &[usize]) -> (String, PendingCall) {
         let number = if self.rng.bool() { held[0] } else { held[self.rng.usize(..held.len())] };
         let with_token = self.rng.bool();
         let ask = self.ledger.get(number);
@@ -297,20 +297,20 @@ impl Player {
             [key] => format!("LOCK.RELEASE {key} w{number}{token}"),
             keys => format!("LOCK.MRELEASE {} {} w{number}{token}", keys.len(), keys.join(" ")),
         };
-        (line, Sent::Return(number))
+        (line, PendingCall::Return(number))
     }
 
     fn alive(&self, session: u64, is_of_user: bool) -> Option<&Session> {
         self.sessions.iter().find(|it| it.name == session && it.is_of_user == is_of_user)
     }
 
-    fn ask_for_session(&mut self, is_of_user: bool) -> Vec<(String, Sent)> {
+    fn ask_for_session(&mut self, is_of_user: bool) -> Vec<(String, PendingCall)> {
         let of_user: Vec<usize> =
             (0..self.sessions.len()).filter(|it| self.sessions[*it].is_of_user == is_of_user).collect();
         let session = of_user[self.rng.usize(..of_user.len())];
         let (line, number) = self.ask_on_behalf(session);
-        let mut requests = vec![(line, Sent::Ask(number))];
-        // Cancelled right behind that, over the same connection.
+        let mut requests = vec![(line, PendingCall::LockRequest(number))];
+        // Cancelled immediately, over the same connection.
         if self.rng.u32(..5) == 0 {
             requests.push(self.cancel_one(number));
         }
@@ -320,7 +320,7 @@ impl Player {
     fn ask_on_behalf(&mut self, session: usize) -> (String, usize) {
         let (name, id) = (self.sessions[session].name, self.sessions[session].id.clone());
         let (line, ask) = self.any_request();
-        let number = self.ledger.ask(Ask { session: Some(name), ..ask });
+        let number = self.ledger.ask(LockRequest { session: Some(name), ..ask });
         let line = format!("{} SESSION {id}", line.replace('#', &format!("w{number}")));
         if self.recent.len() == RECENT {
             self.recent.pop_front();
@@ -329,9 +329,9 @@ impl Player {
         (line, number)
     }
 
-    /// A request under the owner `#`.
-    fn any_request(&mut self) -> (String, Ask) {
-        self.played.asked += 1;
+    /// A request for the owner `#`.
+    fn any_request(&mut self) -> (String, LockRequest) {
+        self.player_counts.asked += 1;
         let lock = LOCKS[self.rng.usize(..LOCKS.len())];
         let (mut line, keys) = match self.rng.u32(..10) {
             0..4 => (format!("LOCK.ACQUIRE {lock} #"), vec![lock]),
@@ -344,8 +344,8 @@ impl Player {
                 (format!("LOCK.MACQUIRE {count} {} #", keys.join(" ")), keys)
             }
         };
-        let frail = self.rng.u32(..4) == 0;
-        let lease = if frail { self.rng.u32(5..40).to_string() } else { LEASE.into() };
+        let may_be_lost = self.rng.u32(..4) == 0;
+        let lease = if may_be_lost { self.rng.u32(5..40).to_string() } else { LEASE.into() };
         line += &format!(" LEASE {lease}");
         for option in [" WATCHDOG", " EPHEMERAL"] {
             if self.rng.u32(..4) == 0 {
@@ -361,11 +361,11 @@ impl Player {
         } else if self.rng.u32(..8) > 0 {
             line += &format!(" WAIT {}", self.rng.u32(1..60));
         }
-        (line, Ask { keys, endless, frail, ..Ask::default() })
+        (line, LockRequest { keys, endless, may_be_lost, ..LockRequest::default() })
     }
 
-    fn cancel(&mut self, is_of_user: bool) -> Option<(String, Sent)> {
-        // What was sent in this turn, over another connection, may arrive later.
+    fn cancel(&mut self, is_of_user: bool) -> Option<(String, PendingCall)> {
+        // A request of this step, sent over another connection, may arrive later.
         let may = |(number, session, sent): &&(usize, u64, Step)| {
             *sent < self.step && self.ledger.live.contains(number) && self.alive(*session, is_of_user).is_some()
         };
@@ -374,35 +374,35 @@ impl Player {
         Some(self.cancel_one(number))
     }
 
-    fn cancel_one(&mut self, number: usize) -> (String, Sent) {
-        self.played.cancelled += 1;
+    fn cancel_one(&mut self, number: usize) -> (String, PendingCall) {
+        self.player_counts.cancelled += 1;
         let ask = self.ledger.get(number);
         ask.cancelled = true;
-        // All of its keys: what was granted and read is released key by key.
+        // All of its keys: a grant that was read is released key by key.
         let line = match &ask.keys[..] {
             [key] => format!("LOCK.RELEASE {key} w{number} ALL"),
             keys => format!("LOCK.MRELEASE {} {} w{number} ALL", keys.len(), keys.join(" ")),
         };
-        (line, Sent::Cancel(number))
+        (line, PendingCall::Cancel(number))
     }
 
-    /// What other clients do.
-    fn disturb(&mut self) -> (String, Sent) {
+    /// Commands of other clients.
+    fn disturb(&mut self) -> (String, PendingCall) {
         let lock = [LOCKS[0], LOCKS[1], LOCKS[2], PLACES][self.rng.usize(..4)];
         let line = match self.rng.u32(..12) {
             0 => {
                 self.disturbed.extend([&LOCKS[..], &[PLACES]].concat());
-                return ("FLUSHALL ASYNC".into(), Sent::Any);
+                return ("FLUSHALL ASYNC".into(), PendingCall::Any);
             }
             1..5 => format!("LOCK.FORCE {lock}"),
             5..8 => format!("DEL {lock}"),
             _ => format!("PEXPIRE {lock} {}", self.rng.u32(1..30)),
         };
         self.disturbed.push(lock);
-        (line, Sent::Any)
+        (line, PendingCall::Any)
     }
 
-    fn sessions_ask(&mut self) -> Result<(), Wrong> {
+    fn sessions_ask(&mut self) -> Result<(), Failure> {
         for index in 0..self.sessions.len() {
             if self.sessions[index].asked.is_some() {
                 continue;
@@ -413,7 +413,7 @@ impl Player {
                 3..5 => format!("LOCK.EVENTS WAIT {}{count}", self.rng.u32(1..20)),
                 5 => format!("LOCK.EVENTS WAIT 0{count}"),
                 6 => {
-                    // On the session's own connection.
+                    // Over the session's own connection.
                     let (line, number) = self.ask_on_behalf(index);
                     let reply = ask(&mut self.sessions[index].raw, &line)?;
                     self.note("session", self.sessions[index].name, format_args!("{line} {reply:?}"));
@@ -429,11 +429,11 @@ impl Player {
         Ok(())
     }
 
-    fn blockers_ask(&mut self) -> Result<(), Wrong> {
+    fn blockers_ask(&mut self) -> Result<(), Failure> {
         for index in 0..self.blockers.len() {
             if self.blockers[index].waits.is_none() && self.rng.u32(..4) == 0 {
                 let (line, ask) = self.any_request();
-                let number = self.ledger.ask(Ask { blocker: Some(self.blockers[index].name), ..ask });
+                let number = self.ledger.ask(LockRequest { blocker: Some(self.blockers[index].name), ..ask });
                 let line = line.replace('#', &format!("w{number}"));
                 self.note("blocker", self.blockers[index].name, &line);
                 self.blockers[index].raw.send_bytes(&request(&line))?;
@@ -443,24 +443,28 @@ impl Player {
         Ok(())
     }
 
-    fn answered(&mut self, what: Sent, reply: &Value) -> Result<(), Wrong> {
+    fn answered(&mut self, what: PendingCall, reply: &Value) -> Result<(), Failure> {
         let error = resp::error(reply).unwrap_or_default();
         match (what, reply) {
-            (Sent::Ask(number), _) => self.ledger.answered(number, reply, self.step)?,
-            (Sent::Return(number), Value::Array(left)) => self.ledger.gave_back(number, left, self.step)?,
-            (Sent::Return(number), left) => self.ledger.gave_back(number, std::slice::from_ref(left), self.step)?,
-            (Sent::Cancel(number), Value::Int(0 | 1)) => self.ledger.over(number, self.step),
-            (Sent::Refused(code), _) if error.starts_with(code) => {}
-            (Sent::Any, _) if error.is_empty() => {}
-            (Sent::Cancel(number), _) => return Err(format!("the cancel of w{number} was answered {reply:?}").into()),
-            (Sent::Refused(code), _) => return Err(format!("{code} was due, and the answer is {reply:?}").into()),
-            _ => return Err(format!("the answer is {reply:?}").into()),
+            (PendingCall::LockRequest(number), _) => self.ledger.answered(number, reply, self.step)?,
+            (PendingCall::Return(number), Value::Array(left)) => self.ledger.released(number, left, self.step)?,
+            (PendingCall::Return(number), left) => {
+                self.ledger.released(number, std::slice::from_ref(left), self.step)?
+            }
+            (PendingCall::Cancel(number), Value::Int(0 | 1)) => self.ledger.over(number, self.step),
+            (PendingCall::Refused(code), _) if error.starts_with(code) => {}
+            (PendingCall::Any, _) if error.is_empty() => {}
+            (PendingCall::Cancel(number), _) => {
+                return Err(format!("the cancel of w{number} returned {reply:?}").into());
+            }
+            (PendingCall::Refused(code), _) => return Err(format!("expected {code}, got {reply:?}").into()),
+            _ => return Err(format!("unexpected reply {reply:?}").into()),
         }
         Ok(())
     }
 
-    /// Reads what has arrived by itself.
-    fn hear(&mut self) -> Result<(), Wrong> {
+    /// Reads replies and events that have arrived.
+    fn read_arrivals(&mut self) -> Result<(), Failure> {
         for index in 0..self.sessions.len() {
             let session = &mut self.sessions[index];
             let Some(asked) = session.asked else { continue };
@@ -480,7 +484,7 @@ impl Player {
         Ok(())
     }
 
-    fn read_events(&mut self, session: u64, asked: Step, reply: &Value) -> Result<(), Wrong> {
+    fn read_events(&mut self, session: u64, asked: Step, reply: &Value) -> Result<(), Failure> {
         match reply {
             Value::Nil => Ok(()),
             Value::Array(events) => {
@@ -490,8 +494,8 @@ impl Player {
         }
     }
 
-    /// Asks the server who holds and who waits, all in one step.
-    fn look(&mut self) -> Result<(), Wrong> {
+    /// Reads holders and waiters from the server, in one transaction.
+    fn look(&mut self) -> Result<(), Failure> {
         let locks = [&LOCKS[..], &[PLACES]].concat();
         let raw = &mut self.callers[0].raw;
         let questions = locks.iter().flat_map(|lock| [format!("LOCK.INFO {lock}"), format!("LOCK.WAITERS {lock}")]);
@@ -500,21 +504,21 @@ impl Player {
         for _ in 1..lines.len() {
             reply(raw)?;
         }
-        let Value::Array(seen) = reply(raw)? else { return Err("EXEC was not answered".to_owned().into()) };
+        let Value::Array(seen) = reply(raw)? else { return Err("EXEC has no reply".to_owned().into()) };
         for (lock, seen) in locks.iter().zip(seen.chunks(2)) {
             let [info, waiters] = seen else { continue };
-            self.ledger.check(lock, &Seen::read(info, waiters))?;
+            self.ledger.check(lock, &Results::read(info, waiters))?;
         }
         Ok(())
     }
 
-    /// A session's connection ends: it is killed, or breaks.
-    fn end_session(&mut self) -> Result<(), Wrong> {
+    /// Ends a session's connection: it is killed, or closed.
+    fn end_session(&mut self) -> Result<(), Failure> {
         let index = self.rng.usize(..self.sessions.len());
         let fresh = self.session(self.sessions[index].is_of_user)?;
         let old = std::mem::replace(&mut self.sessions[index], fresh);
         self.note("session", old.name, "ends");
-        self.played.ended += 1;
+        self.player_counts.ended += 1;
         self.ledger.session_ended(old.name);
         self.former = None;
         if self.rng.bool() {
@@ -526,8 +530,8 @@ impl Player {
         Ok(())
     }
 
-    /// A client that blocks is told to stop, or its connection ends.
-    fn end_blocker(&mut self) -> Result<(), Wrong> {
+    /// Unblocks a blocking client, or ends its connection.
+    fn end_blocker(&mut self) -> Result<(), Failure> {
         let index = self.rng.usize(..self.blockers.len());
         if self.rng.bool() {
             if let Some(number) = self.blockers[index].waits {
@@ -541,13 +545,13 @@ impl Player {
         let fresh = self.blocker()?;
         let old = std::mem::replace(&mut self.blockers[index], fresh);
         self.note("blocker", old.name, "ends");
-        self.ledger.make_frail(|ask| ask.blocker == Some(old.name));
+        self.ledger.allow_loss(|ask| ask.blocker == Some(old.name));
         old.raw.reset();
         Ok(())
     }
 
-    /// A wait without a limit is cancelled; every other one must have ended with a reply.
-    fn finish(&mut self) -> Result<(), Wrong> {
+    /// Cancels waits without a timeout. Every other wait must have ended with a reply.
+    fn finish(&mut self) -> Result<(), Failure> {
         let end = Instant::now() + PATIENCE;
         for index in 0..self.sessions.len() {
             let (name, is_of_user) = (self.sessions[index].name, self.sessions[index].is_of_user);
@@ -561,9 +565,9 @@ impl Player {
                     self.answered(what, &reply)?;
                 }
             }
-            while let Some(number) = self.ledger.untold(name) {
+            while let Some(number) = self.ledger.without_outcome(name) {
                 if Instant::now() > end {
-                    return Err(format!("nobody has told how the wait of w{number} ended").into());
+                    return Err(format!("no event for the wait of w{number}").into());
                 }
                 self.step += 1;
                 let session = &mut self.sessions[index];
@@ -582,8 +586,8 @@ impl Player {
     }
 }
 
-impl Seen {
-    fn read(info: &Value, waiters: &Value) -> Seen {
+impl Results {
+    fn read(info: &Value, waiters: &Value) -> Results {
         let owners = |list: &Value| match list {
             Value::Array(list) => list.iter().map(|of| text(&field(of, "owner"))).collect(),
             _ => Vec::new(),
@@ -593,7 +597,7 @@ impl Seen {
             _ => Vec::new(),
         };
         let token = |holder: &Value| resp::int(&field(holder, "token")).unwrap_or_default();
-        Seen {
+        Results {
             limit: if holders.is_empty() { 0 } else { resp::int(&field(info, "limit")).unwrap_or_default() },
             holders: holders.iter().map(|holder| (text(&field(holder, "owner")), token(holder))).collect(),
             waiters: owners(waiters),
@@ -601,7 +605,7 @@ impl Seen {
     }
 }
 
-/// A field of a map, which is an array of names and values here.
+/// A field of a map, which is a flat array of names and values here.
 fn field(map: &Value, name: &str) -> Value {
     let Value::Array(parts) = map else { return Value::Nil };
     let found = parts.chunks(2).find(|pair| text(&pair[0]) == name).and_then(|pair| pair.get(1));

@@ -1,22 +1,22 @@
-//! What a run has done and seen.
+//! The results of a run.
 
-use super::mixed::Played;
+use super::mixed::PlayerCounts;
 use super::watch::Watch;
 
-/// What was done and seen.
+/// The results.
 #[derive(Default)]
 pub struct Outcome {
-    /// Requests sent, garbage included.
+    /// Requests sent, including invalid ones.
     pub requests: u64,
-    /// Strings sent that need not be requests.
+    /// Random strings sent.
     pub garbage: u64,
-    /// Connections that ended on purpose or were killed.
+    /// Connections that were closed on purpose or killed.
     pub dropped: u64,
-    /// Requests that their user had no right to.
+    /// Requests that were refused for missing rights.
     pub forbidden: u64,
-    /// What was done in the mixed queues.
-    pub played: Played,
-    /// What somebody else on the server saw.
+    /// What happened in the mixed queues.
+    pub player_counts: PlayerCounts,
+    /// The measured event-loop iterations.
     pub watch: Watch,
     /// How often replicas were compared with their master.
     pub compared: u64,
@@ -24,18 +24,18 @@ pub struct Outcome {
     pub growth: i64,
     /// What the requests led to, and how often.
     pub reached: Vec<(&'static str, i64)>,
-    /// Promises that were broken.
+    /// Violated guarantees.
     pub violations: Vec<String>,
 }
 
 impl Outcome {
-    /// Adds what another part of the same round has done and seen.
+    /// Adds the results of another part of the same round.
     pub fn add(&mut self, other: Outcome) {
         self.requests += other.requests;
         self.garbage += other.garbage;
         self.dropped += other.dropped;
         self.forbidden += other.forbidden;
-        self.played.add(other.played);
+        self.player_counts.add(other.player_counts);
         self.watch.add(other.watch);
         self.compared += other.compared;
         self.violations.extend(other.violations);

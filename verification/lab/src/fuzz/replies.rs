@@ -1,10 +1,10 @@
-//! What a server may reply.
+//! The replies that the protocol allows.
 
 use support::resp::{Value, errors};
 
 use super::requests::{DATABASES, local_key};
 
-/// That the protocol has this reply for the command `name`, if that is one of ours.
+/// Checks that the reply is one of those of the command `name`, if that is a command of the module.
 pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
     use Value::{Array, Int, Map, Nil, ServerError};
     let allowed = match name {
@@ -27,12 +27,12 @@ pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
     Err(format!("{} replied {reply:?}", String::from_utf8_lossy(name)))
 }
 
-/// On behalf of a session.
+/// The reply to a queued request of a session.
 fn is_waiting(reply: &Value) -> bool {
     matches!(reply, Value::SimpleString(word) if word == "WAITING")
 }
 
-/// That every error begins with a code that clients know.
+/// Checks that every error begins with a known code.
 pub fn unknown_error(reply: &Value) -> Result<(), String> {
     const CODES: [&str; 13] = [
         "ERR",
@@ -56,13 +56,13 @@ pub fn unknown_error(reply: &Value) -> Result<(), String> {
     }
 }
 
-/// That no key of another database is reported: one whose name says which database it is in.
+/// Checks that no key of another database is reported. Such keys have the database in their names.
 pub fn other_database(database: u32, reply: &Value) -> Result<(), String> {
-    let told = |error: &String| {
+    let notified = |error: &String| {
         (0..DATABASES)
             .find(|other| *other != database && error.contains(&String::from_utf8_lossy(&local_key(*other, ""))[..]))
     };
-    match errors(reply).into_iter().find(|error| told(error).is_some()) {
+    match errors(reply).into_iter().find(|error| notified(error).is_some()) {
         Some(error) => Err(format!("in database {database}: {error:?}")),
         None => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! Random requests: sensible ones, mangled ones, and what other clients do to the same keys.
+//! Random requests: valid ones, mangled ones, and commands of other clients on the same keys.
 
 use std::collections::VecDeque;
 
@@ -6,31 +6,31 @@ use fastrand::Rng;
 
 use support::encode;
 
-use super::almost::{Scribe, field_time};
+use super::near_locks::{NearLocks, field_time};
 use super::rights::{self, SECRET};
 use super::words::{Words, words};
 
-/// Databases that the requests go to, with the same names of owners in all of them.
+/// The databases of the requests. All have the same owners' names.
 pub const DATABASES: u32 = 4;
 
-/// Databases from this one on have keys of their own besides, which say where they are, and are not swapped.
+/// Databases from this one on also have keys with their number in the name, and are not swapped.
 const LOCAL: u32 = 2;
 
-/// The longest wait that a request asks for where the rest of its batch waits behind it, in milliseconds.
+/// The longest timeout of a request that blocks the rest of its batch, in milliseconds.
 const SHORT_WAIT: u64 = 4;
 
-/// A token as good as any, until the server has given one.
+/// A token to use until the server has returned one.
 const TOKEN: i64 = 1_764_000_000_000_000;
 
-/// How many granted tokens are remembered, to be named again.
+/// How many granted tokens are remembered for later requests.
 const TOKENS: usize = 32;
 
-/// Where a request stands, which decides whether it may wait for long.
+/// The position of a request, which decides whether it may wait for long.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// More requests of the same connection come behind it.
+    /// Other requests of the connection follow it.
     Batch,
-    /// In `MULTI` or a script, where nothing blocks.
+    /// In `MULTI` or a script, where commands do not block.
     NoBlocking,
     /// The last one of its connection.
     Last,
@@ -43,10 +43,10 @@ pub struct Requests {
     owners: Vec<Vec<u8>>,
     tokens: VecDeque<i64>,
     clients: Vec<i64>,
-    /// What the ids of sessions begin with, and the one of the connection that the requests go over.
+    /// The prefix of session ids, and the id of the current connection.
     run: String,
     own: i64,
-    /// Where the connection is that the requests go to.
+    /// The database of the current connection.
     database: u32,
 }
 
@@ -87,7 +87,7 @@ const OPTIONS: [&str; 18] = [
     "REPLACES",
 ];
 
-/// Numbers at the edges, and things that are none.
+/// Edge values, and values that are not numbers.
 const ODD_NUMBERS: [&str; 14] = [
     "-1",
     "-9223372036854775808",
@@ -105,7 +105,7 @@ const ODD_NUMBERS: [&str; 14] = [
     "٣",
 ];
 
-/// What a script does with a request that it gets as its arguments.
+/// Scripts that run the command in their arguments.
 const SCRIPTS: [&str; 6] = [
     "return redis.call(unpack(ARGV))",
     "return redis.pcall(unpack(ARGV))",
@@ -116,7 +116,7 @@ const SCRIPTS: [&str; 6] = [
 ];
 
 impl Requests {
-    /// The same seed makes the same requests (tokens and clients' ids, which the server chooses, apart).
+    /// The same seed makes the same requests (except for tokens and client ids, which the server chooses).
     pub fn new(seed: u64) -> Requests {
         let mut rng = Rng::with_seed(seed);
         let mut keys: Vec<Vec<u8>> = (0..12).map(|n| format!("lock:{n}").into_bytes()).collect();
@@ -130,13 +130,13 @@ impl Requests {
         Requests { rng, keys, owners, tokens, clients, run, own: 0, database: 0 }
     }
 
-    /// A new connection is in this database.
+    /// The initial database of a new connection.
     pub fn starts_in(&mut self) -> u32 {
         self.database = self.rng.u32(..DATABASES);
         self.database
     }
 
-    /// A token that the server gave, to be named in later requests.
+    /// Remembers a token for later requests.
     pub fn learn_token(&mut self, token: i64) {
         if self.tokens.len() == TOKENS {
             self.tokens.pop_front();
@@ -144,12 +144,12 @@ impl Requests {
         self.tokens.push_back(token);
     }
 
-    /// Ids of connections that may be unblocked or killed.
+    /// Ids of connections to unblock or kill.
     pub fn learn_clients(&mut self, clients: Vec<i64>) {
         self.clients = clients;
     }
 
-    /// The connection that the requests go over from now on, as `LOCK.SESSION` names it.
+    /// The session id of the current connection.
     pub fn learn_session(&mut self, session: &str) {
         if let Some((run, own)) = session.rsplit_once(':') {
             self.run = run.to_owned();
@@ -157,22 +157,22 @@ impl Requests {
         }
     }
 
-    /// What a connection sends next: a request, or several that belong together as `MULTI` … `EXEC`.
+    /// The next request of a connection, or several that belong together, such as `MULTI` … `EXEC`.
     pub fn next(&mut self) -> Vec<Words> {
         match self.rng.u32(..100) {
             0..5 => self.transaction(),
             5..11 => vec![self.script()],
-            11..15 => self.almost_lock(),
+            11..15 => self.near_lock(),
             _ => vec![self.single(Place::Batch)],
         }
     }
 
-    /// A request to wait for a lock for as long as it takes; the connection that sends it is not going to wait that long.
+    /// A request without a timeout, for a connection that closes before its reply.
     pub fn endless(&mut self) -> Words {
         self.acquire(Place::Last)
     }
 
-    /// Bytes that need not be a request at all.
+    /// Random bytes.
     pub fn garbage(&mut self) -> Vec<u8> {
         let mut output = encode([self.single(Place::NoBlocking)]);
         match self.rng.u32(..4) {
@@ -216,18 +216,18 @@ impl Requests {
         requests
     }
 
-    /// A hash that is nearly a lock, made in one step.
-    fn almost_lock(&mut self) -> Vec<Words> {
+    /// A hash that is almost a lock, written in one transaction.
+    fn near_lock(&mut self) -> Vec<Words> {
         let key = self.key();
         let mut requests = vec![words(&["MULTI"])];
-        requests.extend(self.scribe().lock(&key));
+        requests.extend(self.near_locks().lock(&key));
         requests.push(words(&["EXEC"]));
         requests
     }
 
-    fn scribe(&mut self) -> Scribe<'_> {
+    fn near_locks(&mut self) -> NearLocks<'_> {
         let token = self.tokens.back().copied().unwrap_or(TOKEN);
-        Scribe { rng: &mut self.rng, owners: &self.owners, token }
+        NearLocks { rng: &mut self.rng, owners: &self.owners, token }
     }
 
     fn script(&mut self) -> Words {
@@ -369,26 +369,26 @@ impl Requests {
         request
     }
 
-    /// A command over a few keys, now and then with a number of keys that is not theirs or with a key twice.
+    /// A command with several keys, sometimes with a wrong number of keys or a repeated key.
     fn several(&mut self, name: &str) -> Words {
         let count = self.rng.usize(1..5);
         let mut keys = self.rng.choose_multiple(self.keys.iter().cloned(), count);
         if self.rng.u32(..16) == 0 {
             keys.push(self.key());
         }
-        let told = if self.rng.u32(..30) == 0 { self.rng.usize(..9) } else { keys.len() };
-        let mut request = words(&[name, &told.to_string()]);
+        let notified = if self.rng.u32(..30) == 0 { self.rng.usize(..9) } else { keys.len() };
+        let mut request = words(&[name, &notified.to_string()]);
         request.extend(keys);
         request.push(self.owner());
         self.without_secret_owner(request)
     }
 
-    /// No owner has a secret key's name, which everybody who may read the lock would then be shown rightly.
+    /// Replaces an owner with a secret key's name: every user that may read the lock may see its owner.
     fn without_secret_owner(&mut self, mut request: Words) -> Words {
         let keys = match request.first() {
             Some(name) if name.starts_with(b"LOCK.M") => {
-                let told = request.get(1).and_then(|told| std::str::from_utf8(told).ok()?.parse().ok());
-                told.map_or(1, |told: u8| usize::from(told) + 1)
+                let notified = request.get(1).and_then(|notified| std::str::from_utf8(notified).ok()?.parse().ok());
+                notified.map_or(1, |notified: u8| usize::from(notified) + 1)
             }
             _ => 1,
         };
@@ -398,7 +398,7 @@ impl Requests {
         request
     }
 
-    /// Options from the whole set, with values and places as chance has it.
+    /// Random options, with random values and positions.
     fn mangled(&mut self, place: Place) -> Words {
         let name = LOCK_COMMANDS[self.rng.usize(..LOCK_COMMANDS.len())];
         let mut request = words(&[name]);
@@ -422,7 +422,7 @@ impl Requests {
         request
     }
 
-    /// A lock command with arguments of any bytes.
+    /// A lock command with arbitrary bytes as arguments.
     fn noise(&mut self) -> Words {
         let name = LOCK_COMMANDS[self.rng.usize(..LOCK_COMMANDS.len())];
         let mut request = words(&[name]);
@@ -432,7 +432,7 @@ impl Requests {
         request
     }
 
-    /// What other clients do to the keys, the connection and the configuration.
+    /// Commands of other clients on the keys, the connection and the configuration.
     fn disturbance(&mut self, place: Place) -> Words {
         let key = self.key();
         let owner = self.owner();
@@ -445,9 +445,9 @@ impl Requests {
         match self.rng.u32(..1000) {
             0..100 => with("DEL", vec![]),
             100..180 => with("HGETALL", vec![]),
-            180..220 => self.scribe().hash(&key),
+            180..220 => self.near_locks().hash(&key),
             220..280 => {
-                let field = self.scribe().field();
+                let field = self.near_locks().field();
                 field_time(&mut self.rng, &key, &field)
             }
             280..300 => rights::change(&mut self.rng),
@@ -471,14 +471,14 @@ impl Requests {
             740..770 => with("UNLINK", vec![self.key()]),
             770..790 => with("PTTL", vec![]),
             790..795 => words(&["SWAPDB", "0", "1"]),
-            // Redis 8.0.2 fails an assertion of its own when CLIENT UNBLOCK meets a client in a FLUSHALL that blocks it.
-            // FLUSHALL itself comes from where its consequences are known: from the player of the mixed queues.
+            // CLIENT UNBLOCK of a client that is blocked in FLUSHALL fails an assertion of Redis 8.0.2. The player of the mixed queues
+            // sends FLUSHALL, because it knows the consequences.
             795..798 => words(&["FLUSHDB", "ASYNC"]),
             798..850 => self.configuration(),
             850..870 => words(&["INFO", "holdfast"]),
             870..880 => words(&["COMMAND", "DOCS", "lock.acquire"]),
             880..890 => with("DUMP", vec![]),
-            // A script or a transaction that ends its own connection's protocol or database is Redis' matter, not ours.
+            // Redis does not support scripts or transactions that change the protocol or database of their connection.
             _ if place != Place::Batch => with("EXISTS", vec![]),
             890..930 => {
                 self.database = self.rng.u32(..DATABASES);
@@ -570,7 +570,7 @@ impl Requests {
         self.option(request, one_in, "REPLICAS", 0, 4);
     }
 
-    /// One time in `one_in`, on behalf of a session: mostly of the connection itself, now and then of another one.
+    /// With a probability of one in `one_in`, on behalf of a session: mostly of the connection itself, sometimes another one.
     fn session(&mut self, request: &mut Words, one_in: u32) {
         if self.rng.u32(..one_in) == 0 {
             let client = if self.rng.u32(..3) > 0 { self.own.to_string() } else { self.client() };
@@ -592,7 +592,7 @@ impl Requests {
         }
     }
 
-    /// One time in `one_in`, the option with a value from `low` to `high` (not included).
+    /// With a probability of one in `one_in`, the option with a value from `low` to `high` (exclusive).
     fn option(&mut self, request: &mut Words, one_in: u32, name: &str, low: u32, high: u32) {
         if self.rng.u32(..one_in) == 0 {
             request.push(self.any_case(name));
@@ -612,7 +612,7 @@ impl Requests {
         self.rng.u32(..end).to_string().into_bytes()
     }
 
-    /// `must_fail`: none that an option would take.
+    /// `must_fail`: a value that every option refuses.
     fn odd_number(&mut self, must_fail: bool) -> Vec<u8> {
         match self.rng.u32(..3) {
             0 if !must_fail => self.number(),
@@ -622,7 +622,7 @@ impl Requests {
     }
 }
 
-/// A key whose name says in which database it is.
+/// A key with its database in the name.
 pub fn local_key(database: u32, name: &str) -> Vec<u8> {
     format!("at:{database}:{name}").into_bytes()
 }

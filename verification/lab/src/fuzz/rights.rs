@@ -1,4 +1,4 @@
-//! Users whose rights change while they send.
+//! Users whose rights change while they send requests.
 
 use fastrand::Rng;
 use redis::Connection;
@@ -6,20 +6,20 @@ use support::resp::{self, Value};
 
 use super::words::{Words, words};
 
-/// Keys with this in their names are never shown to any of these users.
+/// The users below may not see keys with this in their names.
 pub const SECRET: &str = "secret:";
 
-/// The users; each has its name as its password.
+/// The users. Each has its name as its password.
 const USERS: [&str; 2] = ["red", "green"];
 
-/// What they may touch at one time or another.
+/// Key patterns that they get at random.
 const PATTERNS: [&str; 9] =
     ["~lock:*", "~lock:1*", "%R~lock:*", "%W~lock:*", "~[^s]*", "~?ock:[0-4]", "~at:*", "~*tag*", "%R~[^s]*"];
 
-/// What they may not do at one time or another.
+/// Command rules that they get at random.
 const COMMANDS: [&str; 5] = ["+@all", "-lock.force", "-lock.release", "-lock.macquire", "-lock.top"];
 
-/// Makes the users.
+/// Creates the users.
 pub fn make_users(connection: &mut Connection) {
     for user in USERS {
         let rule = rule(user, &["~[^s]*"], "+@all");
@@ -27,13 +27,13 @@ pub fn make_users(connection: &mut Connection) {
     }
 }
 
-/// Who a sender is: every other one has all rights.
+/// The user of a sender. Every other sender has all rights.
 pub fn user_of(sender: u64) -> Option<&'static str> {
     let (user, restricted) = (sender as usize / 2 % USERS.len(), sender % 2 == 1);
     restricted.then_some(USERS[user])
 }
 
-/// Gives a user other rights than it has, or takes the user away. Its connections and its waits go on, but for that.
+/// Changes a user's rights, or deletes the user. Its connections and waits continue otherwise.
 pub fn change(rng: &mut Rng) -> Words {
     let user = USERS[rng.usize(..USERS.len())];
     if rng.u32(..30) == 0 {
@@ -51,9 +51,8 @@ fn rule(user: &str, patterns: &[&str], commands: &str) -> Words {
     words(&[&head, patterns].concat())
 }
 
-/// Whether a reply shows one of these users a key that it may not read. `asked` is what the reply answers, and what it may
-/// therefore repeat.
-pub fn tells_a_secret(asked: &[Words], reply: &Value) -> bool {
+/// Whether a reply shows one of these users a key that it may not read. The reply may repeat what is in the request `asked`.
+pub fn reveals_secret(asked: &[Words], reply: &Value) -> bool {
     names_secret(reply) && !asked.iter().flatten().any(|word| is_secret(word))
 }
 
@@ -68,7 +67,7 @@ fn names_secret(reply: &Value) -> bool {
     }
 }
 
-/// Whether this names such a key.
+/// Whether the bytes name such a key.
 pub fn is_secret(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes())
 }
@@ -85,10 +84,10 @@ mod tests {
     fn secret_in_reply_is_found_unless_it_was_in_the_request() {
         let list = |name: &str| Value::Array(vec![Value::Nil, Value::BulkString(name.into())]);
         let error = redis::parse_redis_value(b"-ERR unknown option 'secret:1'\r\n").unwrap();
-        assert!(tells_a_secret(&[line("LOCK.TOP")], &list("secret:1")));
-        assert!(tells_a_secret(&[line("LOCK.TOP")], &error));
-        assert!(!tells_a_secret(&[line("LOCK.TOP secret:1")], &error));
-        assert!(!tells_a_secret(&[line("LOCK.TOP")], &list("lock:1")));
+        assert!(reveals_secret(&[line("LOCK.TOP")], &list("secret:1")));
+        assert!(reveals_secret(&[line("LOCK.TOP")], &error));
+        assert!(!reveals_secret(&[line("LOCK.TOP secret:1")], &error));
+        assert!(!reveals_secret(&[line("LOCK.TOP")], &list("lock:1")));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One connection after the other, what it sends, and what comes back.
+//! Sends requests over one connection after the other, and checks the replies.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -14,24 +14,24 @@ use support::resp::{self, Request, Value, encode, errors};
 use super::outcome::Outcome;
 use super::replies::{not_in_protocol, other_database, unknown_error};
 use super::requests::Requests;
-use super::rights::{tells_a_secret, user_of};
+use super::rights::{reveals_secret, user_of};
 use super::words::Words;
 
-/// Requests sent in one go.
+/// Requests of a batch.
 const BATCH: u64 = 100;
-/// Of these, so many are under way at the same time: a long step of the server is then one request, and not many short ones.
+/// How many of them are pending at a time: a long event-loop iteration is then due to one request.
 const AT_ONCE: usize = 10;
-/// So often in a row a connection may be ended by others before it has begun.
+/// How often in a row other clients may close a connection before its first request.
 const FAILURES: u32 = 20;
-/// Garbage strings that a connection sends before it goes.
+/// Random strings that a connection sends before it closes.
 const GARBAGE: u64 = 20;
-/// How long a reply may take, a thousand times what the longest wait in a batch is.
+/// The timeout for a reply, a thousand times the longest wait in a batch.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Ids of the senders' connections, by the sender's number.
+/// Client ids of the senders' connections, by the sender's number.
 pub type Clients = Mutex<BTreeMap<u64, i64>>;
 
-/// One connection after the other, and what it sends.
+/// Sends over one connection after the other.
 pub struct Sender<'a> {
     address: SocketAddr,
     clients: &'a Clients,
@@ -40,17 +40,17 @@ pub struct Sender<'a> {
     rng: Rng,
     outcome: Outcome,
     seed: u64,
-    /// The connection's user may not do everything.
+    /// Whether the connection's user has limited rights.
     restricted: bool,
-    /// The database that the connection is in.
+    /// The connection's database.
     database: u32,
 }
 
 /// Why a batch ended early.
 enum End {
-    /// The connection is gone, which is allowed: others may kill it.
+    /// The connection was closed, which is allowed: other clients may kill it.
     Dropped,
-    /// A promise was broken.
+    /// A guarantee was violated.
     Broken(String),
 }
 
@@ -96,7 +96,7 @@ impl<'a> Sender<'a> {
     fn connect(&mut self) -> io::Result<Raw> {
         let mut raw = Raw::connect(self.address)?;
         self.restricted = match user_of(self.number) {
-            // Others may just have taken the user away.
+            // Another sender may have deleted the user.
             Some(user) => answer(&mut raw, &["AUTH", user, user])? == Value::Okay,
             None => false,
         };
@@ -110,7 +110,7 @@ impl<'a> Sender<'a> {
         Ok(raw)
     }
 
-    /// Sends a batch and looks at each reply. The connection, if it is still of use.
+    /// Sends a batch and checks each reply. Returns the connection if it is still open.
     fn batch(&mut self, mut raw: Raw) -> Option<Raw> {
         let mut sent: Vec<Words> = Vec::new();
         while (sent.len() as u64) < BATCH {
@@ -137,7 +137,7 @@ impl<'a> Sender<'a> {
     }
 
     fn exchange(&mut self, raw: &mut Raw, sent: &[Words]) -> Result<(), End> {
-        // Where the transaction begins that the request is in.
+        // Where the request's transaction begins.
         let mut multi = None;
         for part in 0..sent.len().div_ceil(AT_ONCE) {
             let part = part * AT_ONCE..((part + 1) * AT_ONCE).min(sent.len());
@@ -169,18 +169,18 @@ impl<'a> Sender<'a> {
         not_in_protocol(name, reply)
     }
 
-    /// Looks at what every reply is checked for; `asked` is what it answers.
+    /// The checks for every reply; `asked` is the request.
     fn look_at_errors(&mut self, asked: &[Words], reply: &Value) -> Result<(), String> {
         unknown_error(reply)?;
         other_database(self.database, reply)?;
         self.outcome.forbidden += errors(reply).iter().filter(|error| error.starts_with("NOPERM")).count() as u64;
-        if self.restricted && tells_a_secret(asked, reply) {
-            return Err(format!("{} told of a key that its user may not read: {reply:?}", shown(asked.last())));
+        if self.restricted && reveals_secret(asked, reply) {
+            return Err(format!("{} showed a key that its user may not read: {reply:?}", shown(asked.last())));
         }
         Ok(())
     }
 
-    /// Waits for a lock without an end, and goes away in the middle of it.
+    /// Waits for a lock without a timeout, and closes the connection meanwhile.
     fn leave_while_waiting(&mut self, mut raw: Raw) -> Option<Raw> {
         self.outcome.requests += 1;
         self.outcome.dropped += 1;
@@ -190,7 +190,7 @@ impl<'a> Sender<'a> {
         None
     }
 
-    /// Sends what may be no request at all. Whatever comes back is right, but the server must go on.
+    /// Sends random bytes. Any reply is allowed, but the server must continue.
     fn leave_with_garbage(&mut self, mut raw: Raw) -> Option<Raw> {
         let strings: Vec<Vec<u8>> = (0..GARBAGE).map(|_| self.requests.garbage()).collect();
         self.outcome.garbage += GARBAGE;
@@ -209,7 +209,7 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// The next reply. Push messages are passed over.
+/// The next reply. Push messages are skipped.
 fn reply(raw: &mut Raw) -> io::Result<Value> {
     loop {
         match raw.read_timeout(PATIENCE)? {

@@ -1,4 +1,4 @@
-//! Somebody else on the server, who pings all the time: no step of the server may keep it waiting for long.
+//! Pings the server all the time, to measure its event-loop iterations.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,46 +8,46 @@ use std::{fs, io};
 use redis::{Connection, Value};
 use support::{Probe, Raw, Waited};
 
-/// How long a step may take, if `LAB_STEP_MS` does not say otherwise.
+/// The bound for an iteration, unless `LAB_STEP_MS` sets another.
 const BOUND: Duration = Duration::from_millis(5);
-/// Steps beyond the bound that are put down to the machine: where it has been stopped in the middle of the server's work,
-/// some kernels count that as the server's own time. A state that breaks the bound does so each time it is met.
+/// How many iterations may exceed the bound because of the machine: some kernels count time of other guests as the server's
+/// own. A state that exceeds the bound does so each time.
 const STOLEN: u64 = 2;
 /// And so many more, one in so many pings.
 const STOLEN_ONCE_IN: u64 = 4_000;
 
-/// As many commands as one ping may have waited for. All of them are looked at: where many clients have sent many commands,
-/// short ones may take longer together than any step.
+/// The most commands that one ping may wait for. All of them are read: many short commands may take longer together than one
+/// iteration may.
 const NOTED: i64 = 10_000;
 
-/// What was seen of the server's steps.
+/// The measured iterations.
 #[derive(Default)]
 pub struct Watch {
-    /// How many pings were answered.
+    /// The number of pings.
     pub pings: u64,
-    /// The longest step that one of them waited for, in processor time of the server, and what it was.
+    /// The longest iteration in processor time of the server, and its commands.
     pub longest: (Duration, String),
-    /// The steps beyond the bound, and what each was.
+    /// The iterations beyond the bound, and their commands.
     beyond: Vec<(Duration, String)>,
 }
 
 impl Watch {
-    /// Adds what was seen at another time.
+    /// Adds the measurements of another round.
     pub fn add(&mut self, other: Watch) {
         self.pings += other.pings;
         self.longest = std::mem::take(&mut self.longest).max(other.longest);
         self.beyond.extend(other.beyond);
     }
 
-    /// Pings until it is told to stop, or until the server is gone, which others tell.
+    /// Pings until `stop`, or until the server is gone, which other checks report.
     ///
-    /// What counts is the server's own time: a machine that stops everybody makes a ping late, but not long. A ping that was
-    /// long may have waited for several steps of a turn; the slow log tells them apart.
+    /// Only the server's own processor time counts: a busy machine delays a ping without adding to it. A ping may wait for several
+    /// commands of an iteration. The slow log tells them apart.
     pub fn over(address: SocketAddr, server: u32, stop: &AtomicBool) -> Watch {
         let mut watch = Watch::default();
         let Ok(probe) = Probe::connect(address, server) else { return watch };
         let Ok(log) = Raw::connect(address) else { return watch };
-        // When the server is gone, so is what is left to be seen.
+        // Other checks report that the server is gone.
         let _ = watch.look((probe, log), stop);
         watch
     }
@@ -74,31 +74,31 @@ impl Watch {
         Ok(())
     }
 
-    /// Why the bound does not hold, if it does not.
+    /// The violation of the bound, if there is one.
     pub fn verdict(&self, connection: &mut Connection) -> Option<String> {
         (self.beyond.len() as u64 > STOLEN + self.pings / STOLEN_ONCE_IN).then(|| {
             let mut slowest: Vec<_> = self.beyond.iter().collect();
             slowest.sort_unstable_by(|a, b| b.cmp(a));
-            let told: Vec<String> = slowest.iter().take(5).map(|(time, name)| format!("{name} {time:.1?}")).collect();
+            let notified: Vec<String> = slowest.iter().take(5).map(|(time, name)| format!("{name} {time:.1?}")).collect();
             format!(
-                "{} of {} pings waited for a step of more than {:?} of the server's own time: {}; its latency monitor: {}",
+                "{} of {} pings waited for an iteration of more than {:?} of the server's own time: {}; its latency monitor: {}",
                 self.beyond.len(),
                 self.pings,
                 bound(),
-                told.join(", "),
+                notified.join(", "),
                 events(connection)
             )
         })
     }
 }
 
-/// The longest step of those that took `waited` together, and its name. `commands`: those of them that are commands, with
-/// the time that passed during each, which is at least what the server spent on it.
+/// The longest of the commands that took `waited` together, and its name. `commands` have their elapsed time, which is at least
+/// the server's processor time.
 fn longest_step(waited: Duration, commands: &[(Duration, String)]) -> (Duration, String) {
     let others = waited.saturating_sub(commands.iter().map(|(time, _)| time).sum());
     match commands.iter().max() {
         Some((time, name)) if *time >= others => (waited.min(*time), name.clone()),
-        _ => (others, "what is no command".into()),
+        _ => (others, "not a command".into()),
     }
 }
 
@@ -107,8 +107,8 @@ fn bound() -> Duration {
     set.map_or(BOUND, Duration::from_millis)
 }
 
-/// How long other guests of the host have had this machine's processors so far, which counts as the time of the process that had them
-/// before. Nothing where nobody says.
+/// How long other guests of the host have used this machine's processors, which counts as time of the running process. Zero
+/// if the system does not report it.
 fn stolen() -> Duration {
     stolen_by(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
@@ -124,7 +124,7 @@ fn ask(raw: &mut Raw, command: &[&[u8]]) -> io::Result<Value> {
     raw.read()
 }
 
-/// Has the server note how long its commands and other events take.
+/// Makes the server record slow commands and other latencies.
 pub fn note_slow_steps(connection: &mut Connection) {
     let (entries, millis) = (NOTED.to_string(), bound().as_millis().max(1).to_string());
     let settings =
@@ -134,18 +134,18 @@ pub fn note_slow_steps(connection: &mut Connection) {
     }
 }
 
-/// The commands that the slow log names, with the time that passed during each.
+/// The commands in the slow log, with their elapsed time.
 fn commands(log: &Value) -> Vec<(Duration, String)> {
     let Value::Array(entries) = log else { return Vec::new() };
     entries.iter().filter_map(name_and_time).collect()
 }
 
-/// What else took long, and how long at most.
+/// Other latencies, and their maximum.
 fn events(connection: &mut Connection) -> String {
     let events: Vec<(String, i64, i64, i64)> =
         redis::cmd("LATENCY").arg("LATEST").query(connection).unwrap_or_default();
-    let told: Vec<String> = events.iter().map(|(name, _, _, most)| format!("{name} {most} ms")).collect();
-    if told.is_empty() { "nothing".into() } else { told.join(", ") }
+    let notified: Vec<String> = events.iter().map(|(name, _, _, most)| format!("{name} {most} ms")).collect();
+    if notified.is_empty() { "nothing".into() } else { notified.join(", ") }
 }
 
 fn name_and_time(entry: &Value) -> Option<(Duration, String)> {
@@ -161,7 +161,7 @@ mod tests {
     use std::thread;
     use support::{Server, eventually};
 
-    /// What a watch sees while `work` is done to a plain server.
+    /// The measurements while `work` runs on a server without the module.
     fn watched(work: impl FnOnce(&Server)) -> (Watch, Server) {
         let server = Server::builder().without_module().start();
         note_slow_steps(&mut server.connect());
@@ -187,9 +187,9 @@ mod tests {
         let [two, three, ten] = [2, 3, 10].map(Duration::from_millis);
         let commands = |times: &[Duration]| times.iter().map(|time| (*time, format!("{time:?}"))).collect::<Vec<_>>();
         assert_eq!(longest_step(ten, &commands(&[two, three, two])), (three, "3ms".into()));
-        assert_eq!(longest_step(ten, &commands(&[two, two])), (Duration::from_millis(6), "what is no command".into()));
+        assert_eq!(longest_step(ten, &commands(&[two, two])), (Duration::from_millis(6), "not a command".into()));
         assert_eq!(longest_step(ten, &[]).0, ten);
-        // The machine stopped the server in the middle of a command.
+        // The machine paused the server during a command.
         assert_eq!(longest_step(two, &commands(&[ten])), (two, "10ms".into()));
     }
 
@@ -197,7 +197,7 @@ mod tests {
     fn injected_long_commands_are_found() {
         const BUSY: &str = "local sum = 0 for i = 1, 5000000 do sum = sum + i % 7 end return sum";
         let (watch, server) = watched(|server| {
-            // Many: a ping need not lie there when each of them begins.
+            // Several, because a ping need not wait at the beginning of each.
             for _ in 0..10 * STOLEN {
                 redis::cmd("EVAL").arg(BUSY).arg(0).exec(&mut server.connect()).unwrap();
             }
@@ -206,7 +206,7 @@ mod tests {
         assert!(verdict.to_lowercase().contains("eval"), "{verdict}");
     }
 
-    /// A server that the machine stops, or that only sleeps, has done nothing.
+    /// A server that is paused, or sleeps, uses no processor time.
     #[test]
     fn paused_server_is_no_violation() {
         let (watch, server) = watched(|server| {

@@ -8,16 +8,16 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{LEASE_MS, Turn};
+use super::{Attempt, LEASE_MS};
 use crate::clock::until;
 use crate::load::{dies_with_the_lab, read_output};
 use crate::options::{Options, workspace};
 
-/// Longer than any client may need to come to an end.
+/// Longer than any client needs to stop.
 const TO_FINISH: Duration = Duration::from_secs(20);
 const KEY: &str = "redlock";
 
-/// How long a client in Rust holds, in milliseconds: the others hold from 5 to 50.
+/// How long a client in Rust holds the lock, in milliseconds. The others hold it for 5 to 50.
 const HOLD_MS: u64 = 25;
 const WAIT_MS: u64 = 2_000;
 
@@ -26,11 +26,11 @@ pub struct Contender {
     name: String,
     program: Vec<OsString>,
     addresses: Addresses,
-    /// What it is told besides where the servers are and which lock it is to take.
+    /// Its arguments, other than the servers and the lock.
     words: Vec<String>,
 }
 
-/// How a program wants to be told where the servers are.
+/// How a program gets the servers' addresses.
 #[derive(Clone, Copy)]
 enum Addresses {
     HostsAndPorts,
@@ -38,8 +38,7 @@ enum Addresses {
 }
 
 impl Contender {
-    /// Holdfast's client for Rust: `redlock_contender URL,… KEY SECONDSs HOLD_MS LEASE_MS WAIT_MS`, which ends when its time
-    /// is over.
+    /// Holdfast's client for Rust: `redlock_contender URL,… KEY SECONDSs HOLD_MS LEASE_MS WAIT_MS`, which ends after its time.
     pub fn rust(name: String, time: Duration) -> Contender {
         let program = vec![workspace().join("target/release/examples/redlock_contender").into()];
         let mut words = vec![format!("{}s", time.as_secs())];
@@ -47,8 +46,8 @@ impl Contender {
         Contender { name, program, addresses: Addresses::Urls, words }
     }
 
-    /// A script in Python: `PROGRAM HOST:PORT,… KEY CLIENTS LEASE_MS SEED`, which works until its input is closed, and then
-    /// prints what it saw.
+    /// A script in Python: `PROGRAM HOST:PORT,… KEY CLIENTS LEASE_MS SEED`, which runs until its input is closed, and then prints
+    /// its records.
     pub fn python(name: &str, options: &Options, script: PathBuf, clients: usize) -> Contender {
         let program = vec![options.python.clone().into(), script.into()];
         let words = vec![clients.to_string(), LEASE_MS.to_string(), options.seed.to_string()];
@@ -77,41 +76,41 @@ impl Contender {
     }
 }
 
-/// All contenders at work.
+/// The running contenders.
 pub struct Team {
     programs: Vec<(String, Child, JoinHandle<String>)>,
 }
 
 impl Team {
-    /// Sends them to work.
+    /// Starts them.
     pub fn start(team: &[Contender], addresses: &[SocketAddr]) -> io::Result<Team> {
         let start = |member: &Contender| {
             let mut program = member.start(addresses)?;
-            // Read from the beginning on: some write all the while.
+            // Read from the start, because some programs write all the time.
             let output = read_output(&mut program);
             Ok((member.name.clone(), program, output))
         };
         Ok(Team { programs: team.iter().map(start).collect::<io::Result<_>>()? })
     }
 
-    /// Tells all to stop, and collects what they wrote down.
-    pub fn finish(mut self) -> Result<Vec<Turn>, String> {
+    /// Stops all of them, and collects their records.
+    pub fn finish(mut self) -> Result<Vec<Attempt>, String> {
         // Closing its input tells a program to stop.
         self.programs.iter_mut().for_each(|(_, program, _)| drop(program.stdin.take()));
-        let mut turns = Vec::new();
+        let mut attempts = Vec::new();
         for (name, mut program, output) in self.programs {
             if !until(TO_FINISH, || matches!(program.try_wait(), Ok(Some(_)))) {
                 let _ = program.kill();
-                return Err(format!("{name} did not come to an end"));
+                return Err(format!("{name} did not end"));
             }
             let status = program.wait().map_err(|why| why.to_string())?;
             if !status.success() {
                 return Err(format!("{name} ended with {status}"));
             }
             for line in output.join().unwrap_or_default().lines() {
-                turns.push(Turn::read(&name, line)?);
+                attempts.push(Attempt::read(&name, line)?);
             }
         }
-        Ok(turns)
+        Ok(attempts)
     }
 }

@@ -1,4 +1,4 @@
-//! Five servers on loopback, each behind a proxy that counts its messages, and with a clock of its own.
+//! Five servers on loopback, each behind a proxy that counts its messages, and with its own clock.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,29 +11,29 @@ use support::{Fate, Proxy, Server};
 
 use crate::single::{SteppedClock, TempDir};
 
-/// What is done to one of the five.
+/// A fault of one of the five.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// `kill -9`, and started again with its append-only file.
+    /// `kill -9`, and a restart with the append-only file.
     Kill,
     /// `SIGSTOP`, then `SIGCONT`.
     Stop,
-    /// Its connections end, and it takes none.
+    /// Its connections are closed, and it accepts none.
     Cut,
-    /// Nothing goes to it or comes from it, and nobody is told; what was on its way arrives afterwards.
+    /// Its network drops nothing and delivers nothing. Later all messages arrive.
     Silence,
-    /// Its clock goes a minute forward: all of its leases are over.
+    /// Its clock steps a minute forward: all of its leases expire.
     Forward,
-    /// Its clock goes a minute back: all of its leases last a minute longer.
+    /// Its clock steps a minute back: all of its leases last a minute longer.
     Back,
 }
 
-/// All faults, in the order in which they are dealt.
+/// All faults, in the order of injection.
 pub const FAULTS: [Fault; 6] = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Forward, Fault::Silence, Fault::Back];
 
 const STEP_SECONDS: i64 = 60;
 
-struct One {
+struct Member {
     server: Server,
     proxy: Proxy,
     clock: SteppedClock,
@@ -41,41 +41,41 @@ struct One {
 }
 
 /// The five servers.
-pub struct Five {
-    all: Vec<One>,
+pub struct FiveServers {
+    all: Vec<Member>,
     messages: Arc<AtomicU64>,
     _dir: TempDir,
 }
 
-impl Five {
-    /// Starts them, with every grant on disk before it is answered.
-    pub fn start() -> io::Result<Five> {
+impl FiveServers {
+    /// Starts them. Every grant is on disk before its reply.
+    pub fn start() -> io::Result<FiveServers> {
         let dir = TempDir::new()?;
         let messages = Arc::new(AtomicU64::new(0));
         let start = |number: usize| {
             let (builder, clock) = SteppedClock::server(&dir.0, number)?;
             let server = builder.arg("appendonly", "yes").arg("appendfsync", "always").start();
             let proxy = Proxy::to(server.addr());
-            Ok(One { server, proxy, clock, ahead: 0 })
+            Ok(Member { server, proxy, clock, ahead: 0 })
         };
-        let all: Vec<One> = (0..5).map(start).collect::<io::Result<_>>()?;
-        let five = Five { all, messages, _dir: dir };
+        let all: Vec<Member> = (0..5).map(start).collect::<io::Result<_>>()?;
+        let five = FiveServers { all, messages, _dir: dir };
         (0..5).for_each(|which| five.pass(which));
         Ok(five)
     }
 
-    /// Where clients find them.
+    /// The addresses for clients.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.all.iter().map(|one| one.proxy.addr()).collect()
     }
 
-    /// Messages handed on so far, in both directions.
+    /// The number of messages so far, in both directions.
     pub fn messages(&self) -> u64 {
         self.messages.load(Ordering::Relaxed)
     }
 
-    /// Deals a fault to one of them, and undoes it after `away`; a step of the clock stays.
-    pub fn deal(&mut self, fault: Fault, which: usize, away: Duration) -> io::Result<()> {
+    /// Injects a fault into one of them, and undoes it after `away`. A clock step stays.
+    pub fn inject_fault(&mut self, fault: Fault, which: usize, away: Duration) -> io::Result<()> {
         crate::trace::trace(|| format!("server {which}: {fault:?} for {away:?}"));
         let one = &mut self.all[which];
         match fault {
@@ -114,7 +114,7 @@ impl Five {
     }
 }
 
-impl One {
+impl Member {
     fn step(&mut self, seconds: i64) -> io::Result<()> {
         self.ahead += seconds;
         self.clock.set(self.ahead)

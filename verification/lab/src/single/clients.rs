@@ -1,4 +1,4 @@
-//! Clients that lock, wait, renew, write and release, come what may, and write down what they saw.
+//! Clients that acquire, wait, renew, write and release during faults, and record what they see.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,60 +11,60 @@ use redis::{Client, Cmd, Connection, ErrorKind, RedisError, RedisResult};
 use crate::clock::now;
 use crate::history::{Assurance, Epoch, Event, Grant, Limit, Micros, Outcome, Request};
 
-/// Clients at work at the same time.
+/// Concurrent clients.
 pub const CLIENTS: u64 = 6;
 
 const LEASE: Duration = Duration::from_millis(1500);
 const WAIT: Duration = Duration::from_millis(100);
-/// How long a client goes on with one request before it says that no answer came.
+/// How long a client repeats one request before it times out.
 const GIVES_UP: Duration = Duration::from_secs(20);
-/// A reply that comes later than this is none.
+/// The timeout of one attempt.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What the clients share.
-pub struct Scene {
+/// The state that the clients share.
+pub struct Shared {
     /// Where the server is.
     pub address: SocketAddr,
-    /// Set when the clients are to end.
+    /// Set when the clients must stop.
     pub over: AtomicBool,
-    /// While set, clients ask without waiting in the queue.
+    /// While set, clients send requests without `WAIT`.
     pub nobody_waits: AtomicBool,
-    /// Grants so far, so that the one who injects faults sees that work goes on.
+    /// Grants so far, which show the fault injector that clients make progress.
     pub grants: AtomicU64,
-    /// Whether a restart may lose what was acknowledged. If so, each life of the server has an epoch of its own.
+    /// Whether a restart may lose acknowledged writes. If so, each server run has its own epoch.
     pub may_lose: bool,
 }
 
-impl Scene {
-    fn goes_on(&self) -> bool {
+impl Shared {
+    fn is_running(&self) -> bool {
         !self.over.load(Ordering::Relaxed)
     }
 }
 
-/// What one client brings home.
+/// The results of one client.
 #[derive(Default)]
 pub struct Record {
     /// Its record.
     pub events: Vec<Event>,
-    /// Requests sent, each try counted.
+    /// Requests sent, counting each attempt.
     pub requests: u64,
-    /// Holds that the server did not know any more although their lease ran.
+    /// Holds that the server lost within their lease.
     pub lost: u64,
     /// Errors that no fault explains.
     pub odd: Vec<String>,
 }
 
-/// The locks that all clients want, with their limits.
+/// The contended locks, with their limits.
 pub fn locks() -> Vec<(String, Limit)> {
     let mutexes = (0..4).map(|n| (format!("mutex:{n}"), Limit::Of(1)));
     let others = [("semaphore".to_owned(), Limit::Of(2)), ("readers".to_owned(), Limit::Shared)];
     mutexes.chain(others).collect()
 }
 
-/// Works until the scene is over.
-pub fn work(scene: &Scene, number: u64, seed: u64) -> Record {
+/// Runs until `stop` is set.
+pub fn work(shared: &Shared, number: u64, seed: u64) -> Record {
     let mut worker = Worker {
-        scene,
+        shared,
         name: format!("client-{number}"),
         rng: Rng::with_seed(seed),
         line: None,
@@ -72,14 +72,14 @@ pub fn work(scene: &Scene, number: u64, seed: u64) -> Record {
         hold: 0,
         record: Record::default(),
     };
-    while scene.goes_on() {
-        worker.turn();
+    while shared.is_running() {
+        worker.run_once();
     }
     worker.record
 }
 
 struct Worker<'a> {
-    scene: &'a Scene,
+    shared: &'a Shared,
     name: String,
     rng: Rng,
     line: Option<Connection>,
@@ -88,7 +88,7 @@ struct Worker<'a> {
     record: Record,
 }
 
-/// An answer, and when the request that got it was sent. `tries` above one: an earlier try may have been carried out too.
+/// A reply, and when its request was sent. With several `tries`, an earlier one may have been executed too.
 struct Answer {
     value: Option<u64>,
     first_sent: Micros,
@@ -96,16 +96,16 @@ struct Answer {
     tries: u32,
 }
 
-/// What is held.
-struct Held {
+/// A hold.
+struct ActiveHold {
     key: String,
     token: u64,
     until: Micros,
 }
 
 impl Worker<'_> {
-    /// One lock taken, used and released.
-    fn turn(&mut self) {
+    /// Acquires, uses and releases one lock.
+    fn run_once(&mut self) {
         let locks = locks();
         let (key, limit) = &locks[self.rng.usize(..locks.len())];
         let Some(mut held) = self.acquire(key, *limit) else {
@@ -118,19 +118,19 @@ impl Worker<'_> {
                 return;
             }
         }
-        // Now and then a client is gone without a word, and its lease has to end.
+        // Now and then a client disappears, and its lease has to expire.
         if self.rng.u32(..400) > 0 {
             self.release(&held);
         }
     }
 
-    fn acquire(&mut self, key: &str, limit: Limit) -> Option<Held> {
-        // An owner of its own for each hold: one that vanished must not be re-entered.
+    fn acquire(&mut self, key: &str, limit: Limit) -> Option<ActiveHold> {
+        // A new owner for each hold, so that an abandoned one is not re-entered.
         self.hold += 1;
         let owner = format!("{}/{}", self.name, self.hold);
-        let wait = if self.scene.nobody_waits.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT };
+        let wait = if self.shared.nobody_waits.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT };
         let limit = match limit {
-            // As one name that all tries give: a writer among readers.
+            // All attempts share one owner: a writer among readers.
             Limit::Shared if self.rng.u32(..4) == 0 => Limit::Of(1),
             other => other,
         };
@@ -139,7 +139,7 @@ impl Worker<'_> {
         if !wait.is_zero() {
             command.arg("WAIT").arg(wait.as_millis() as u64);
         }
-        // HOLDS: a try whose answer was lost may be repeated.
+        // HOLDS: an attempt without a reply may be repeated.
         command.arg("HOLDS").arg(1);
         match limit {
             Limit::Shared => command.arg("SHARED"),
@@ -147,12 +147,12 @@ impl Worker<'_> {
         };
         let answer = self.ask(&command, wait)?;
         let Some(token) = answer.value else {
-            // One that does not wait must not ask in a tight loop.
+            // Without `WAIT`, pause between requests.
             thread::sleep(Duration::from_millis(u64::from(wait.is_zero())));
             return None;
         };
         let replied = now();
-        self.scene.grants.fetch_add(1, Ordering::Relaxed);
+        self.shared.grants.fetch_add(1, Ordering::Relaxed);
         let lease = LEASE.as_micros() as Micros;
         self.record.events.push(Event::Grant(Grant {
             hold: self.hold,
@@ -167,11 +167,11 @@ impl Worker<'_> {
             epoch: self.epoch.clone(),
             assurance: Assurance::Plain,
         }));
-        Some(Held { key: key.to_owned(), token, until: answer.sent + lease })
+        Some(ActiveHold { key: key.to_owned(), token, until: answer.sent + lease })
     }
 
-    /// False if the hold is no more.
-    fn renew(&mut self, held: &mut Held) -> bool {
+    /// False if the hold has ended.
+    fn renew(&mut self, held: &mut ActiveHold) -> bool {
         let owner = self.owner();
         let mut command = redis::cmd("LOCK.RENEW");
         command.arg(&held.key).arg(&owner).arg("TOKEN").arg(held.token).arg("LEASE").arg(LEASE.as_millis() as u64);
@@ -197,7 +197,7 @@ impl Worker<'_> {
         true
     }
 
-    fn release(&mut self, held: &Held) {
+    fn release(&mut self, held: &ActiveHold) {
         self.end();
         let owner = self.owner();
         let mut command = redis::cmd("LOCK.RELEASE");
@@ -222,15 +222,15 @@ impl Worker<'_> {
         self.record.events.push(Event::Ended { hold: self.hold, at: now() });
     }
 
-    /// The server says that this is not held: right if the lease is over, by this client's clock and a margin.
-    fn lost_unless_over(&mut self, held: &Held) {
+    /// The server replied that the lock is not held: correct if the lease has expired, by this client's clock and a margin.
+    fn lost_unless_over(&mut self, held: &ActiveHold) {
         const MARGIN: Micros = 5_000;
         if now() + MARGIN < held.until {
             self.record.lost += 1;
         }
     }
 
-    /// Asks until an answer comes, over as many connections as it takes. None: the client gave up.
+    /// Repeats the request until a reply comes, over as many connections as it takes. `None`: the client timed out.
     fn ask(&mut self, command: &Cmd, allowed: Duration) -> Option<Answer> {
         let first_sent = now();
         let mut tries = 0;
@@ -243,7 +243,7 @@ impl Worker<'_> {
                     answer = Some(Answer { value, first_sent, sent, tries });
                     break;
                 }
-                Err(error) => self.take_in(&error),
+                Err(error) => self.handle_error(&error),
             }
         }
         let outcome = match &answer {
@@ -272,18 +272,18 @@ impl Worker<'_> {
     }
 
     fn connect(&mut self) -> RedisResult<Connection> {
-        let client = Client::open(format!("redis://{}", self.scene.address))?;
+        let client = Client::open(format!("redis://{}", self.shared.address))?;
         let mut line = client.get_connection_with_timeout(SILENCE)?;
         line.set_read_timeout(Some(SILENCE))?;
         let run: String = redis::cmd("INFO").arg("server").query(&mut line)?;
         let run = run.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().to_owned();
-        let life = if self.scene.may_lose { run.split(':').next().unwrap_or_default() } else { "the server" };
+        let life = if self.shared.may_lose { run.split(':').next().unwrap_or_default() } else { "the server" };
         self.epoch = Some(life.to_owned());
         Ok(line)
     }
 
-    /// Connections break and servers load: those are the faults. Whatever else an error says is told.
-    fn take_in(&mut self, error: &RedisError) {
+    /// Broken connections and loading servers are expected. Other errors are reported.
+    fn handle_error(&mut self, error: &RedisError) {
         let expected = error.is_io_error()
             || error.is_connection_dropped()
             || error.is_timeout()

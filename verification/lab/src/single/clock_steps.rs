@@ -1,4 +1,4 @@
-//! The server's wall clock steps by a minute or a day, forward and back: what leases, waits and tokens do then.
+//! The server's wall clock steps by a minute or a day, forward and back: leases, waits and tokens afterwards.
 
 use std::fmt::Debug;
 use std::io;
@@ -20,7 +20,7 @@ const DAY: i64 = 24 * HOUR;
 const TEN_DAYS: i64 = 10 * DAY * 1000;
 /// Shorter than any step, in milliseconds.
 const TEN_SECONDS: i64 = 10_000;
-/// What is due at once comes within this on a busy machine.
+/// Timeout for what is due immediately, on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// Runs the scenario: a row for each step.
@@ -33,7 +33,7 @@ pub fn run() -> Vec<Row> {
         rows.push(super::guarded(name, || run_on_new_server(name, scenario)));
     };
     once("clock -1 hour in a hand-off", Bench::back_in_a_turn);
-    once("clock +1 hour, all is quiet", Bench::forward_in_silence);
+    once("clock +1 hour, idle server", Bench::forward_in_silence);
     rows
 }
 
@@ -78,18 +78,18 @@ struct Bench {
     _dir: TempDir,
 }
 
-/// What was there before the step.
+/// The state before the step.
 struct Before {
-    /// The highest token.
+    /// The greatest token.
     token: i64,
-    /// Waits for `short` for as long as it takes.
+    /// Waits for `short` without a timeout.
     waits: Raw,
-    /// Waits for a permit, one of which ends with the step.
+    /// Waits for a permit, one of which expires with the step.
     waits_for_a_permit: Raw,
     /// Waits for `long`, for a second.
     waits_a_second: Raw,
     waits_a_second_id: i64,
-    /// The server's own command with the same wait.
+    /// BLPOP with the same timeout.
     pops: Raw,
     /// Holds `watched`, with a watchdog.
     /// A session: `bound` is bound to it, and a request waits for `awaited` on its behalf.
@@ -114,7 +114,7 @@ impl Bench {
         })
     }
 
-    /// Away from the machine's clock by so many seconds, from now on. Comes back when the server has seen it.
+    /// Sets the server's clock this many seconds ahead of the machine's. Returns when the server has noticed it.
     fn set_clock(&mut self, seconds: i64) -> io::Result<()> {
         self.clock.set(seconds)?;
         self.steps += 1;
@@ -135,8 +135,8 @@ impl Bench {
         self.ask::<i64>("LOCK.ACQUIRE forever a")?;
         self.ask::<()>("PERSIST forever")?;
         let watches = reading_session(self.server.raw())?;
-        let mut asks = self.send(&format!("LOCK.ACQUIRE watched a LEASE 3000 WATCHDOG SESSION {watches}"))?;
-        let token = match asks.read()? {
+        let mut durability = self.send(&format!("LOCK.ACQUIRE watched a LEASE 3000 WATCHDOG SESSION {watches}"))?;
+        let token = match durability.read()? {
             Value::Int(token) => token,
             other => {
                 self.wrong.push(format!("watched: {other:?}"));
@@ -168,8 +168,8 @@ impl Bench {
         Ok(Before { token, waits, waits_for_a_permit, waits_a_second, waits_a_second_id, pops, session, begun })
     }
 
-    /// The clock goes back between the release of a lock and the answer to the next in the queue, which the server's
-    /// timers owe: they reckon by that clock.
+    /// The clock goes back between the release of a lock and the grant to the next waiter, which a timer of the server makes:
+    /// timers use that clock.
     fn back_in_a_turn(&mut self) -> RedisResult<()> {
         let first: i64 = self.ask("LOCK.ACQUIRE turn a")?;
         let mut waits = self.send("LOCK.ACQUIRE turn b WAIT 0")?;
@@ -179,15 +179,15 @@ impl Bench {
         let mut busy = self.send("PING")?;
         busy.read()?;
         busy.send_bytes(b"LOCK.RELEASE turn a\r\nDEBUG SLEEP 1\r\n")?;
-        // Not before the release, which is carried out as soon as it is there, and long before the second is over.
+        // The release is executed when it arrives, long before the second is over.
         std::thread::sleep(Duration::from_millis(300));
         self.set_clock(-HOUR)?;
         let token = self.granted(&mut waits, "the next in the queue");
         self.after(token, first);
-        self.goes_on()
+        self.is_running()
     }
 
-    /// The clock goes forward past the only thing that is due, and that for minutes by any other clock.
+    /// The clock steps past the only timer, which would be due in minutes.
     fn forward_in_silence(&mut self) -> RedisResult<()> {
         let first: i64 = self.ask("LOCK.ACQUIRE long a LEASE 600000")?;
         let mut waits = self.send("LOCK.ACQUIRE long b WAIT 0")?;
@@ -197,21 +197,21 @@ impl Bench {
         self.set_clock(HOUR)?;
         let token = self.granted(&mut waits, "the waiter of a lock whose lease the step ended");
         self.after(token, first);
-        self.goes_on()
+        self.is_running()
     }
 
     /// The clock went forward: what ends before the new time has ended, everything else stays.
     fn after_forward(&mut self, mut before: Before, seconds: i64) -> RedisResult<()> {
         let token = self.granted(&mut before.waits, "the waiter of a lock whose lease the step ended");
         self.after(token, before.token);
-        self.told(&mut before.session, &[("granted", "awaited")])?;
+        self.notified(&mut before.session, &[("granted", "awaited")])?;
         self.same("HEXISTS bound s", Value::Int(1))?;
         self.same("EXISTS control", Value::Int(0))?;
         self.same("LOCK.ACQUIRE long c", Value::Nil)?;
         self.same("LOCK.ACQUIRE forever c", Value::Nil)?;
         let left: i64 = self.ask("PTTL long")?;
         self.near("the rest of a lease longer than the step", left, TEN_DAYS - seconds * 1000);
-        // Of two permits one has ended, the other has not.
+        // One of two permits has expired.
         let token = self.granted(&mut before.waits_for_a_permit, "the waiter of a permit whose lease the step ended");
         self.after(token, before.token);
         self.same("LOCK.ACQUIRE permits d LIMIT 2", Value::Nil)?;
@@ -221,9 +221,9 @@ impl Bench {
         self.same("HEXISTS watched a", Value::Int(1))?;
         self.ends("a wait begun before", &mut before.waits_a_second, before.begun, "null")?;
         let _ = before.pops.read_timeout(AT_ONCE)?;
-        self.goes_on()?;
+        self.is_running()?;
 
-        // The clock is put right again: tokens of the future have been given.
+        // The clock is corrected: tokens of the future have been issued.
         let future: i64 = self.ask("LOCK.ACQUIRE future a LEASE 3600000")?;
         self.set_clock(0)?;
         let token = self.ask("LOCK.ACQUIRE afterwards a")?;
@@ -234,7 +234,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The clock went back: nothing ends early, deadlines are further away by the step.
+    /// The clock went back: nothing ends early, and deadlines are further away by the step.
     fn after_backward(&mut self, mut before: Before, seconds: i64) -> RedisResult<()> {
         let control: i64 = self.ask("PTTL control")?;
         let left: i64 = self.ask("PTTL short")?;
@@ -247,7 +247,7 @@ impl Bench {
         let events = before.session.read()?;
         self.equal("events of a session that lost nothing", events, Value::Nil);
         self.same("LOCK.RELEASE awaited a", Value::Int(1))?;
-        self.told(&mut before.session, &[("granted", "awaited")])?;
+        self.notified(&mut before.session, &[("granted", "awaited")])?;
         if before.waits.pending() && before.waits_for_a_permit.pending() {
             self.same("LOCK.RELEASE short a", Value::Int(1))?;
         } else {
@@ -258,20 +258,20 @@ impl Bench {
         self.same("LOCK.RELEASE permits b", Value::Int(1))?;
         let token = self.granted(&mut before.waits_for_a_permit, "the waiter of a released permit");
         self.after(token, before.token);
-        // A renewal counts from the clock as it is now.
+        // A renewal counts from the current clock.
         self.ask::<i64>(&format!("LOCK.RENEW long a LEASE {TEN_SECONDS}"))?;
         let left: i64 = self.ask("PTTL long")?;
         self.near("the rest of a renewed lease", left, TEN_SECONDS);
         self.same("HEXISTS watched a", Value::Int(1))?;
         self.waits_from_before(&mut before)?;
-        self.goes_on()?;
+        self.is_running()?;
 
         let last: i64 = self.ask("LOCK.ACQUIRE last a LEASE 3600000")?;
         self.restart_with_tokens_ahead("last", last)?;
         Ok(())
     }
 
-    /// A wait that began before the clock went back may last longer, as the server's own does; it can be ended.
+    /// A wait that began before the clock went back may last longer, like BLPOP's. It can be unblocked.
     fn waits_from_before(&mut self, before: &mut Before) -> RedisResult<()> {
         let patience = Duration::from_millis(2500);
         let ours = before.waits_a_second.read_timeout(patience.saturating_sub(before.begun.elapsed()))?;
@@ -287,8 +287,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits and leases that begin after the step last as long as they say.
-    fn goes_on(&mut self) -> RedisResult<()> {
+    /// Waits and leases that begin after the step have their normal length.
+    fn is_running(&mut self) -> RedisResult<()> {
         self.ask::<i64>("LOCK.ACQUIRE new a LEASE 700")?;
         let begun = Instant::now();
         let mut refused = self.send("LOCK.ACQUIRE new b WAIT 200")?;
@@ -301,7 +301,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Restarted, a server knows the tokens it gave only from the locks that are still held.
+    /// After a restart, a server knows only the tokens of locks that are still held.
     fn restart_with_tokens_ahead(&mut self, held: &str, ahead: i64) -> RedisResult<()> {
         let _: RedisResult<()> = self.ask("SHUTDOWN SAVE");
         self.server.wait_until_ended();
@@ -312,10 +312,10 @@ impl Bench {
             "after a restart tokens elsewhere were {}",
             if elsewhere > ahead { "higher still" } else { "lower" }
         ));
-        // The lock itself carries its newest token.
+        // The lock itself has its newest token.
         self.same(&format!("LOCK.RELEASE {held} a TOKEN {ahead}"), Value::Int(1))?;
         let token = self.ask(&format!("LOCK.ACQUIRE {held} b"))?;
-        // It counts unless it is from so far ahead that it might be anybody's.
+        // It counts unless it is implausibly far ahead.
         let counts = ahead - elsewhere < HOUR * 1_000_000;
         self.after(token, if counts { ahead } else { elsewhere });
         Ok(())
@@ -343,7 +343,7 @@ impl Bench {
         }
     }
 
-    /// Within three seconds, for the machine may be busy.
+    /// Within three seconds, because the machine may be busy.
     fn near(&mut self, what: &str, found: i64, expected: i64) {
         if !(expected - 3000..=expected).contains(&found) {
             self.wrong.push(format!("{what}: {found} ms, expected about {expected} ms"));
@@ -361,7 +361,7 @@ impl Bench {
     }
 
     /// A session reads exactly these events, each a kind and a key, in any order.
-    fn told(&mut self, session: &mut Raw, expected: &[(&str, &str)]) -> RedisResult<()> {
+    fn notified(&mut self, session: &mut Raw, expected: &[(&str, &str)]) -> RedisResult<()> {
         let mut seen = Vec::new();
         while seen.len() < expected.len() {
             session.send(&[b"LOCK.EVENTS", b"WAIT", AT_ONCE.as_millis().to_string().as_bytes()])?;
@@ -374,7 +374,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Tokens grow, whatever the clock does.
+    /// Tokens increase, whatever the clock does.
     fn after(&mut self, token: Option<i64>, before: i64) {
         if token.is_none_or(|token| token <= before) {
             self.wrong.push(format!("token {token:?} after {before}"));
@@ -392,7 +392,7 @@ impl Bench {
     }
 }
 
-/// `granted key` of an event of a session for one key.
+/// `granted key` for an event of one key.
 fn kind_and_key(event: &Value) -> String {
     let text = |value: &Value| match value {
         Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),

@@ -1,4 +1,4 @@
-//! What is done to one server.
+//! The faults of one server.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -13,25 +13,25 @@ use redis::{Cmd, Connection, RedisError};
 use support::{Builder, Server, eventually};
 
 use super::Trial;
-use super::clients::Scene;
+use super::clients::Shared;
 use crate::fuzz::copies::check_copies;
 
 /// Long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A fault that can be injected again and again.
+/// A fault that can be injected repeatedly.
 pub trait Injector {
-    /// Injects it once, and comes back when the server answers again.
-    fn inject(&mut self, server: &mut Server, scene: &Scene) -> Result<(), String>;
+    /// Injects it once, and returns when the server replies again.
+    fn inject(&mut self, server: &mut Server, shared: &Shared) -> Result<(), String>;
 
-    /// A last look, when all clients are gone.
+    /// A last check, when all clients have stopped.
     fn at_the_end(&mut self, _server: &Server) -> Result<(), String> {
         Ok(())
     }
 }
 
 impl<F: FnMut(&mut Server) -> Result<(), String>> Injector for F {
-    fn inject(&mut self, server: &mut Server, _: &Scene) -> Result<(), String> {
+    fn inject(&mut self, server: &mut Server, _: &Shared) -> Result<(), String> {
         self(server)
     }
 }
@@ -100,7 +100,7 @@ fn kill_and_restart(server: &mut Server) -> Result<(), String> {
 }
 
 fn shut_down_and_restart(server: &mut Server) -> Result<(), String> {
-    // The connection ends instead of a reply.
+    // The connection is closed instead of a reply.
     let _ = redis::cmd("SHUTDOWN").arg("SAVE").exec(&mut server.connect());
     server.wait_until_ended();
     server.restart();
@@ -108,13 +108,13 @@ fn shut_down_and_restart(server: &mut Server) -> Result<(), String> {
 }
 
 fn reload(server: &mut Server) -> Result<(), String> {
-    redis::cmd("DEBUG").arg("RELOAD").exec(&mut server.connect()).map_err(told)
+    redis::cmd("DEBUG").arg("RELOAD").exec(&mut server.connect()).map_err(notified)
 }
 
-/// Killed while the rewrite runs or after it, as the moment has it.
+/// The server is killed during the rewrite or after it, at random.
 fn rewrite_and_kill(server: &mut Server) -> Result<(), String> {
     let mut connection = server.connect();
-    redis::cmd("BGREWRITEAOF").exec(&mut connection).map_err(told)?;
+    redis::cmd("BGREWRITEAOF").exec(&mut connection).map_err(notified)?;
     if fastrand::bool() && !eventually(SOON, || !rewriting(&mut connection)) {
         return Err("the rewrite of the AOF did not end".into());
     }
@@ -128,30 +128,34 @@ fn rewriting(connection: &mut Connection) -> bool {
     })
 }
 
-/// The module can't be unloaded while clients wait in it, it has a timer, or a connection has sent one of its commands last. So one attempt
-/// is made while they do, and one when clients have been told to ask without waiting for a while, and their connections are closed.
+/// The module can't be unloaded while clients wait, while it has a timer, or if a connection's last command is one of its own.
+/// So one attempt is made meanwhile, and another when the clients wait no more and their connections are closed.
 struct Reload;
 
 impl Injector for Reload {
-    fn inject(&mut self, server: &mut Server, scene: &Scene) -> Result<(), String> {
+    fn inject(&mut self, server: &mut Server, shared: &Shared) -> Result<(), String> {
         let mut connection = server.connect();
         if let Err(error) = unload().exec(&mut connection) {
             if !["blocked clients", "timer", "not possible"].iter().any(|reason| error.to_string().contains(reason)) {
-                return Err(told(error));
+                return Err(notified(error));
             }
-            scene.nobody_waits.store(true, Ordering::Relaxed);
+            shared.nobody_waits.store(true, Ordering::Relaxed);
             let mut kill = redis::cmd("CLIENT");
             kill.arg("KILL").arg("TYPE").arg("normal");
             let unloaded = eventually(SOON, || {
                 redis::pipe().add_command(kill.clone()).add_command(unload()).exec(&mut connection).is_ok()
             });
-            scene.nobody_waits.store(false, Ordering::Relaxed);
+            shared.nobody_waits.store(false, Ordering::Relaxed);
             if !unloaded {
-                return Err("the module could not be unloaded although nobody waited".into());
+                return Err("the module could not be unloaded although no client waited".into());
             }
         }
         let path = support::module_path();
-        redis::cmd("MODULE").arg("LOAD").arg(path.as_os_str().as_encoded_bytes()).exec(&mut connection).map_err(told)
+        redis::cmd("MODULE")
+            .arg("LOAD")
+            .arg(path.as_os_str().as_encoded_bytes())
+            .exec(&mut connection)
+            .map_err(notified)
     }
 }
 
@@ -161,7 +165,7 @@ fn unload() -> Cmd {
     command
 }
 
-/// A replica that has to begin anew each time: the master is another one by its id, and the link is cut.
+/// A replica that needs a full copy each time: the master has a new replication id, and the link is cut.
 struct Resync {
     replica: Server,
 }
@@ -175,16 +179,16 @@ impl Resync {
 }
 
 impl Injector for Resync {
-    fn inject(&mut self, server: &mut Server, _: &Scene) -> Result<(), String> {
+    fn inject(&mut self, server: &mut Server, _: &Shared) -> Result<(), String> {
         let full = |server: &Server| server.info("stats", "sync_full");
         let before = full(server);
         let mut connection = server.connect();
-        redis::cmd("DEBUG").arg("CHANGE-REPL-ID").exec(&mut connection).map_err(told)?;
-        redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("replica").exec(&mut connection).map_err(told)?;
+        redis::cmd("DEBUG").arg("CHANGE-REPL-ID").exec(&mut connection).map_err(notified)?;
+        redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("replica").exec(&mut connection).map_err(notified)?;
         let done = eventually(SOON, || {
             full(server) != before && self.replica.info("replication", "master_link_status").as_deref() == Some("up")
         });
-        if done { Ok(()) } else { Err("the replica did not come back by a full copy".into()) }
+        if done { Ok(()) } else { Err("the replica did not get a full copy".into()) }
     }
 
     fn at_the_end(&mut self, server: &Server) -> Result<(), String> {
@@ -192,8 +196,8 @@ impl Injector for Resync {
     }
 }
 
-/// A power cut: what was written to the AOF but is not certainly on the disk is gone. `everysec` promises no more than
-/// that what is older than two seconds is there; here everything of the last second is cut off.
+/// A power failure: what was written to the AOF but may not be on disk is lost. `everysec` guarantees only what is older than two
+/// seconds. Here everything of the last second is cut off.
 struct PowerLoss {
     sizes: Arc<Mutex<VecDeque<(Instant, Sizes)>>>,
     over: Arc<AtomicBool>,
@@ -227,14 +231,14 @@ impl PowerLoss {
         PowerLoss { sizes, over, watcher: Some(watcher) }
     }
 
-    /// The sizes a second before `at`.
+    /// The file sizes a second before `at`.
     fn on_disk(&self, at: Instant) -> Result<Sizes, String> {
         let sizes = self.sizes.lock().map_err(|_| "the watcher of the AOF panicked")?;
         let old = sizes.iter().rev().find(|(seen, _)| *seen + LOST <= at).or(sizes.front());
         old.map(|(_, sizes)| sizes.clone()).ok_or_else(|| "no AOF was seen".into())
     }
 
-    /// What survived a power cut is on the disk, whatever the files' sizes were before.
+    /// What survived a power failure is on disk, whatever the sizes were before.
     fn begin_with(&self, kept: Sizes) {
         if let (Ok(mut sizes), Some(long_ago)) = (self.sizes.lock(), Instant::now().checked_sub(LOST)) {
             sizes.clear();
@@ -244,7 +248,7 @@ impl PowerLoss {
 }
 
 impl Injector for PowerLoss {
-    fn inject(&mut self, server: &mut Server, _: &Scene) -> Result<(), String> {
+    fn inject(&mut self, server: &mut Server, _: &Shared) -> Result<(), String> {
         server.kill9();
         let kept = self.on_disk(Instant::now())?;
         for (path, size) in &kept {
@@ -283,6 +287,6 @@ fn sizes_in(dir: &Path) -> Sizes {
         .collect()
 }
 
-fn told(error: RedisError) -> String {
+fn notified(error: RedisError) -> String {
     error.to_string()
 }

@@ -6,7 +6,7 @@ use redis::Cmd;
 use support::resp::{self, Request};
 use support::{Raw, Server};
 
-/// The line as a command of the client.
+/// The line as a command of the client library.
 pub fn command(line: &str) -> Cmd {
     let mut words = line.split(' ');
     let mut command = redis::cmd(words.next().unwrap_or_default());
@@ -16,14 +16,14 @@ pub fn command(line: &str) -> Cmd {
     command
 }
 
-/// Sends the line over a connection of its own, and does not wait for the reply.
+/// Sends the line over a new connection, without reading the reply.
 pub fn send(server: &Server, line: &str) -> io::Result<Raw> {
     let mut raw = server.raw();
     raw.send_bytes(Request::typed(line).bytes())?;
     Ok(raw)
 }
 
-/// Makes a connection a session whose process lives: a thread reads its events for as long as the connection lasts. Its id.
+/// Makes a connection a session, and returns its id. A thread reads its events for as long as the connection lasts.
 pub fn reading_session(mut raw: Raw) -> io::Result<String> {
     let id = resp::session_id(&raw.call(&[b"LOCK.SESSION"]))?;
     thread::spawn(

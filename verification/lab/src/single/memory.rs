@@ -1,4 +1,4 @@
-//! What goes on when the server may not use more memory: nothing new is granted, everything else works.
+//! At the server's memory limit, no new lock is granted, and everything else works.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::report::Row;
 use super::lines::{command, reading_session, send};
 
 const ROUNDS: u64 = 4;
-/// What is due at once comes within this on a busy machine.
+/// Timeout for what is due immediately, on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 const NAME: &str = "memory limit reached";
 
@@ -31,7 +31,7 @@ pub fn run() -> Row {
         faults: 2 * ROUNDS,
         requests: bench.requests,
         violations: bench.wrong.len() as u64,
-        note: "new locks refused with -OOM; release, renewal, hand-off, watchdog and expiry go on".into(),
+        note: "new locks refused with -OOM; release, renewal, hand-off, watchdog and expiry work".into(),
     }
 }
 
@@ -63,8 +63,8 @@ impl Bench<'_> {
         self.expect("LOCK.RELEASE held a", Value::Int(1))?;
         self.expect("LOCK.RELEASE waited-for a", Value::Int(1))?;
         self.granted(&mut after_release, "a lock that was released");
-        self.granted(&mut after_expiry, "a lock that ran out");
-        // Longer than its lease by now, for the one before it had 2000 ms.
+        self.granted(&mut after_expiry, "a lock that expired");
+        // Longer than its lease by now, because the wait before took 2000 ms.
         self.expect("HGET watched a", Value::BulkString(b"1".into()))?;
 
         self.ask::<()>("CONFIG SET maxmemory 0")?;
@@ -72,17 +72,17 @@ impl Bench<'_> {
         self.ask::<()>("FLUSHALL")
     }
 
-    /// With a policy that evicts locks, an evicted lock is free: who waits for it gets it.
+    /// With a policy that evicts locks, an evicted lock is granted to its waiter.
     fn evicted(&mut self) -> RedisResult<()> {
         let token: u64 = self.ask("LOCK.ACQUIRE evicted a LEASE 60000")?;
         let mut waiter = self.waits("LOCK.ACQUIRE evicted b WAIT 0")?;
         self.ask::<()>("CONFIG SET maxmemory-policy allkeys-lru maxmemory 1")?;
-        // Eviction takes place before a command runs.
+        // Eviction happens before a command runs.
         let _: RedisResult<Value> = self.ask("SET something else");
         if let Some(newer) = self.granted(&mut waiter, "an evicted lock")
             && newer <= token as i64
         {
-            self.wrong.push(format!("after an eviction token {newer} came after {token}"));
+            self.wrong.push(format!("after an eviction token {newer} follows {token}"));
         }
         self.ask::<()>("CONFIG SET maxmemory-policy noeviction maxmemory 0")?;
         self.ask::<()>("FLUSHALL")

@@ -1,8 +1,8 @@
 //! A server whose wall clock can be stepped.
 //!
-//! libfaketime gives the server its clock. It does not go together with Debian's redis-server, whose jemalloc asks for the
-//! time before libfaketime is ready; the Valkey of `scripts/servers` uses libc's malloc. That one loads modules with
-//! `RTLD_DEEPBIND`, past libfaketime to libc, so a few lines of C take that flag away: one clock for server and module.
+//! libfaketime provides the clock. It does not work with Debian's redis-server, whose jemalloc reads the time before libfaketime
+//! is ready. The Valkey of `scripts/servers` uses libc's malloc. It loads modules with `RTLD_DEEPBIND`, which bypasses libfaketime,
+//! so a small preloaded library removes that flag: server and module share one clock.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use support::{Builder, Server};
 use crate::options::workspace;
 
 const SERVER: &str = ".servers/valkey-9.1/valkey-server";
-/// Loaded before everything else.
+/// A library that is preloaded first.
 const SHALLOW_BINDING: &str = "\
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ void *dlopen(const char *file, int mode) {
 pub struct SteppedClock(PathBuf);
 
 impl SteppedClock {
-    /// A server, not started yet, with a clock of its own. `number` tells those of one folder apart.
+    /// A server, not started yet, with its own clock. `number` distinguishes servers in one folder.
     pub fn server(dir: &Path, number: usize) -> io::Result<(Builder, SteppedClock)> {
         let (program, library) = (workspace().join(SERVER), libfaketime());
         let Some(library) = library.filter(|_| program.exists()) else {
@@ -49,16 +49,16 @@ impl SteppedClock {
         Ok((Server::builder().program(wrapper), SteppedClock(clock)))
     }
 
-    /// Away from the machine's clock by so many seconds, from now on.
+    /// Sets the clock this many seconds ahead of the machine's.
     pub fn set(&self, seconds: i64) -> io::Result<()> {
-        // Written aside and renamed, for the server reads it at any moment.
+        // Written to another file and renamed, because the server may read it at any moment.
         let aside = self.0.with_extension("new");
         fs::write(&aside, format!("{seconds:+}\n"))?;
         fs::rename(&aside, &self.0)
     }
 }
 
-/// Where Debian's package has it, whatever the machine.
+/// The library of Debian's package, on any processor.
 fn libfaketime() -> Option<PathBuf> {
     fs::read_dir("/usr/lib")
         .ok()?
@@ -75,7 +75,7 @@ fn shallow_binding(dir: &Path) -> io::Result<PathBuf> {
     if status.success() { Ok(library) } else { Err(io::Error::other("gcc failed")) }
 }
 
-/// A folder that goes with this.
+/// A temporary folder, deleted on drop.
 pub struct TempDir(pub PathBuf);
 
 impl TempDir {

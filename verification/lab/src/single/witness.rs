@@ -1,11 +1,11 @@
-//! Locks that are held throughout a fault, and looked at after it: every deadline and every token must be what it was.
+//! Locks that are held throughout a fault, and compared afterwards: every deadline and token must be unchanged.
 
 use redis::{Connection, RedisResult, Value};
 
 /// Longer than any run of the lab.
 const LEASE: u64 = 3_600_000;
 
-/// What was acknowledged before the fault.
+/// The acknowledged state before the fault.
 pub struct Witness {
     name: String,
     mutex: u64,
@@ -15,7 +15,7 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Takes locks of every layout, gives one back, and remembers what the server said.
+    /// Acquires locks of every layout, releases one, and remembers the replies.
     pub fn take(name: &str, connection: &mut Connection) -> RedisResult<Witness> {
         let acquire = |connection: &mut Connection, key: &str, owner: &str, rest: &[&str]| -> RedisResult<u64> {
             redis::cmd("LOCK.ACQUIRE").arg(key).arg(owner).arg("LEASE").arg(LEASE).arg(rest).query(connection)
@@ -39,7 +39,7 @@ impl Witness {
         Ok(Witness { name: name.to_owned(), mutex, permits, several, contents })
     }
 
-    /// What is not as it was: nothing may differ.
+    /// The differences to the state before.
     pub fn differences(&self, connection: &mut Connection) -> RedisResult<Vec<String>> {
         let name = &self.name;
         let mut wrong = Vec::new();
@@ -68,13 +68,13 @@ impl Witness {
             }
             let other: Option<u64> = redis::cmd("LOCK.ACQUIRE").arg(&key).arg("somebody else").query(connection)?;
             if other.is_some() {
-                wrong.push(format!("{key}: given to somebody else while it was held"));
+                wrong.push(format!("{key}: granted to another owner while it was held"));
             }
         }
         Ok(wrong)
     }
 
-    /// Gives everything back.
+    /// Releases all of them.
     pub fn release(self, connection: &mut Connection) -> RedisResult<()> {
         for kind in KINDS {
             redis::cmd("LOCK.FORCE").arg(format!("{}:{kind}", self.name)).exec(connection)?;

@@ -1,4 +1,4 @@
-//! The clients of the soak that work in other processes, in Python, and what they tell its ledgers.
+//! The soak's clients in Python processes, and their reports to the ledgers.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,22 +10,21 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 
-use super::{LOCKS, PERMITS, Scene, WAIT};
+use super::{LOCKS, PERMITS, Shared, WAIT};
 use crate::clock::until;
 use crate::load::dies_with_the_lab;
 use crate::options::{Options, workspace};
 
-/// Programs at work, and who listens to their clients.
+/// The running programs, and the listener for their clients.
 pub struct Others {
     programs: Vec<Child>,
     listens: AbortHandle,
 }
 
 impl Others {
-    /// Starts so many programs, every other one with threads and the rest with tasks, of so many clients each. To be called
-    /// inside a runtime.
+    /// Starts the programs, alternately with threads and with tasks, with this many clients each. Must be called inside a runtime.
     pub fn start(
-        scene: &Arc<Scene>,
+        shared: &Arc<Shared>,
         server: (SocketAddr, &Path),
         options: &Options,
         programs: usize,
@@ -35,7 +34,7 @@ impl Others {
         let ledger = folder.join("ledger");
         let _ = std::fs::remove_file(&ledger);
         let listener = UnixListener::bind(&ledger)?;
-        let listens = tokio::spawn(listen(Arc::clone(scene), listener)).abort_handle();
+        let listens = tokio::spawn(listen(Arc::clone(shared), listener)).abort_handle();
         let mut others = Others { programs: Vec::new(), listens };
         for number in 0..programs {
             let kind = if number % 2 == 0 { "threads" } else { "tasks" };
@@ -55,7 +54,7 @@ impl Others {
         Ok(others)
     }
 
-    /// What one that runs threads, and one that runs tasks, has of memory, in bytes.
+    /// The memory of a process with threads, and of one with tasks, in bytes.
     pub fn memory(&self) -> Vec<u64> {
         self.programs.iter().take(2).map(|program| resident(&program.id().to_string())).collect()
     }
@@ -81,44 +80,44 @@ impl Others {
     }
 }
 
-/// The memory that a process has in use, in bytes; `self` is this one.
+/// The memory of a process in bytes; `self` is this one.
 pub fn resident(process: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|size| size.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-async fn listen(scene: Arc<Scene>, listener: UnixListener) {
+async fn listen(shared: Arc<Shared>, listener: UnixListener) {
     while let Ok((line, _)) = listener.accept().await {
-        tokio::spawn(hear(Arc::clone(&scene), line));
+        tokio::spawn(serve_client(Arc::clone(&shared), line));
     }
 }
 
-/// Each line is answered once the ledger has it: the client goes on only then.
-async fn hear(scene: Arc<Scene>, mut line: UnixStream) {
+/// Each line gets a reply once the ledger has it: the client continues only then.
+async fn serve_client(shared: Arc<Shared>, mut line: UnixStream) {
     let (reader, mut writer) = line.split();
     let mut lines = BufReader::new(reader).lines();
     while let Ok(Some(text)) = lines.next_line().await {
-        take_in(&scene, &text);
+        handle_line(&shared, &text);
         if writer.write_all(b"\n").await.is_err() {
             break;
         }
     }
 }
 
-fn take_in(scene: &Scene, text: &str) {
+fn handle_line(shared: &Shared, text: &str) {
     let known = |number: &str| number.parse().ok().filter(|number| *number < LOCKS);
     let words: Vec<&str> = text.split(' ').collect();
     match words[..] {
         ["granted", number, token] => match (known(number), token.parse()) {
-            (Some(number), Ok(token)) => scene.granted(number, token),
-            _ => scene.failed(&text),
+            (Some(number), Ok(token)) => shared.granted(number, token),
+            _ => shared.failed(&text),
         },
         ["gives", number] => match known(number) {
-            Some(number) => scene.gives_back(number),
-            None => scene.failed(&text),
+            Some(number) => shared.releases(number),
+            None => shared.failed(&text),
         },
-        ["none"] => scene.timed_out(),
-        _ => scene.failed(&text),
+        ["none"] => shared.timed_out(),
+        _ => shared.failed(&text),
     }
 }

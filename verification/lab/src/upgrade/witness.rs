@@ -1,4 +1,4 @@
-//! Locks that are held during the whole of an upgrade, and a queue that waits for one of them.
+//! Locks that are held during a whole upgrade, and a queue for one of them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,27 +12,27 @@ use tokio::time::timeout;
 
 use crate::bound;
 use crate::clock::until;
-use crate::engine::{Result, Trouble};
+use crate::engine::{LabError, Result};
 use crate::trio::Trio;
 
 /// Longer than any upgrade.
 const LONG: Duration = Duration::from_secs(2 * 3600);
-/// Of the watched hold: longer than a failover, and shorter than the upgrade, so that it has to be renewed.
+/// The watched hold's lease: longer than a failover, and shorter than the upgrade, so that it has to be renewed.
 const LEASE: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(60);
 const PLAIN: usize = 20;
 const WAITERS: usize = 5;
 const KEY: &str = "witness:queue";
 
-fn trouble(why: impl ToString) -> Trouble {
-    Trouble(why.to_string())
+fn lab_error(why: impl ToString) -> LabError {
+    LabError(why.to_string())
 }
 
-/// Plain leases that nobody renews, and their tokens.
+/// Plain leases without renewals, and their tokens.
 pub struct Leases(Vec<(String, i64)>);
 
 impl Leases {
-    /// Takes them.
+    /// Acquires them.
     pub fn take(master: &mut Connection) -> Result<Leases> {
         let mut taken = Vec::new();
         for number in 0..PLAIN {
@@ -49,7 +49,7 @@ impl Leases {
         self.0.len()
     }
 
-    /// Those that are not held under their tokens any more.
+    /// Those that are not held with their tokens any more.
     pub fn lost(&self, master: &mut Connection) -> Result<Vec<String>> {
         let mut lost = Vec::new();
         for (key, token) in &self.0 {
@@ -62,7 +62,7 @@ impl Leases {
     }
 }
 
-/// A watched hold of the client's, and requests that wait for it, each of an owner of its own.
+/// A watched hold of the client, and requests that wait for it, each with its own owner.
 pub struct Queue {
     runtime: Runtime,
     guard: Guard,
@@ -72,32 +72,32 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Takes the lock, and lets the others wait, one after the other.
+    /// Acquires the lock, and adds the waiters, one after the other.
     pub fn form(trio: &Trio) -> Result<Queue> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let locks = {
             let _inside = runtime.enter();
-            bound::locks(&trio.way()).map_err(trouble)?
+            bound::locks(&trio.discovery()).map_err(lab_error)?
         };
-        let holder = locks.clone().named("holder").map_err(trouble)?;
+        let holder = locks.clone().named("holder").map_err(lab_error)?;
         let guard = runtime
             .block_on(async { holder.lock(KEY).watched(LEASE).acquire().await })
-            .map_err(trouble)?
-            .ok_or_else(|| trouble("the witness was refused its lock"))?;
+            .map_err(lab_error)?
+            .ok_or_else(|| lab_error("the witness was refused its lock"))?;
         let granted = Arc::default();
         let mut queue = Queue { runtime, guard, waiters: Vec::new(), granted, order: Vec::new() };
         for number in 0..WAITERS {
-            let locks = locks.clone().named(&format!("waiter{number}")).map_err(trouble)?;
+            let locks = locks.clone().named(&format!("waiter{number}")).map_err(lab_error)?;
             queue.waiters.push(queue.runtime.spawn(wait(locks, number, Arc::clone(&queue.granted))));
             if !until(SOON, || waiting(trio).is_ok_and(|order| order.len() == number + 1)) {
-                return Err(trouble(format!("waiter {number} does not wait")));
+                return Err(lab_error(format!("waiter {number} does not wait")));
             }
         }
         queue.order = waiting(trio)?;
         Ok(queue)
     }
 
-    /// What is not as it was. Then the lock is released, and must go to the waiters, one after the other.
+    /// The differences to the state before. Releases the lock, which must be granted to the waiters in order.
     pub fn end(self, trio: &Trio) -> Result<Vec<String>> {
         let Queue { runtime, guard, waiters, granted, order } = self;
         let mut wrong = Vec::new();

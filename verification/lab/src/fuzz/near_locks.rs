@@ -1,34 +1,34 @@
-//! Hashes that are nearly locks, written by hand: each part mostly as the module writes it, and now and then just beside it.
+//! Hashes that are almost locks, written by hand: each part is mostly as the module writes it, and sometimes slightly wrong.
 
 use fastrand::Rng;
 
 use super::words::Words;
 
-/// What stands where a number of holds should; the first ones are right.
+/// Values for a hold count. The first ones are valid.
 const COUNTS: [&[u8]; 9] = [b"1", b"2", b"3", b"0", b"-1", b"01", b"1.0", b"9223372036854775808", b""];
-/// What stands in `#limit`; the first ones are right.
+/// Values for `#limit`. The first ones are valid.
 const LIMITS: [&[u8]; 8] = [b"0", b"2", b"3", b"1", b"-1", b"00", b"18446744073709551616", b"many"];
-/// Milliseconds from now at which a holder's time is over, or what is no time.
+/// Remaining ms of a holder's lease, or invalid values.
 const LEFT: [i64; 9] = [5, 30, 1_000, 100_000, -5, TOO_FAR, 0, 3_600_000_000_000, i64::MAX / 2];
-/// In microseconds that is 2^64 less thirty years: a program that keeps only 64 bits takes it for the past.
+/// In microseconds this is 2^64 less thirty years, which overflows 64 bits to a time in the past.
 const TOO_FAR: i64 = 18_445_744_073_709_551;
 const NO_TIMES: [&[u8]; 5] = [b"9999999999999999999", b"", b"-1", b"1e12", b"\xff"];
-/// Microseconds from now of a token, or what is none: an hour ahead is the most that counts.
+/// Microseconds from now of a token. An hour ahead is the most that counts.
 const AHEAD: [i64; 8] =
     [0, -1_000_000, 1, 3_500_000_000, 3_700_000_000, 86_400_000_000, -1_700_000_000_000_000, 1 << 51];
 const NO_TOKENS: [&[u8]; 6] = [b"9007199254740991", b"9007199254740992", b"0", b"-7", b"9223372036854775808", b"token"];
-/// One part in so many is not what it should be.
+/// One in so many parts is wrong.
 const ODD: u32 = 6;
 
-/// Writes almost-locks. Reckons from the newest token that it knows, which is the server's clock in microseconds.
-pub struct Scribe<'a> {
+/// Writes almost-locks. Tokens are relative to the newest known one, which is about the server's clock in microseconds.
+pub struct NearLocks<'a> {
     pub rng: &'a mut Rng,
     pub owners: &'a [Vec<u8>],
     pub token: i64,
 }
 
-impl Scribe<'_> {
-    /// An almost-lock from nothing: the requests that make it, to be sent in one step.
+impl NearLocks<'_> {
+    /// The requests that write a new almost-lock, to be sent in one transaction.
     pub fn lock(&mut self, key: &[u8]) -> Vec<Words> {
         let mut requests = vec![vec![b"DEL".to_vec(), key.to_vec()], self.hash(key)];
         match self.rng.u32(..4) {
@@ -49,7 +49,7 @@ impl Scribe<'_> {
         requests
     }
 
-    /// The `HSET` of one.
+    /// The `HSET` of an almost-lock.
     pub fn hash(&mut self, key: &[u8]) -> Words {
         let mut request = vec![b"HSET".to_vec(), key.to_vec()];
         let holders = self.holders();
@@ -62,7 +62,7 @@ impl Scribe<'_> {
         }
         for owner in holders {
             let count = self.mostly(&COUNTS, 3);
-            // A limit asks for details of each holder.
+            // A lock with a limit has details of each holder.
             if has_limit != self.is_odd() {
                 request.extend([[b"#@".as_slice(), &owner].concat(), self.details()]);
             }
@@ -71,7 +71,7 @@ impl Scribe<'_> {
         request
     }
 
-    /// A field that such a hash may have.
+    /// A field for such a hash.
     pub fn field(&mut self) -> Vec<u8> {
         let owner = self.owner();
         match self.rng.u32(..5) {
@@ -114,7 +114,7 @@ impl Scribe<'_> {
         }
     }
 
-    /// One of the first `right` choices, now and then any.
+    /// One of the first `right` choices, and sometimes any.
     fn mostly(&mut self, choices: &[&[u8]], right: usize) -> Vec<u8> {
         let below = if self.is_odd() { choices.len() } else { right };
         choices[self.rng.usize(..below)].to_vec()
@@ -125,7 +125,7 @@ impl Scribe<'_> {
     }
 }
 
-/// Gives a field a time of its own, or takes it away; servers that can't do that say so.
+/// Sets or removes a field's expiry. Servers without field expiry return an error.
 pub fn field_time(rng: &mut Rng, key: &[u8], field: &[u8]) -> Words {
     let time = ["1", "10", "40", "1000", "100000"][rng.usize(..5)];
     let mut request = match rng.u32(..5) {
@@ -143,7 +143,7 @@ mod tests {
     use support::Server;
     use support::resp::Value;
 
-    /// Some of them are locks to the module, and some are not: else they would be too good or too bad.
+    /// Some of them are locks to the module, and some are not.
     #[test]
     fn some_generated_hashes_are_valid_locks() {
         if !support::module_path().exists() {
@@ -159,7 +159,7 @@ mod tests {
         let mut rng = Rng::with_seed(7);
         let mut replies = [0; 3];
         for _ in 0..400 {
-            let requests = Scribe { rng: &mut rng, owners: &owners, token }.lock(b"almost");
+            let requests = NearLocks { rng: &mut rng, owners: &owners, token }.lock(b"almost");
             client.call_all(&requests);
             let reply = client.call(&[b"LOCK.INFO", b"almost"]);
             replies[match reply {

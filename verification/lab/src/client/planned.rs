@@ -1,12 +1,12 @@
-//! What a client asks for: which lock, of which kind, for how long.
+//! The requests of a client: which lock, of which kind, for how long.
 
 use redis::Cmd;
 
-use super::{Client, Pace, keyed};
+use super::{Client, HoldTime, keyed};
 use crate::history::Limit;
 
-/// What a client wants next.
-pub(super) struct Wish {
+/// The next request of a client.
+pub(super) struct PlannedRequest {
     pub(super) keys: Vec<String>,
     pub(super) owner: String,
     pub(super) limit: Limit,
@@ -15,23 +15,23 @@ pub(super) struct Wish {
 }
 
 impl Client {
-    /// Makes up a request, for a new owner.
-    pub(super) fn wish(&mut self) -> Wish {
+    /// Chooses a request, for a new owner.
+    pub(super) fn planned(&mut self) -> PlannedRequest {
         self.asked += 1;
-        let (keys, limit) = self.wanted_locks();
-        let short = self.character.pace == Pace::Short;
-        Wish {
+        let (keys, limit) = self.choose_locks();
+        let short = self.client_config.hold_time == HoldTime::Short;
+        PlannedRequest {
             keys,
-            owner: format!("{}-{}", self.character.name, self.asked),
+            owner: format!("{}-{}", self.client_config.name, self.asked),
             limit,
             lease: if short { self.rng.u64(400..1_500) } else { self.rng.u64(2_500..5_000) },
             wait: (self.rng.u8(..10) < 8).then(|| self.rng.u64(20..1_500)),
         }
     }
 
-    fn wanted_locks(&mut self) -> (Vec<String>, Limit) {
-        let prefix = &self.character.prefix;
-        if self.character.pace == Pace::Long {
+    fn choose_locks(&mut self) -> (Vec<String>, Limit) {
+        let prefix = &self.client_config.prefix;
+        if self.client_config.hold_time == HoldTime::Long {
             let key = format!("{prefix}long:{{{}}}", self.rng.u8(..6));
             return (vec![key], Limit::Of(1));
         }
@@ -53,26 +53,26 @@ impl Client {
         }
     }
 
-    /// Two locks in either order: what deadlocks clients that take one after the other.
+    /// Two locks in random order, which would deadlock clients that acquire one after the other.
     fn two_of_three(&mut self) -> Vec<String> {
         let mut names = ["a", "b", "c"];
         self.rng.shuffle(&mut names);
-        names[..2].iter().map(|name| format!("{}both:{{1}}:{name}", self.character.prefix)).collect()
+        names[..2].iter().map(|name| format!("{}both:{{1}}:{name}", self.client_config.prefix)).collect()
     }
 
-    /// The request.
-    pub(super) fn acquire_command(&self, wish: &Wish) -> Cmd {
-        let mut command = keyed("LOCK.ACQUIRE", "LOCK.MACQUIRE", &wish.keys);
-        command.arg(&wish.owner).arg("LEASE").arg(wish.lease);
-        if let Some(wait) = wish.wait {
+    /// The command of a request.
+    pub(super) fn acquire_command(&self, planned: &PlannedRequest) -> Cmd {
+        let mut command = keyed("LOCK.ACQUIRE", "LOCK.MACQUIRE", &planned.keys);
+        command.arg(&planned.owner).arg("LEASE").arg(planned.lease);
+        if let Some(wait) = planned.wait {
             command.arg("WAIT").arg(wait);
         }
-        match wish.limit {
+        match planned.limit {
             Limit::Shared => command.arg("SHARED"),
             Limit::Of(1) => &mut command,
             Limit::Of(n) => command.arg("LIMIT").arg(n),
         };
-        // A request that is sent again because its reply was lost must not count twice.
+        // A request that is repeated because its reply was lost must not count twice.
         command.arg("HOLDS").arg(1);
         self.ask_replicas(&mut command);
         command

@@ -1,4 +1,4 @@
-//! Large states beside the random requests, which run into them: what one client can build that makes others' steps long.
+//! Large states beside the random requests: what one client can build to make other clients' commands slow.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,69 +11,69 @@ use support::resp::Request;
 
 use super::requests::DATABASES;
 
-/// Keys of one request, if the server lets a request have so many.
+/// Keys of one request, if the server allows so many.
 const KEYS: usize = 128;
 /// Holders of one lock.
 const HOLDERS: usize = 20_000;
 /// Connections that wait for one lock.
-const CROWD: usize = 800;
-/// So few requests go to the server at a time that they are no long step together.
+const WAITERS: usize = 800;
+/// The number of requests in one packet, low enough that they do not make a long event-loop iteration.
 const AT_ONCE: usize = 20;
-/// Between two looks at what has become of the state.
+/// Between two checks of the state.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Builds a state, and builds it again when the others have torn it down, until it is told to stop or the server is gone.
+/// Builds a state, and rebuilds it when other clients have destroyed it, until `stop` or until the server is gone.
 ///
-/// Each round has another state. The keys are among those that the requests name.
-pub fn bear(address: SocketAddr, round: u64, stop: &AtomicBool) -> io::Result<()> {
-    let mut burden = Burden { address, database: round as u32 % DATABASES, stop };
+/// Each round has another state. Its keys are among those of the random requests.
+pub fn build(address: SocketAddr, round: u64, stop: &AtomicBool) -> io::Result<()> {
+    let mut large_states = LargeStates { address, database: round as u32 % DATABASES, stop };
     match round % 4 {
-        0 => burden.long_request(),
-        1 => burden.many_holders(),
-        2 => burden.crowd("SHARED"),
-        _ => burden.crowd("LIMIT 1"),
+        0 => large_states.long_request(),
+        1 => large_states.many_holders(),
+        2 => large_states.many_waiters("SHARED"),
+        _ => large_states.many_waiters("LIMIT 1"),
     }
 }
 
-struct Burden<'a> {
+struct LargeStates<'a> {
     address: SocketAddr,
     database: u32,
     stop: &'a AtomicBool,
 }
 
-impl Burden<'_> {
+impl LargeStates<'_> {
     fn connect(&self) -> io::Result<Raw> {
         let mut raw = Raw::connect(self.address)?;
-        self.tell(&mut raw, &format!("SELECT {}", self.database))?;
+        self.run(&mut raw, &format!("SELECT {}", self.database))?;
         raw.read()?;
         Ok(raw)
     }
 
-    fn tell(&self, raw: &mut Raw, line: &str) -> io::Result<()> {
+    fn run(&self, raw: &mut Raw, line: &str) -> io::Result<()> {
         raw.send_bytes(Request::typed(line).bytes())
     }
 
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// Waits for many keys, one of which the others fight for.
+    /// Waits for many keys, one of which is contended.
     fn long_request(&mut self) -> io::Result<()> {
-        while self.goes_on() {
+        while self.is_running() {
             let mut raw = self.connect()?;
             let names: Vec<String> = (1..KEYS).map(|key| format!("burden:{key}")).collect();
-            self.tell(&mut raw, &format!("LOCK.MACQUIRE {KEYS} lock:1 {} bearer WAIT 0 LEASE 20", names.join(" ")))?;
-            while self.goes_on() && raw.read_timeout(PAUSE)?.is_none() {}
-            // What it has goes with its lease.
+            self.run(&mut raw, &format!("LOCK.MACQUIRE {KEYS} lock:1 {} bearer WAIT 0 LEASE 20", names.join(" ")))?;
+            while self.is_running() && raw.read_timeout(PAUSE)?.is_none() {}
+            // Its holds expire with their leases.
             raw.close();
         }
         Ok(())
     }
 
-    /// Fills a lock with holders, one after the other.
+    /// Adds holders to a lock, one after the other.
     fn many_holders(&mut self) -> io::Result<()> {
         let mut raw = self.connect()?;
-        while self.goes_on() {
+        while self.is_running() {
             for first in (0..HOLDERS).step_by(AT_ONCE) {
                 let acquire = |number| {
                     Request::typed(&format!("LOCK.ACQUIRE lock:9 holder-{number} SHARED LEASE 60000")).bytes().to_vec()
@@ -82,7 +82,7 @@ impl Burden<'_> {
                 for _ in 0..AT_ONCE {
                     raw.read()?;
                 }
-                if !self.goes_on() {
+                if !self.is_running() {
                     break;
                 }
             }
@@ -91,18 +91,18 @@ impl Burden<'_> {
         Ok(())
     }
 
-    /// Waits for a lock on many connections; a client that is answered asks again.
-    fn crowd(&mut self, limit: &str) -> io::Result<()> {
-        let mut pace = Pace { raw: self.connect()?, steps: 0 };
+    /// Waits for a lock over many connections. A client that gets a reply requests again.
+    fn many_waiters(&mut self, limit: &str) -> io::Result<()> {
+        let mut pace = Pacer { raw: self.connect()?, steps: 0 };
         let mut members: Vec<Raw> = Vec::new();
-        while self.goes_on() && members.len() < CROWD {
+        while self.is_running() && members.len() < WAITERS {
             let mut raw = self.connect()?;
             self.ask(&mut raw, members.len(), limit)?;
             members.push(raw);
         }
-        while self.goes_on() {
+        while self.is_running() {
             for (number, raw) in members.iter_mut().enumerate() {
-                // Others may have killed it.
+                // Other clients may have killed it.
                 match raw.read_timeout(Duration::ZERO) {
                     Ok(None) => continue,
                     Ok(Some(_)) => {}
@@ -120,18 +120,18 @@ impl Burden<'_> {
     }
 
     fn ask(&self, raw: &mut Raw, number: usize, limit: &str) -> io::Result<()> {
-        self.tell(raw, &format!("LOCK.ACQUIRE lock:8 member-{number} {limit} LEASE 30 WAIT 0"))
+        self.run(raw, &format!("LOCK.ACQUIRE lock:8 member-{number} {limit} LEASE 30 WAIT 0"))
     }
 }
 
-/// Keeps what many connections do at the same time from becoming one long turn of the server.
-struct Pace {
+/// Limits the number of connections that act in one event-loop iteration.
+struct Pacer {
     raw: Raw,
     steps: usize,
 }
 
-impl Pace {
-    /// After a few steps the server must have heard of them before the next one is taken.
+impl Pacer {
+    /// After a few steps, waits until the server has processed them.
     fn step(&mut self) -> io::Result<()> {
         self.steps += 1;
         if self.steps.is_multiple_of(AT_ONCE) {

@@ -69,7 +69,7 @@ impl Clients {
     }
 
     /// `owner-number` sends a request, which waits.
-    fn request(&mut self, number: usize) {
+    fn send_request(&mut self, number: usize) {
         let line = format!("LOCK.ACQUIRE key owner-{number} LEASE 3600000 WAIT 0");
         self.members[number].send_lines(&[&line]);
     }
@@ -152,7 +152,9 @@ fn ten_thousand_waiters_leave_from_any_position() {
     for raw in gone.iter().filter_map(|&number| members[number].take()) {
         if random.chance(50) { raw.reset() } else { raw.close() }
     }
-    until(SOON, "the closed connections have left the queue", || count_waiters(&mut clients.control, "key") == all_left);
+    until(SOON, "the closed connections have left the queue", || {
+        count_waiters(&mut clients.control, "key") == all_left
+    });
     let shown = clients.queue(MANY);
     assert_eq!(shown[..left.len()], left, "in their order");
     assert!(shown[left.len()..].iter().all(|number| left_behind.contains(number)));

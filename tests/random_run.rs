@@ -436,7 +436,7 @@ impl Run {
         let key = *self.random.pick(&keys);
         let line = format!("LOCK.RELEASE k{key} {} ALL", self.names[owner]);
         assert_eq!(self.clients[owner].run(&line), Value::Int(1), "{line} in {:#?}", self.model);
-        self.event_queues[session].hears_of_withdrawal(&keys, &self.names[owner]);
+        self.event_queues[session].expect_withdrawal(&keys, &self.names[owner]);
         self.names[owner] = format!("o{owner}'{}", self.coverage.count("cancelled"));
         self.log(line);
         self.model.leave(owner);

@@ -207,7 +207,7 @@ impl<'a> Worker<'a> {
     }
 
     /// The reply, or `None` if the connection was closed.
-    fn say(&mut self, line: &str) -> Option<Value> {
+    fn run(&mut self, line: &str) -> Option<Value> {
         self.raw.send(&crate::common::words(line)).ok()?;
         match self.raw.read() {
             Ok(reply) => Some(reply),
@@ -313,6 +313,7 @@ fn assert_tokens_increase(holds: &[Hold]) {
     for hold in asked {
         while let Some(earlier) = heard.next_if(|it| it.heard < hold.asked) {
             let newest = newest.entry(earlier.key).or_default();
+            *newest = earlier.token.max(*newest);
         }
         // The same token if the owner still held the lock.
         let before = newest.get(&hold.key).copied().unwrap_or_default();

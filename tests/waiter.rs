@@ -6,9 +6,8 @@ use std::io::{self, Write};
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::common::{array, ask_token, error, fields, info_number, int, map, text, token};
-use crate::lines::encode;
-pub(crate) use crate::lines::{Commands, Reply, SOON, Watched};
+use crate::common::{array, error, fields, info_number, int, map, text, token};
+pub(crate) use crate::lines::{Commands, SOON};
 
 /// A connection whose request is queued.
 pub(crate) struct Waiter {

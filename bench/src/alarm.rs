@@ -1,4 +1,4 @@
-//! A timer that wakes a poll, to the microsecond: the timeouts of epoll count in milliseconds.
+//! A timer that wakes a poll with microsecond resolution. The timeouts of epoll are in milliseconds.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -7,13 +7,13 @@ use std::{io, mem, ptr};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 
-/// One alarm, which is set anew for each wait.
+/// A timer, which is set again for each wait.
 pub struct Alarm(OwnedFd);
 
 impl Alarm {
-    /// An alarm that is an event of this token.
+    /// A timer that is an event with this token.
     pub fn new(registry: &Registry, token: Token) -> io::Result<Self> {
-        // SAFETY: a plain call; the descriptor that it returns is nobody else's.
+        // SAFETY: a call with two numbers. Nothing else owns the returned descriptor.
         let alarm = unsafe {
             let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
             if fd < 0 {
@@ -25,11 +25,11 @@ impl Alarm {
         Ok(alarm)
     }
 
-    /// Rings once, after this time; what was set before rings no more.
+    /// Fires once, after this time. Replaces the earlier setting.
     pub fn set(&self, after: Duration) -> io::Result<()> {
-        // A clock that is set to nothing never rings.
+        // A timer that is set to zero never fires.
         let after = after.max(Duration::from_nanos(1));
-        // SAFETY: all zeros is a value of the structure, and the kernel only reads it.
+        // SAFETY: zero is a valid value of the structure, and the kernel only reads it.
         let outcome = unsafe {
             let mut setting: libc::itimerspec = mem::zeroed();
             setting.it_value.tv_sec = after.as_secs() as libc::time_t;
@@ -39,10 +39,10 @@ impl Alarm {
         if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Takes note that it rang.
+    /// Acknowledges that it fired.
     pub fn rang(&self) {
         let mut count = 0_u64;
-        // SAFETY: the kernel writes these eight bytes at most. That there is nothing to read is as good.
+        // SAFETY: the kernel writes at most eight bytes. There may be nothing to read.
         unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), mem::size_of::<u64>()) };
     }
 }

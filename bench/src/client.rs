@@ -1,4 +1,4 @@
-//! A client that waits for each reply: for setting up, for looking, and where one client at a time is what is measured.
+//! A blocking client, for setup, for reading the server's state, and where one client at a time is measured.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use support::Raw;
 use support::resp::{self, Request, Value};
 
-/// A connection that fails after a minute without an answer, for then the server hangs.
+/// A connection whose reads time out after a minute.
 pub struct Client {
     raw: Raw,
 }
@@ -18,17 +18,17 @@ impl Client {
         Ok(Self { raw })
     }
 
-    /// Sends without waiting.
+    /// Sends bytes without waiting.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         self.raw.send_bytes(bytes).context("writing to the server")
     }
 
-    /// The next reply, errors of the server included.
+    /// The next reply, which may be an error.
     pub fn read(&mut self) -> Result<Value> {
         self.raw.read().context("reading from the server")
     }
 
-    /// Sends one request and waits for its reply, errors of the server included.
+    /// Sends one request and waits for its reply, which may be an error.
     pub fn ask(&mut self, request: &Request) -> Result<Value> {
         self.send(request.bytes())?;
         self.read()
@@ -44,7 +44,7 @@ impl Client {
         Ok(reply)
     }
 
-    /// Sends requests in batches of at most `batch`, each after the replies to the one before, and checks every reply.
+    /// Sends requests in batches of at most `batch`, each after the replies to the previous one, and checks every reply.
     pub fn pipeline(
         &mut self,
         requests: impl Iterator<Item = Request>,
@@ -67,7 +67,7 @@ impl Client {
         Ok(())
     }
 
-    /// A line of `INFO section`.
+    /// A field in a section of `INFO`.
     pub fn info(&mut self, section: &str, field: &str) -> Result<String> {
         let text = resp::text(&self.call(&["INFO", section])?)?;
         let prefix = format!("{field}:");
@@ -75,7 +75,7 @@ impl Client {
         Ok(line.with_context(|| format!("INFO {section} has no {field}"))?.trim().to_owned())
     }
 
-    /// Seconds of CPU that the server's main thread has used so far.
+    /// Seconds of CPU that the server's main thread has used.
     pub fn server_cpu(&mut self) -> Result<f64> {
         let text = resp::text(&self.call(&["INFO", "cpu"])?)?;
         let seconds = |field: &str| -> Result<f64> {
@@ -85,12 +85,12 @@ impl Client {
         Ok(seconds("used_cpu_sys_main_thread:")? + seconds("used_cpu_user_main_thread:")?)
     }
 
-    /// Loads a script; its SHA.
+    /// Loads a script, and returns its SHA.
     pub fn load_script(&mut self, script: &str) -> Result<String> {
         Ok(resp::text(&self.call(&["SCRIPT", "LOAD", script])?)?)
     }
 
-    /// Whether the server knows a command.
+    /// Whether the server has a command.
     pub fn knows(&mut self, command: &str) -> Result<bool> {
         Ok(match self.call(&["COMMAND", "INFO", command])? {
             Value::Array(found) => found.first().is_some_and(|entry| *entry != Value::Nil),

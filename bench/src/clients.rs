@@ -1,4 +1,4 @@
-//! 9. The client for Rust: beside the same commands sent by hand, and beside a client that polls.
+//! 9. The Rust client, compared with the same commands sent by hand, and with a client that polls.
 
 mod overhead;
 mod tasks;
@@ -11,7 +11,7 @@ use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::Settings;
 
-/// What the client may add to the latency of a pair, as a ratio.
+/// The limit on the client's latency for a pair, as a ratio.
 const MOST_LATENCY: f64 = 1.1;
 
 /// Measures on each server.

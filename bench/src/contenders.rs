@@ -1,7 +1,7 @@
-//! Who is measured: what each sends to take and to give back a lock, how it reads the replies, and how it waits.
+//! The contenders: the requests by which each acquires and releases a lock, its replies, and how it waits.
 //!
-//! A contender only makes requests and reads replies. Who sends them, when and over how many connections is the same code
-//! for all of them.
+//! A contender only makes requests and reads replies. The code that sends them, and its timing and connections, are the same for
+//! all contenders.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use crate::client::Client;
 pub struct Lock {
     /// The lock's key.
     pub key: String,
-    /// Who takes it.
+    /// The owner.
     pub owner: String,
-    /// How long it lasts without its owner.
+    /// The lease.
     pub lease: Duration,
-    /// The session on whose behalf it is asked for, where the contender has one.
+    /// The session on whose behalf it is requested, if the contender has one.
     pub session: Option<Arc<str>>,
 }
 
 impl Lock {
-    /// The lock `key` of client number `client`, under an owner of the length that Redisson's have.
+    /// The lock `key` of client number `client`, with an owner as long as Redisson's.
     pub fn new(key: impl Into<String>, client: usize, lease: Duration) -> Self {
         let owner = format!("7b1f2f5e-3c55-4f0a-9d57-0d2c1a6be0f1:{client}");
         Self { key: key.into(), owner, lease, session: None }
     }
 
-    /// The number of the client that has an owner's name.
+    /// The number of the client with this owner.
     pub fn client_of(owner: &str) -> Option<usize> {
         owner.rsplit_once(':')?.1.parse().ok()
     }
@@ -42,37 +42,37 @@ impl Lock {
     }
 }
 
-/// What the reply to a request for the lock says.
+/// The result of a request for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The lock is ours.
+    /// The lock was acquired.
     Granted,
-    /// Another has it, for this long unless it is released, as far as the server told.
+    /// Another client holds it, for this long if the server returned that.
     Busy(Option<Duration>),
 }
 
-/// How a client gets a lock that another holds.
+/// How a client waits for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// The server keeps the queue; the reply comes with the lock.
+    /// In the server's queue: the reply is the grant.
     Queued,
-    /// It asks again after this pause.
+    /// It tries again after this pause.
     Polling(Duration),
-    /// It listens to the lock's channel and asks again on each message, or when the holder's lease is over.
+    /// It subscribes to the lock's channel, and tries again on each message, or when the holder's lease has expired.
     Listening,
-    /// The server keeps the queue, and tells the client's session when the lock is there.
-    Told,
+    /// In the server's queue: the grant is an event of the client's session.
+    Notified,
 }
 
-/// A way to lock.
+/// A lock implementation.
 pub trait Contender: Send {
-    /// The name in tables.
+    /// Its name in tables.
     fn name(&self) -> &'static str;
-    /// Takes the lock if it is free.
+    /// Acquires the lock if it is free.
     fn acquire(&self, lock: &Lock) -> Request;
     /// Releases it.
     fn release(&self, lock: &Lock) -> Request;
-    /// Reads the reply to [`acquire`](Self::acquire) or [`wait`](Self::wait); as `SET NX` replies, if not said otherwise.
+    /// Reads the reply to [`acquire`](Self::acquire) or [`wait`](Self::wait). Default: the replies of `SET NX`.
     fn answer(&self, reply: &Value) -> Result<Answer> {
         match reply {
             Value::Okay => Ok(Answer::Granted),
@@ -80,34 +80,34 @@ pub trait Contender: Send {
             other => unexpected(self.name(), "SET", other),
         }
     }
-    /// Fails unless the reply says that the lock was ours and is released: 1 by default.
+    /// Checks that the reply confirms a release. Default: 1.
     fn check_released(&self, reply: &Value) -> Result<()> {
         match reply {
             Value::Int(1) => Ok(()),
             other => unexpected(self.name(), "release", other),
         }
     }
-    /// How it waits; by polling as redis-py's `Lock` does, if not said otherwise.
+    /// How it waits. Default: polling, like redis-py's `Lock`.
     fn waiting(&self) -> Waiting {
         Waiting::Polling(REDIS_PY_SLEEP)
     }
-    /// Takes the lock, or waits for it as long as it takes.
+    /// Acquires the lock, and waits for it without a timeout.
     fn wait(&self, lock: &Lock) -> Request {
         self.acquire(lock)
     }
-    /// What has to be sent once before the first client can have the lock.
+    /// A request that must be sent once before the lock can be acquired.
     fn seed(&self, _lock: &Lock) -> Option<Request> {
         None
     }
 }
 
-/// The module, asked on behalf of a session: a waiter receives its grant by `LOCK.EVENTS`, over another connection.
+/// The module, on behalf of a session: a waiter receives its grant by `LOCK.EVENTS`, over another connection.
 pub struct Session;
 
 impl Session {
-    /// The name in tables.
+    /// Its name in tables.
     pub const NAME: &'static str = "holdfast, sessions";
-    /// What a session sends again and again.
+    /// The request by which a session reads events.
     pub const NEXT: &'static str = "LOCK.EVENTS WAIT 0";
 }
 
@@ -142,7 +142,7 @@ impl Contender for Session {
     }
 
     fn waiting(&self) -> Waiting {
-        Waiting::Told
+        Waiting::Notified
     }
 }
 
@@ -150,14 +150,14 @@ fn unexpected<T>(name: &str, request: &str, reply: &Value) -> Result<T> {
     bail!("{name}: unexpected reply to {request}: {reply:?}")
 }
 
-/// Whether a request names the lease or leaves it to the server's configuration.
+/// Whether a request names the lease or uses the server's setting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lease {
     Named,
     Configured,
 }
 
-/// The module, asked with more options than every contender has.
+/// The module, with options.
 #[derive(Clone, Copy)]
 pub struct Holdfast {
     name: &'static str,
@@ -166,15 +166,15 @@ pub struct Holdfast {
 }
 
 impl Holdfast {
-    /// None.
+    /// Without options.
     pub const PLAIN: Self = Self { name: "holdfast", lease: Lease::Named, options: &[] };
-    /// Not even the lease, which is then the configured one.
+    /// Without the lease, too: the server's setting is used.
     pub const DEFAULT_LEASE: Self = Self { name: "holdfast, default lease", lease: Lease::Configured, options: &[] };
-    /// The end of the connection is the end of the hold.
+    /// The hold ends with the connection.
     pub const EPHEMERAL: Self = Self { name: "holdfast, EPHEMERAL", lease: Lease::Named, options: &["EPHEMERAL"] };
     /// The server renews the lease.
     pub const WATCHDOG: Self = Self { name: "holdfast, WATCHDOG", lease: Lease::Named, options: &["WATCHDOG"] };
-    /// The reply comes when a replica has the lock.
+    /// The reply comes when a replica has confirmed the grant.
     pub const REPLICAS: Self = Self { name: "holdfast, REPLICAS 1", lease: Lease::Named, options: &["REPLICAS", "1"] };
 
     fn request(&self, lock: &Lock, more: &[&str]) -> Request {
@@ -224,7 +224,7 @@ impl Contender for Holdfast {
     }
 }
 
-/// Redisson's `RLock`: its steps as scripts, by `EVALSHA`. Its latch against repeated unlocks, two more writes for each
+/// Redisson's `RLock`: its steps as scripts, by `EVALSHA`. Its latch for repeated unlocks, which costs two more writes for each
 /// release, is left out in its favour.
 pub struct Redisson {
     acquire: String,
@@ -232,7 +232,7 @@ pub struct Redisson {
     renew_many: String,
 }
 
-/// Redisson's watchdog renews up to a hundred locks with one script: `ARGV[1]` lease, then an owner for each key.
+/// Redisson's watchdog renews up to a hundred locks with one script: `ARGV[1]` is the lease, followed by an owner for each key.
 const RENEW_MANY: &str = "\
 local renewed = 0
 for i, key in ipairs(KEYS) do
@@ -254,12 +254,12 @@ impl Redisson {
         })
     }
 
-    /// The channel that its clients listen to.
+    /// The channel to which its clients subscribe.
     pub fn channel(key: &str) -> String {
         String::from_utf8_lossy(&lua::channel(key.as_bytes())).into_owned()
     }
 
-    /// One step of its watchdog over up to a hundred locks; the reply is how many it renewed.
+    /// Renews up to a hundred locks like its watchdog. The reply is the number of renewals.
     pub fn renew_many(&self, locks: &[Lock]) -> Result<Request> {
         let lease = locks.first().context("no lock to renew")?.lease_ms();
         let count = locks.len().to_string();
@@ -298,19 +298,19 @@ impl Contender for Redisson {
     }
 }
 
-/// redis-py's `Lock` sleeps this long between two tries, without jitter (its parameter `sleep`).
+/// redis-py's `Lock` sleeps this long between two attempts, without jitter (its parameter `sleep`).
 const REDIS_PY_SLEEP: Duration = Duration::from_millis(100);
 
 fn set_nx(lock: &Lock) -> Request {
     Request::new(&["SET", &lock.key, &lock.owner, "NX", "PX", &lock.lease_ms()])
 }
 
-/// `SET NX PX`, and a script that deletes the key if it still holds the owner: what most client libraries do.
+/// `SET NX PX`, and a script that deletes the key if it still contains the owner: the common approach of client libraries.
 pub struct SetNx {
     release: String,
 }
 
-/// Compare and delete, as the documentation of `SET` gives it.
+/// Compare and delete, from the documentation of `SET`.
 const COMPARE_AND_DELETE: &str = "\
 if redis.call('get', KEYS[1]) == ARGV[1] then
   return redis.call('del', KEYS[1])
@@ -339,7 +339,7 @@ impl Contender for SetNx {
     }
 }
 
-/// `SET NX PX`, and the server's own compare and delete, where it has one.
+/// `SET NX PX`, and the server's own compare and delete, if it has one.
 pub enum Native {
     /// Valkey 9: `DELIFEQ key owner`.
     DelIfEq,
@@ -348,7 +348,7 @@ pub enum Native {
 }
 
 impl Native {
-    /// The form that this server has.
+    /// The variant that this server has.
     pub fn of(control: &mut Client) -> Result<Option<Self>> {
         if control.knows("DELIFEQ")? {
             return Ok(Some(Native::DelIfEq));
@@ -374,7 +374,7 @@ impl Contender for Native {
     }
 }
 
-/// The floor: `SET` + `DEL`, which is no lock.
+/// The lower bound: `SET` + `DEL`, which is not a lock.
 pub struct SetDel;
 
 impl Contender for SetDel {
@@ -391,7 +391,7 @@ impl Contender for SetDel {
     }
 }
 
-/// The floor with a lease: `SET NX PX` + `DEL`, a lock that anybody can delete.
+/// The lower bound with a lease: `SET NX PX` + `DEL`, a lock that any client can delete.
 pub struct SetNxDel;
 
 impl Contender for SetNxDel {
@@ -408,7 +408,7 @@ impl Contender for SetNxDel {
     }
 }
 
-/// The floor of the floor: two `PING`.
+/// The lower bound of a round trip: two `PING`.
 pub struct Ping;
 
 impl Contender for Ping {
@@ -440,11 +440,11 @@ impl Contender for Ping {
     }
 }
 
-/// The floor of a hand-off: who pops the one element holds, and pushes it back for the next.
+/// The lower bound of a hand-off: the client that pops the one element holds the lock, and pushes it back.
 pub struct List;
 
 impl List {
-    /// The name in tables.
+    /// Its name in tables.
     pub const NAME: &'static str = "BLPOP+LPUSH";
 }
 

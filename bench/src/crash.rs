@@ -1,4 +1,4 @@
-//! 3. The holder dies: how long until the next one has the lock.
+//! 3. The holder is killed: how long until the next waiter has the lock.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,16 +12,16 @@ use support::resp::{self, Request};
 
 use crate::client::Client;
 use crate::contenders::{Contender, Holdfast, Lock};
-use crate::crowd::{Crowd, Happened};
 use crate::plot::Plot;
+use crate::pool::{ClientEvent, ClientPool};
 use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::Percentiles;
 
-/// The argument that makes this program a holder that can be killed.
+/// The argument that makes this program a holder to be killed.
 pub const HOLDER: &str = "hold-until-killed";
-/// Nobody waits for its end.
+/// Never reached in the test.
 const EPHEMERAL_LEASE: Duration = Duration::from_secs(30);
 
 /// A line of the result. Times in milliseconds.
@@ -30,9 +30,9 @@ struct Row {
     server: String,
     name: String,
     lease_ms: u128,
-    /// From the death to the next holder's reply.
+    /// From the kill to the next holder's reply.
     after_death_ms: Percentiles,
-    /// From the end of the dead one's lease to the next holder's reply.
+    /// From the end of the dead holder's lease to the next holder's reply.
     after_deadline_ms: Option<Percentiles>,
 }
 
@@ -84,19 +84,19 @@ impl Deaths {
     fn once(&mut self, server: &mut Running, contender: Box<dyn Contender>) -> Result<()> {
         let acquire = contender.acquire(&Lock::new("crash", 0, self.lease));
         let mut holder = Holder::start(server.port(), &acquire)?;
-        let mut waiter = Crowd::connect(server.port(), contender, vec![Lock::new("crash", 1, self.lease)])?;
+        let mut waiter = ClientPool::connect(server.port(), contender, vec![Lock::new("crash", 1, self.lease)])?;
         waiter.want(0)?;
-        let Some(Happened::Waits(_)) = waiter.next(Instant::now() + self.lease)? else {
+        let Some(ClientEvent::Waits(_)) = waiter.next(Instant::now() + self.lease)? else {
             bail!("the lock was not held")
         };
-        // The holder dies at some moment after that, and the waiter goes on waiting as it does.
+        // The holder is killed at a random time after that. The waiter waits in its own way.
         if let Some(early) = waiter.next(Instant::now() + Duration::from_millis(50))? {
             bail!("{early:?} while the holder lived")
         }
         let deadline = resp::int(&server.control.call(&["PEXPIRETIME", "crash"])?)?;
         let death = Instant::now();
         holder.kill()?;
-        let Some(Happened::Granted(_, at)) = waiter.next(death + Duration::from_secs(10))? else {
+        let Some(ClientEvent::Granted(_, at)) = waiter.next(death + Duration::from_secs(10))? else {
             bail!("the waiter did not get the lock within 10 s")
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64() * 1e3 - at.elapsed().as_secs_f64() * 1e3;
@@ -117,7 +117,7 @@ impl Deaths {
     }
 }
 
-/// A process of its own that holds the lock.
+/// A process that holds the lock.
 struct Holder(Child);
 
 impl Holder {
@@ -139,7 +139,7 @@ impl Holder {
         Ok(holder)
     }
 
-    /// `kill -9`, and the process is gone when this returns.
+    /// Kills it with `kill -9`, and returns when it has ended.
     fn kill(&mut self) -> Result<()> {
         self.0.kill()?;
         self.0.wait()?;
@@ -153,7 +153,7 @@ impl Drop for Holder {
     }
 }
 
-/// What the holder's process does: it takes the lock, says so, and stays.
+/// The holder's process: it acquires the lock, prints a line, and stays.
 pub fn hold_until_killed(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let port = arguments.next().context("a port")?.parse()?;
     let request = arguments.next().context("a request")?;
@@ -163,7 +163,7 @@ pub fn hold_until_killed(mut arguments: impl Iterator<Item = String>) -> Result<
         Some(error) => bail!(error),
         None => println!("held"),
     }
-    // Longer than any lease here; the parent that should have killed it may be gone.
+    // Longer than any lease here, in case the parent that should kill it is gone.
     thread::sleep(Duration::from_secs(60));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Figures as people read them.
+//! Formats numbers.
 
 use crate::stats::Spread;
 
@@ -7,7 +7,7 @@ pub fn ratio(spread: &Spread) -> String {
     format!("{:.2} ({:.2}..{:.2})", spread.median, spread.min, spread.max)
 }
 
-/// A time in microseconds with three digits that count.
+/// A time in microseconds with three significant digits.
 pub fn micros(micros: f64) -> String {
     match micros {
         m if m >= 10_000.0 => format!("{:.1} ms", m / 1_000.0),
@@ -18,7 +18,7 @@ pub fn micros(micros: f64) -> String {
     }
 }
 
-/// A whole number with its thousands set apart.
+/// An integer with thousands separators.
 pub fn whole(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! 2. One hot lock: from a release to the next holder's reply, beside a queue of waiters.
+//! 2. One hot lock: from a release to the next holder's reply, with a queue of waiters.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::contenders::{Contender, List, Lock};
-use crate::crowd::{Crowd, Happened};
 use crate::figures::{micros, ratio, whole};
 use crate::plot::Plot;
+use crate::pool::{ClientEvent, ClientPool};
 use crate::redis_py::{REDIS_PY, RedisPy};
 use crate::relay::{Next, Relay};
 use crate::report::{Findings, Goal, Table};
@@ -20,10 +20,10 @@ use crate::stats::{Percentiles, Spread, inversions, jain};
 
 const LEASE: Duration = Duration::from_secs(60);
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 5_000];
-/// More threads than this tell more of Python than of the lock.
+/// More threads would measure Python rather than the lock.
 const REDIS_PY_WAITERS: usize = 100;
 
-/// What one contender did in one round.
+/// The results of one contender in one round.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
     /// Hand-offs.
@@ -32,12 +32,12 @@ pub struct Round {
     pub times: Percentiles,
     /// Microseconds of the server's main thread for a hand-off.
     pub cpu_us: f64,
-    /// What the clients sent and received for each.
+    /// The clients' traffic for each hand-off.
     pub requests: f64,
     pub bytes: f64,
-    /// How many of those who came earlier each grant passed over, on average.
+    /// How many earlier requests each grant overtook, on average.
     pub overtaken: f64,
-    /// Jain's index over what each client got.
+    /// Jain's index over the number of grants of each client.
     pub jain: f64,
 }
 
@@ -53,10 +53,10 @@ struct Row {
     max_us: Spread,
     /// Microseconds of the server's main thread for a hand-off.
     cpu_us: Spread,
-    /// What the clients sent and received for each acquisition.
+    /// The clients' traffic for each acquisition.
     requests: Spread,
     bytes: Spread,
-    /// How many of those who came earlier each grant passed over, on average.
+    /// How many earlier requests each grant overtook, on average.
     overtaken: Spread,
     jain: Spread,
     cpu_over_floor: Option<Spread>,
@@ -110,9 +110,9 @@ fn measure(settings: &Settings, program: &Program, server: &mut Running, waiters
     Ok(rounds.into_iter().map(|((_, name), rounds)| row(program, waiters, name, &rounds, floor.as_deref())).collect())
 }
 
-/// The clients, the lock, and who came when.
+/// The clients, the lock, and the order of requests.
 struct HotLock {
-    crowd: Crowd,
+    pool: ClientPool,
     relay: Relay,
     arrivals: Vec<u64>,
     arrived: u64,
@@ -125,42 +125,42 @@ impl HotLock {
     fn join(&mut self, client: usize) -> Result<()> {
         self.arrivals[client] = self.arrived;
         self.arrived += 1;
-        self.crowd.want(client)
+        self.pool.want(client)
     }
 
     fn leave(&mut self, client: usize) -> Result<()> {
         self.relay.leave(client);
-        self.crowd.release(client)
+        self.pool.release(client)
     }
 
-    /// All ask, one after the other, so that the server knows the order too; then each waits as it does.
-    fn gather(&mut self, server: &mut Running) -> Result<usize> {
-        for client in 0..self.crowd.len() {
+    /// All clients request the lock, one after the other, so that the server has the same order.
+    fn request_all(&mut self, server: &mut Running) -> Result<usize> {
+        for client in 0..self.pool.len() {
             self.join(client)?;
             server.control.call(&["PING"])?;
         }
         let settled = Instant::now() + Duration::from_millis(200);
         let mut holder = None;
-        while let Some(happened) = self.crowd.next(settled)? {
-            if let Some(Next::Leave(first)) = self.relay.happened(happened) {
+        while let Some(event) = self.pool.next(settled)? {
+            if let Some(Next::Leave(first)) = self.relay.handle(event) {
                 holder = Some(first);
             }
         }
-        holder.context("nobody got the free lock")
+        holder.context("the free lock was not granted")
     }
 
-    /// Hands the lock on until `enough` says so, or nobody gets it any more.
-    fn go_round(&mut self, enough: impl Fn(usize) -> bool) -> Result<usize> {
+    /// Hands the lock on until `enough` returns true. Fails if it is not granted any more.
+    fn hand_on_until(&mut self, enough: impl Fn(usize) -> bool) -> Result<usize> {
         loop {
-            let Some(happened) = self.crowd.next(Instant::now() + LEASE / 2)? else {
-                bail!("nobody got the lock within {:?}", LEASE / 2)
+            let Some(event) = self.pool.next(Instant::now() + LEASE / 2)? else {
+                bail!("no grant within {:?}", LEASE / 2)
             };
-            if let Happened::Granted(client, at) = happened {
+            if let ClientEvent::Granted(client, at) = event {
                 self.times.extend(self.relay.left_at().map(|left| (at - left).as_secs_f64() * 1e6));
                 self.served.push(self.arrivals[client]);
                 self.acquisitions[client] += 1;
             }
-            match self.relay.happened(happened) {
+            match self.relay.handle(event) {
                 None => {}
                 Some(Next::Return(leaver)) => self.join(leaver)?,
                 Some(Next::Leave(holder)) if enough(self.served.len()) => return Ok(holder),
@@ -175,25 +175,25 @@ impl HotLock {
         self.acquisitions.fill(0);
     }
 
-    /// How many of those who came earlier each grant passed over, on average; those who still wait count as passed over.
+    /// How many earlier requests each grant overtook, on average. Requests that still wait count as overtaken.
     fn overtaken(&self, holder: usize) -> f64 {
-        let mut waiting: Vec<u64> = (0..self.crowd.len()).filter(|&c| c != holder).map(|c| self.arrivals[c]).collect();
+        let mut waiting: Vec<u64> = (0..self.pool.len()).filter(|&c| c != holder).map(|c| self.arrivals[c]).collect();
         waiting.sort_unstable();
         let order: Vec<u64> = self.served.iter().copied().chain(waiting).collect();
         inversions(&order) as f64 / self.served.len() as f64
     }
 }
 
-/// Hands one lock round among one client more than `waiters`.
+/// Hands one lock on among `waiters` + 1 clients.
 pub fn round(server: &mut Running, contender: Box<dyn Contender>, waiters: usize, scale: &Scale) -> Result<Round> {
     let locks: Vec<_> = (0..=waiters).map(|client| Lock::new("hot", client, LEASE)).collect();
     if let Some(seed) = locks.first().and_then(|lock| contender.seed(lock)) {
         server.control.ask(&seed)?;
     }
     let clients = locks.len();
-    let crowd = Crowd::connect(server.port(), contender, locks)?;
+    let pool = ClientPool::connect(server.port(), contender, locks)?;
     let mut hot = HotLock {
-        crowd,
+        pool,
         relay: Relay::default(),
         arrivals: vec![0; clients],
         arrived: 0,
@@ -201,19 +201,19 @@ pub fn round(server: &mut Running, contender: Box<dyn Contender>, waiters: usize
         times: Vec::new(),
         acquisitions: vec![0; clients],
     };
-    let holder = hot.gather(server)?;
+    let holder = hot.request_all(server)?;
     hot.leave(holder)?;
     let start = Instant::now();
-    let holder = hot.go_round(|served| served >= clients || start.elapsed() >= scale.handoff_least)?;
+    let holder = hot.hand_on_until(|served| served >= clients || start.elapsed() >= scale.handoff_least)?;
     hot.forget();
-    let (cpu, traffic, start) = (server.control.server_cpu()?, hot.crowd.traffic(), Instant::now());
+    let (cpu, traffic, start) = (server.control.server_cpu()?, hot.pool.traffic(), Instant::now());
     hot.leave(holder)?;
-    let holder = hot.go_round(|served| {
+    let holder = hot.hand_on_until(|served| {
         let elapsed = start.elapsed();
         elapsed >= scale.handoff_most || elapsed >= scale.handoff_least && served >= 3 * clients
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    let (cpu, traffic) = (server.control.server_cpu()? - cpu, hot.crowd.traffic() - traffic);
+    let (cpu, traffic) = (server.control.server_cpu()? - cpu, hot.pool.traffic() - traffic);
     let served = hot.served.len() as f64;
     Ok(Round {
         per_second: served / seconds,
@@ -229,7 +229,7 @@ pub fn round(server: &mut Running, contender: Box<dyn Contender>, waiters: usize
 fn redis_py_round(redis_py: &RedisPy, server: &Running, waiters: usize, scale: &Scale) -> Result<Round> {
     let mut measured = redis_py.hand_offs(server.port(), waiters, scale.handoff_most.max(Duration::from_secs(1)))?;
     if measured.times_us.is_empty() {
-        bail!("{REDIS_PY} handed nothing off");
+        bail!("{REDIS_PY} made no hand-off");
     }
     let hand_offs = measured.times_us.len() as f64;
     Ok(Round {

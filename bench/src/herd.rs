@@ -1,4 +1,4 @@
-//! 11. After a stall: the server is paused until each client counts its locks as lost, and then all reconnect.
+//! 11. After a stall: the server is paused until each client considers its locks lost, and then all clients reconnect.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use crate::stats::Percentiles;
 
 /// The argument that makes this program one of the processes.
 pub const PROCESS: &str = "one-of-the-herd";
-/// Between two looks at the server.
+/// The interval at which the server's state is read.
 const STEP: Duration = Duration::from_millis(20);
-/// Nothing has changed for so long: it is whole.
+/// Without a change for this long, the recovery is complete.
 const QUIET: Duration = Duration::from_secs(8);
-/// All must be ready, and whole again, within this time.
+/// Timeout for the setup, and for the recovery.
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// A line of the result.
@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 struct Row {
     server: String,
     name: &'static str,
-    /// After the server went on: until the last connection was made, and nothing was missing any more.
+    /// From the end of the pause to the last connection, and to full recovery.
     whole_s: Option<f64>,
     connections: i64,
     requests: i64,
@@ -40,7 +40,7 @@ struct Row {
     cpu_s: f64,
     holds_lost: usize,
     waits_ended: usize,
-    /// By how much the places in the queues have moved.
+    /// By how much the positions in the queues have changed.
     moved_ms: Percentiles,
 }
 
@@ -67,7 +67,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     })
 }
 
-/// What there is, by the server's word.
+/// The server's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     waiters: i64,
@@ -163,7 +163,7 @@ fn measure(herd: &Herd, program: &Program, name: &'static str, words: &[PathBuf]
     })
 }
 
-/// Everybody's place in each queue, as the queues are ordered: since when they wait, in ms.
+/// The position of each waiter in each queue: since when it waits, in ms.
 fn places(server: &mut Running, herd: &Herd, begin: Instant) -> Result<BTreeMap<(usize, String), f64>> {
     let mut places = BTreeMap::new();
     for key in 0..herd.waits {
@@ -189,14 +189,14 @@ fn wanted(key: usize) -> String {
 
 fn signal(server: &Running, signal: libc::c_int) -> Result<()> {
     let process = libc::pid_t::try_from(server.server.pid())?;
-    // SAFETY: a plain call; the process is our child, which nobody has waited for.
+    // SAFETY: a call with two numbers. The process is our child, which has not been reaped.
     if unsafe { libc::kill(process, signal) } != 0 {
         return Err(std::io::Error::last_os_error().into());
     }
     Ok(())
 }
 
-/// How many of its holds are lost, and how many of its waits have ended.
+/// The number of its lost holds, and of its ended waits.
 fn report(process: &mut Process) -> Result<(usize, usize)> {
     process.tell("report")?;
     let line = process.line()?;
@@ -204,17 +204,17 @@ fn report(process: &mut Process) -> Result<(usize, usize)> {
     Ok((holds.parse()?, waits.parse()?))
 }
 
-/// What one process with the client for Rust does: it holds and waits, says so, and reports when it is asked to.
-pub fn be_one(arguments: impl Iterator<Item = String>) -> Result<()> {
+/// A process with the Rust client: it holds and waits, prints that it is ready, and reports on request.
+pub fn run_process(arguments: impl Iterator<Item = String>) -> Result<()> {
     let numbers = arguments.map(|number| Ok(number.parse()?)).collect::<Result<Vec<usize>>>()?;
-    let [port, number, holds, waits] = numbers[..] else { bail!("a port, a number, holds and waits") };
+    let [port, number, holds, waits] = numbers[..] else { bail!("expected a port, a number, holds and waits") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let locks = Locks::open(&format!("redis://127.0.0.1:{port}"))?;
         let mut held = Vec::new();
         for hold in 0..holds {
             let guard = locks.lock(format!("own:{number}:{hold}")).try_acquire().await?;
-            held.push(guard.context("nobody else wants it")?);
+            held.push(guard.context("a free lock")?);
         }
         let wait = |key| {
             let lock = locks.lock(wanted(key)).wait_forever();
@@ -226,7 +226,7 @@ pub fn be_one(arguments: impl Iterator<Item = String>) -> Result<()> {
         let lost = held.iter().filter(|guard| guard.check().is_err()).count();
         let ended = waiting.iter().filter(|waiting| waiting.is_finished()).count();
         println!("{lost} {ended}");
-        // Until its end is asked for, too: nothing is released one by one.
+        // Until its input ends: the locks are not released one by one.
         tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await??;
         Ok(())
     })

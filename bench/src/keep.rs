@@ -1,6 +1,6 @@
-//! 12. Locks that stay where they are used (`keep`).
+//! 12. Lock caching (`keep`).
 //!
-//! One process that takes the same lock again and again, ten of which each mostly takes its own, and ten that fight for one.
+//! One process that acquires the same lock repeatedly, ten that mostly use their own locks each, and ten that contend for one lock.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use support::Random;
 
 use crate::client::Client;
 use crate::contenders::{Lock, Redisson};
-use crate::crowd::{Crowd, Happened};
 use crate::figures::{ratio, whole};
+use crate::pool::{ClientEvent, ClientPool};
 use crate::process::Process;
 use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
@@ -25,24 +25,24 @@ use crate::stats::{Percentiles, Spread, jain};
 /// The argument that makes this program one of the processes.
 pub const PROCESS: &str = "one-that-keeps";
 
-/// How many processes there are, how many locks, and of how many in a hundred uses the lock is one of the process' own.
+/// The number of processes, the number of locks, and the percentage of uses with a lock of the process' own.
 const SCENES: [(usize, usize, usize); 3] = [(1, 1, 100), (10, 1_000, 90), (10, 1, 100)];
 
-/// Who is measured: those that this program can be, and those in Python.
+/// The contenders: those that this program can run, and those in Python.
 const RUST: [&str; 4] = ["holdfast, keep", "holdfast", "redisson", "rslock"];
 const PYTHON: [&str; 2] = ["Python", "redis-py Lock"];
-/// Without `keep`, in each language.
+/// The contenders without `keep`, in each language.
 const PLAIN: [&str; 2] = ["holdfast", "Python"];
 
-/// The longest time to take and release a cached lock, µs.
+/// The limit for acquire and release of a cached lock, µs.
 const MOST_RUST: f64 = 1.0;
-/// Those who fight for one lock lose at most a tenth by keeping it: uses without `keep` for one with it.
+/// Contention for one lock may cost at most a tenth: the ratio of uses without and with `keep`.
 const MOST_LOST: f64 = 1.1;
-/// For so long a lock is kept that nobody wants.
+/// How long an uncontended lock is cached.
 const KEEP: Duration = Duration::from_secs(5);
 const LEASE: Duration = Duration::from_secs(60);
 
-/// What one process is to do.
+/// The task of a process.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     port: u16,
@@ -54,7 +54,7 @@ struct Task {
 }
 
 impl Task {
-    /// The arguments that say so to the program of this name.
+    /// The arguments for the program with this name.
     fn words(self, name: &str) -> Vec<String> {
         let Self { port, number, processes, locks, own, window } = self;
         let numbers = [usize::from(port), number, processes, locks, own, window.as_millis() as usize];
@@ -62,17 +62,17 @@ impl Task {
     }
 }
 
-/// What it says of it.
+/// The report of a process.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report {
-    /// How often it has taken a lock and given it back.
+    /// How often it acquired and released a lock.
     uses: u64,
-    /// How long each of them took, in µs: the percentiles.
+    /// The percentiles of the time for each, in µs.
     p50: f64,
     p99: f64,
 }
 
-/// What one round found.
+/// The results of one round.
 struct Round {
     uses_per_second: f64,
     p50_us: f64,
@@ -91,11 +91,11 @@ struct Row {
     own: usize,
     name: &'static str,
     uses_per_second: Spread,
-    /// Of taking a lock and giving it back; in the middle of the processes.
+    /// For acquire and release; the median of the processes.
     p50_us: Spread,
     p99_us: Spread,
     jain: Spread,
-    /// Requests that the server has dealt with, for each use.
+    /// The server's requests for each use.
     requests: Spread,
     /// Microseconds of the server's main thread for a use.
     cpu_us: Spread,
@@ -184,12 +184,12 @@ fn round(
     all.iter_mut().try_for_each(|process| process.tell("go"))?;
     let report = |process: &mut Process| serde_json::from_str(&process.line()?).context("a report");
     let reports = all.iter_mut().map(report).collect::<Result<Vec<Report>>>()?;
-    // (Less the look itself.)
+    // (Without the request itself.)
     let (cpu, requests) = (server.control.server_cpu()? - cpu, asked(server)? - requests - 2.0);
     let uses: Vec<u64> = reports.iter().map(|report| report.uses).collect();
     let total = uses.iter().sum::<u64>() as f64;
     if total == 0.0 {
-        bail!("nobody has had a lock");
+        bail!("no lock was acquired");
     }
     let middle = |of: fn(&Report) -> f64| Spread::of(&reports.iter().map(of).collect::<Vec<_>>()).median;
     Ok(Round {
@@ -260,13 +260,13 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-/// With three digits that count, also below a microsecond.
+/// With three significant digits, also below a microsecond.
 fn micros(micros: f64) -> String {
     if micros < 1.0 { format!("{:.3} µs", micros) } else { crate::figures::micros(micros) }
 }
 
-/// What one process does: it is ready, waits for its word, uses locks for a while, and reports.
-pub fn be_one(mut arguments: impl Iterator<Item = String>) -> Result<()> {
+/// A process: it connects, waits for the start, uses locks for a while, and reports.
+pub fn run_process(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let name = arguments.next().context("a name")?;
     let numbers = arguments.map(|number| Ok(number.parse()?)).collect::<Result<Vec<usize>>>()?;
     let [port, number, processes, locks, own, window] = numbers[..] else { bail!("six numbers") };
@@ -279,10 +279,10 @@ pub fn be_one(mut arguments: impl Iterator<Item = String>) -> Result<()> {
         "holdfast" => runtime.block_on(with_holdfast(uses, &locks, None)),
         "rslock" => runtime.block_on(with_rslock(uses, &url)),
         "redisson" => with_redisson(uses, port),
-        other => bail!("nobody is called {other}"),
+        other => bail!("unknown contender {other}"),
     };
     println!("{}", serde_json::to_string(&uses?.report())?);
-    // Until its end is asked for, too. What it keeps it gives back if that is wanted: so its runtime runs on.
+    // Until its input ends. The runtime keeps running, so that cached locks are released on contention.
     runtime
         .block_on(async { tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await })??;
     Ok(())
@@ -301,7 +301,7 @@ impl Uses {
         Self { task, random: Random::new(), end: None, times: Vec::new() }
     }
 
-    /// Says that all is ready, and begins when it is told to.
+    /// Prints that it is ready, and waits for the start.
     fn begin(&mut self) -> Result<()> {
         println!("ready");
         std::io::stdin().read_line(&mut String::new())?;
@@ -309,7 +309,7 @@ impl Uses {
         Ok(())
     }
 
-    /// The number of the lock to be used next; none: the time is over.
+    /// The number of the next lock; `None`: the time is over.
     fn next(&mut self, now: Instant) -> Option<usize> {
         if self.end.is_some_and(|end| now >= end) {
             return None;
@@ -350,7 +350,7 @@ async fn with_holdfast(mut uses: Uses, locks: &Locks, keep: Option<Duration>) ->
     let mut now = Instant::now();
     while let Some(number) = uses.next(now) {
         let since = Instant::now();
-        let guard = all[number].acquire().await?.context("a wait without an end has ended")?;
+        let guard = all[number].acquire().await?.context("a wait without a timeout has ended")?;
         guard.release().await?;
         now = Instant::now();
         uses.used(since, now);
@@ -374,19 +374,19 @@ async fn with_rslock(mut uses: Uses, url: &str) -> Result<Uses> {
 
 fn with_redisson(mut uses: Uses, port: u16) -> Result<Uses> {
     let redisson = Redisson::load(&mut Client::connect(port)?)?;
-    let mut crowd = Crowd::connect(port, Box::new(redisson), vec![Lock::new("", uses.task.number, LEASE)])?;
+    let mut pool = ClientPool::connect(port, Box::new(redisson), vec![Lock::new("", uses.task.number, LEASE)])?;
     uses.begin()?;
     let mut now = Instant::now();
     while let Some(number) = uses.next(now) {
-        crowd.turn_to(0, &key(number));
+        pool.switch_to(0, &key(number));
         let since = Instant::now();
-        crowd.want(0)?;
+        pool.want(0)?;
         let deadline = since + LEASE;
         loop {
-            match crowd.next(deadline)?.context("a reply")? {
-                Happened::Granted(..) => crowd.release(0)?,
-                Happened::Released(_) => break,
-                Happened::Waits(_) => {}
+            match pool.next(deadline)?.context("a reply")? {
+                ClientEvent::Granted(..) => pool.release(0)?,
+                ClientEvent::Released(_) => break,
+                ClientEvent::Waits(_) => {}
             }
         }
         now = Instant::now();

@@ -1,4 +1,4 @@
-//! The machine: who runs on which core, limits, and what it is.
+//! The machine: processor affinity, limits, and its description.
 
 use std::fs;
 use std::mem;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-/// The cores that this program may use, as it was started.
+/// The cores of this program, as it was started.
 fn cores() -> &'static [usize] {
     static CORES: OnceLock<Vec<usize>> = OnceLock::new();
     CORES.get_or_init(|| {
-        // SAFETY: the set is a plain bit set for which all zeros is a value, and the kernel writes no more than its size.
+        // SAFETY: the set is plain data for which zero is valid, and the kernel writes at most its size.
         unsafe {
             let mut set: libc::cpu_set_t = mem::zeroed();
             libc::sched_getaffinity(0, mem::size_of::<libc::cpu_set_t>(), &mut set);
@@ -23,23 +23,23 @@ fn cores() -> &'static [usize] {
 }
 
 fn pin(thread: libc::pid_t, cores: &[usize]) {
-    // SAFETY: the set is a plain bit set for which all zeros is a value, and the kernel only reads it.
+    // SAFETY: the set is plain data for which zero is valid, and the kernel only reads it.
     unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
         cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
-        // It fails for a thread that has just ended, which then needs no core.
+        // It fails for a thread that has just ended.
         libc::sched_setaffinity(thread, mem::size_of::<libc::cpu_set_t>(), &set);
     }
 }
 
-/// Keeps this thread, and those and the processes it will start, on the clients' core.
+/// Pins this thread, and the threads and processes that it will start, to the clients' core.
 pub fn pin_clients() {
     if let [_, clients, ..] = cores() {
         pin(0, &[*clients]);
     }
 }
 
-/// Gives a server process the core that the clients do not use.
+/// Pins a server process to the core that the clients do not use.
 pub fn pin_server(pid: u32) {
     let [servers, _, ..] = cores() else { return };
     threads_of(pid).into_iter().for_each(|thread| pin(thread, &[*servers]));
@@ -56,8 +56,8 @@ fn threads_of(pid: u32) -> Vec<libc::pid_t> {
     threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Lets this thread run before the others of its core: so that a client's own load does not stand in the way of the client
-/// that measures. False where that is not allowed.
+/// Gives this thread a higher priority on its core, so that the client that measures is not delayed by the load. Returns false if
+/// that is not allowed.
 pub fn run_first() -> bool {
     // SAFETY: the kernel only reads the parameter.
     unsafe {
@@ -66,7 +66,7 @@ pub fn run_first() -> bool {
     }
 }
 
-/// Takes back what [`run_first`] did.
+/// Reverses [`run_first`].
 pub fn run_as_others() {
     // SAFETY: the kernel only reads the parameter.
     unsafe {
@@ -75,9 +75,9 @@ pub fn run_as_others() {
     }
 }
 
-/// Allows as many open connections as the system lets us have.
+/// Raises the limit on open files as far as the system allows.
 pub fn allow_many_connections() {
-    // SAFETY: both calls get a valid structure of ours.
+    // SAFETY: both calls get a valid structure.
     unsafe {
         let mut limit: libc::rlimit = mem::zeroed();
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
@@ -87,20 +87,20 @@ pub fn allow_many_connections() {
     }
 }
 
-/// How long a processor has worked for this thread so far.
+/// The processor time of this thread.
 pub fn thread_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// How many bytes this process has allocated and not freed.
+/// The number of bytes that this process has allocated and not freed.
 pub fn allocated() -> usize {
-    // SAFETY: a plain call.
+    // SAFETY: a call without arguments.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }
 
-/// What the figures were measured on.
+/// The machine that was measured on.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The processor's name.
@@ -111,16 +111,16 @@ pub struct Machine {
     pub kernel: String,
     /// Memory in MB.
     pub memory_mb: u64,
-    /// Load average over a minute when the run began: what others were doing.
+    /// Load average over a minute at the start of the run.
     pub load_before: f64,
-    /// The commit that the working tree is at.
+    /// The commit of the working tree.
     pub commit: String,
     /// When the run began (UTC).
     pub started: String,
 }
 
 impl Machine {
-    /// This machine, now.
+    /// The current state of this machine.
     pub fn look() -> Self {
         Self {
             processor: line_of("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".into()),

@@ -1,11 +1,11 @@
-//! Holdfast beside what people use today, in one run, on the same servers, interleaved. See `bench/README.md`.
+//! Compares Holdfast with other lock implementations, in one run on the same servers, interleaved. See `bench/README.md`.
 
 mod alarm;
 mod client;
+mod client_pool;
 mod clients;
 mod contenders;
 mod crash;
-mod crowd;
 mod figures;
 mod handoff;
 mod herd;
@@ -36,7 +36,7 @@ use settings::{Settings, USAGE};
 
 type Section = fn(&Settings, &[Program]) -> Result<Findings>;
 
-/// It takes as long as all others together: measured when it is named, and in the quick form.
+/// As long as all other sections together: measured on request, and in the quick form.
 const WORST: &str = "worst";
 
 const SECTIONS: [(&str, Section); 12] = [
@@ -60,10 +60,10 @@ fn main() -> Result<()> {
         return crash::hold_until_killed(arguments);
     }
     if arguments.next_if(|first| first == herd::PROCESS).is_some() {
-        return herd::be_one(arguments);
+        return herd::run_process(arguments);
     }
     if arguments.next_if(|first| first == keep::PROCESS).is_some() {
-        return keep::be_one(arguments);
+        return keep::run_process(arguments);
     }
     let settings = Settings::parse(arguments)?;
     let sections = chosen(&settings)?;

@@ -1,4 +1,4 @@
-//! 4. What the server remembers: for a lock that is held, for a client that waits, for a lock that it renews.
+//! 4. The server's memory for a held lock, for a waiting client, for a watched lock.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use serde_json::json;
 use support::resp;
 
 use crate::contenders::{Answer, Contender, Holdfast, List, Lock};
-use crate::crowd::{Crowd, Happened};
 use crate::figures::whole;
+use crate::pool::{ClientEvent, ClientPool};
 use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 
-/// Longer than anything is looked at.
+/// Longer than any measurement.
 pub const LEASE: Duration = Duration::from_secs(600);
 
 /// A line of the result.
@@ -60,7 +60,7 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A server of its own for every figure: what one leaves behind in the allocator is not the next one's.
+/// A new server for every figure, because an allocator keeps the state of earlier ones.
 pub fn fresh(program: &Program) -> Result<Running> {
     let mut server = Running::start(program, With::Module)?;
     server.lockers()?;
@@ -78,33 +78,33 @@ fn held(server: &mut Running, contender: &dyn Contender, scale: &Scale) -> Resul
     Ok((settled_memory(server, scale)? - before) / count as f64)
 }
 
-/// Bytes of the server for a client that waits for a lock, beside its connection.
+/// The server's bytes for a client that waits for a lock, beside its connection.
 pub fn waiting(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale) -> Result<f64> {
     let count = scale.waiters;
     let first = Lock::new("hot", count, LEASE);
-    // Held by a client that is not among the waiters; the list is empty as it is.
+    // A client that is not among the waiters holds the lock. An empty list needs no holder.
     if contender.seed(&first).is_none()
         && let Some(error) = resp::error(&server.control.ask(&contender.acquire(&first))?)
     {
         anyhow::bail!(error);
     }
     let locks = (0..count).map(|client| Lock::new("hot", client, LEASE)).collect();
-    let mut crowd = Crowd::connect(server.port(), contender, locks)?;
+    let mut pool = ClientPool::connect(server.port(), contender, locks)?;
     let before = settled_memory(server, scale)?;
     for client in 0..count {
-        crowd.want(client)?;
+        pool.want(client)?;
     }
-    // Redisson's clients subscribe and ask once more before they sleep.
+    // Redisson's clients subscribe and try once more before they sleep.
     let deadline = Instant::now() + 4 * scale.settling_step;
-    while let Some(happened) = crowd.next(deadline)? {
-        if !matches!(happened, Happened::Waits(_)) {
-            anyhow::bail!("{happened:?} although the lock is held");
+    while let Some(event) = pool.next(deadline)? {
+        if !matches!(event, ClientEvent::Waits(_)) {
+            anyhow::bail!("{event:?} although the lock is held");
         }
     }
     Ok((settled_memory(server, scale)? - before) / count as f64)
 }
 
-/// `used_memory` when it has stopped falling: the server gives the buffers of idle clients back bit by bit.
+/// `used_memory` when it does not decrease any more: the server frees the buffers of idle clients gradually.
 pub fn settled_memory(server: &mut Running, scale: &Scale) -> Result<f64> {
     let give_up = Instant::now() + 30 * scale.settling_step;
     let mut same = 0;

@@ -1,4 +1,4 @@
-//! 5. Others on the same server: how long a plain `GET` and `SET` take while locks are waited for, renewed and expire.
+//! 5. Other clients of the same server: the latency of `GET` and `SET` while locks are contended, renewed and expire.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,26 +14,26 @@ use support::resp::{self, Request};
 
 use crate::client::Client;
 use crate::contenders::{Answer, Contender, Holdfast, Lock, Redisson, SetNx};
-use crate::crowd::{Crowd, Happened};
 use crate::figures::{micros, ratio, whole};
 use crate::machine;
 use crate::plot::Plot;
+use crate::pool::{ClientEvent, ClientPool};
 use crate::relay::{Next, Relay};
 use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread};
 
-/// Hot locks, each with so many waiters, each held so long.
+/// Hot locks, each with this many waiters and this hold time.
 const HOT_LOCKS: usize = 10;
 const WAITERS: usize = 100;
 const HELD: Duration = Duration::from_millis(10);
-/// Locks that are taken each millisecond, and expire a second later.
+/// Locks that are acquired each millisecond, and expire a second later.
 const EXPIRING: usize = 10;
 const EXPIRING_LEASE: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(60);
 
-/// What goes on beside the neighbours.
+/// The load on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     NoModule,
@@ -87,7 +87,7 @@ impl Load {
     }
 }
 
-/// A load, with what was measured beside it in each round.
+/// A load, with the latencies that were measured in each round.
 struct Measured {
     load: Load,
     gets: Vec<Percentiles>,
@@ -106,7 +106,7 @@ struct Row {
     get_max_us: Spread,
     set_p99_us: Spread,
     set_p999_us: Spread,
-    /// Hand-offs, renewals or new locks each second.
+    /// Hand-offs, renewals or new locks per second.
     steps_per_second: Spread,
     get_p99_over_idle: Option<Spread>,
 }
@@ -211,7 +211,7 @@ impl Measured {
 }
 
 impl Load {
-    /// Watched locks are measured for so long that each is renewed in it.
+    /// Watched locks are measured long enough for each to be renewed.
     fn window(self, scale: &Scale) -> Duration {
         match self {
             Load::Watched(_) => scale.neighbour_window.max(scale.watched_lease / 3 + Duration::from_secs(1)),
@@ -220,7 +220,7 @@ impl Load {
     }
 }
 
-/// `GET` and `SET` in turn, each after the reply to the one before; their times in microseconds.
+/// `GET` and `SET` alternately, each after the reply to the previous one. Returns their times in microseconds.
 fn neighbour(port: u16, window: Duration) -> Result<(Vec<f64>, Vec<f64>)> {
     let mut client = Client::connect(port)?;
     let (get, set) = (Request::typed("GET neighbour"), Request::typed("SET neighbour 0123456789abcdef"));
@@ -242,7 +242,7 @@ fn neighbour(port: u16, window: Duration) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((gets, sets))
 }
 
-/// Where a load plays: it says when it is set up, counts its steps, and stops when told.
+/// The environment of a load: it reports that it is set up, counts its steps, and stops when told to.
 struct Stage<'a> {
     port: u16,
     stop: &'a AtomicBool,
@@ -252,10 +252,10 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     fn ready(&self) -> Result<()> {
-        self.ready.send(()).context("nobody measures")
+        self.ready.send(()).context("the measurement has ended")
     }
 
-    fn over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
@@ -264,30 +264,30 @@ impl Stage<'_> {
     }
 }
 
-/// Ten hot locks go round, each among a hundred waiters, each held for ten milliseconds.
+/// Ten hot locks are handed on among a hundred waiters each, and held for ten milliseconds each time.
 fn hand_round(stage: &Stage, contender: Box<dyn Contender>) -> Result<()> {
     let clients = HOT_LOCKS * (WAITERS + 1);
     let locks = (0..clients).map(|client| Lock::new(format!("hot:{}", client % HOT_LOCKS), client, LEASE)).collect();
-    let mut crowd = Crowd::connect(stage.port, contender, locks)?;
+    let mut pool = ClientPool::connect(stage.port, contender, locks)?;
     let mut relays: Vec<Relay> = (0..HOT_LOCKS).map(|_| Relay::default()).collect();
     let mut releases: BinaryHeap<Reverse<(Instant, usize)>> = BinaryHeap::new();
     for client in 0..clients {
-        crowd.want(client)?;
+        pool.want(client)?;
     }
     let ready_at = Instant::now() + Duration::from_millis(300);
     let mut ready = false;
-    while !stage.over() {
+    while !stage.is_over() {
         let now = Instant::now();
         if !ready && now >= ready_at {
             ready = true;
             stage.ready()?;
         }
         let until = releases.peek().map_or(now + HELD, |Reverse((at, _))| *at);
-        if let Some(happened) = crowd.next(until)? {
-            let (Happened::Granted(client, _) | Happened::Released(client) | Happened::Waits(client)) = happened;
-            match relays[client % HOT_LOCKS].happened(happened) {
+        if let Some(event) = pool.next(until)? {
+            let (ClientEvent::Granted(client, _) | ClientEvent::Released(client) | ClientEvent::Waits(client)) = event;
+            match relays[client % HOT_LOCKS].handle(event) {
                 None => {}
-                Some(Next::Return(leaver)) => crowd.want(leaver)?,
+                Some(Next::Return(leaver)) => pool.want(leaver)?,
                 Some(Next::Leave(holder)) => releases.push(Reverse((Instant::now() + HELD, holder))),
             }
         }
@@ -296,7 +296,7 @@ fn hand_round(stage: &Stage, contender: Box<dyn Contender>) -> Result<()> {
         {
             releases.pop();
             relays[holder % HOT_LOCKS].leave(holder);
-            crowd.release(holder)?;
+            pool.release(holder)?;
             stage.step(1);
         }
     }
@@ -314,18 +314,18 @@ fn watched_locks(scale: &Scale) -> Vec<Lock> {
     (0..scale.watched).map(|number| Lock::new(format!("lock:{number:08}"), number, scale.watched_lease)).collect()
 }
 
-/// The server renews; the client only reads its events.
+/// The server renews. The client only reads its events.
 fn watched_by_the_server(stage: &Stage, scale: &Scale) -> Result<()> {
     let mut client = Client::connect(stage.port)?;
     client.call(&["LOCK.SESSION"])?;
     let locks = watched_locks(scale);
     take(&mut client, &Holdfast::WATCHDOG, locks.iter().map(|lock| Holdfast::WATCHDOG.acquire(lock)))?;
     stage.ready()?;
-    // It only reads its events, so that the server sees that it lives.
-    while !stage.over() {
+    // The client reads its events, so that its session stays alive.
+    while !stage.is_over() {
         client.call(&["LOCK.EVENTS", "WAIT", "100"])?;
     }
-    // None may have been lost on the way.
+    // No lock may have been lost.
     let held = resp::int(&client.call(&["DBSIZE"])?)?;
     if (held as usize) < locks.len() {
         bail!("of {} watched locks {held} keys are left", locks.len());
@@ -333,14 +333,14 @@ fn watched_by_the_server(stage: &Stage, scale: &Scale) -> Result<()> {
     Ok(())
 }
 
-/// The client renews as Redisson's watchdog does: every third of the lease, a hundred locks with each script.
+/// The client renews like Redisson's watchdog: every third of the lease, a hundred locks with each script.
 fn watched_by_the_client(stage: &Stage, scale: &Scale, redisson: &Redisson) -> Result<()> {
     let mut client = Client::connect(stage.port)?;
     let locks = watched_locks(scale);
     take(&mut client, redisson, locks.iter().map(|lock| redisson.acquire(lock)))?;
     stage.ready()?;
     let mut due = Instant::now() + scale.watched_lease / 3;
-    while !stage.over() {
+    while !stage.is_over() {
         thread::sleep(Duration::from_millis(1));
         if Instant::now() < due {
             continue;
@@ -351,7 +351,7 @@ fn watched_by_the_client(stage: &Stage, scale: &Scale, redisson: &Redisson) -> R
                 bail!("a watched lock was lost");
             }
             stage.step(some.len());
-            if stage.over() {
+            if stage.is_over() {
                 return Ok(());
             }
         }
@@ -359,14 +359,14 @@ fn watched_by_the_client(stage: &Stage, scale: &Scale, redisson: &Redisson) -> R
     Ok(())
 }
 
-/// New locks at a steady rate that nobody gives back.
+/// New locks at a constant rate, which are never released.
 fn expire(stage: &Stage, contender: &dyn Contender) -> Result<()> {
     let mut client = Client::connect(stage.port)?;
     let start = Instant::now();
     let mut ready = false;
     let mut number = 0;
     let mut due = start;
-    while !stage.over() {
+    while !stage.is_over() {
         let lock = |number: usize| Lock::new(format!("expiring:{number:08}"), number, EXPIRING_LEASE);
         take(&mut client, contender, (number..number + EXPIRING).map(|number| contender.acquire(&lock(number))))?;
         number += EXPIRING;

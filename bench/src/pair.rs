@@ -1,4 +1,4 @@
-//! 1. Taking and giving back a lock that nobody else wants.
+//! 1. Acquire and release of an uncontended lock.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,15 +19,15 @@ use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread};
 
 const LEASE: Duration = Duration::from_secs(30);
-/// How many locks a client takes in turn.
+/// How many locks a client uses in turn.
 const LOCKS: usize = 1_000;
-/// How many pairs go out in one write; the next write goes out before their replies are read.
+/// How many pairs are sent in one packet. The next packet is sent before their replies are read.
 const BATCH: usize = 100;
 
-/// Where no Redisson client listens, nothing need be published.
+/// Without Redisson clients, releases need not be published.
 const UNPUBLISHED: &str = "the same, publish-releases no";
 
-/// How the server was set up.
+/// The server's setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Setup {
@@ -48,11 +48,11 @@ impl Setup {
     }
 }
 
-/// A contender on a server, with what it has measured.
+/// A contender on a server, with its measurements.
 struct Participant {
     contender: Box<dyn Contender>,
     name: String,
-    /// Which of the servers that run.
+    /// The index of its server.
     server: usize,
     batches: Vec<Vec<u8>>,
     cpu: Vec<f64>,
@@ -117,7 +117,7 @@ fn measure(settings: &Settings, program: &Program, setup: Setup) -> Result<Vec<R
     let mut clients = servers.iter().map(|server| Client::connect(server.port())).collect::<Result<Vec<_>>>()?;
     let scale = &settings.scale;
     for round in 0..=scale.pair_rounds {
-        // The first round only warms up.
+        // The first round is a warm-up.
         let pairs = if round == 0 { scale.pairs / 10 } else { scale.pairs };
         for turn in 0..participants.len() {
             let turn = (turn + round) % participants.len();
@@ -175,7 +175,7 @@ impl Participant {
             return self.measure_pairs(client, control, pairs, setup);
         }
         set_publishing(control, "no")?;
-        // The others come right after one another; this one comes after a pause, in which the cores have slept.
+        // The first contender runs after a pause in which the cores slept, and the others right after another.
         self.make_pairs(client, pairs / 4)?;
         self.measure_pairs(client, control, pairs, setup)?;
         set_publishing(control, "yes")
@@ -187,7 +187,7 @@ impl Participant {
         self.make_pairs(client, pairs)?;
         let seconds = start.elapsed().as_secs_f64();
         if setup == Setup::Replica {
-            // What is still on its way to the replica is this contender's cost, not the next one's.
+            // Data on its way to the replica is this contender's cost, and not the next one's.
             control.call(&["WAIT", "1", "5000"])?;
         }
         let cpu = control.server_cpu()? - cpu;
@@ -201,7 +201,7 @@ impl Participant {
         for batch in self.batches.iter().cycle().take(pairs / BATCH) {
             client.send(batch)?;
             behind += BATCH;
-            // One batch is always on its way, so that the server need not sleep between two.
+            // One batch is always pending, so that the server does not sleep between two.
             while behind > BATCH {
                 self.check_pair(client)?;
                 behind -= 1;
@@ -240,7 +240,7 @@ impl Participant {
     }
 }
 
-/// After a change of settings the module takes it that somebody may follow the data, until the server's cron has looked.
+/// After a change of settings the module assumes that it has replicas, until the server's cron has run.
 fn set_publishing(control: &mut Client, yes_or_no: &str) -> Result<()> {
     control.call(&["CONFIG", "SET", "holdfast.publish-releases", yes_or_no])?;
     thread::sleep(Duration::from_millis(300));
@@ -263,7 +263,7 @@ fn rows(program: &Program, setup: Setup, participants: &[Participant]) -> Vec<Ro
     participants.iter().map(row).collect()
 }
 
-/// redis-py's client can't send two pairs at once, and its CPU is Python's: only its latency compares.
+/// redis-py's client can't pipeline pairs, and its CPU is Python's: only its latency is comparable.
 fn redis_py_row(redis_py: &RedisPy, program: &Program, server: &Running, scale: &Scale) -> Result<Row> {
     let mut rounds =
         (0..3).map(|_| redis_py.pairs(server.port(), scale.pairs_for_latency)).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Processes beside this one, which are clients: each says a line when it is ready, and is told what to do by lines.
+//! Client processes: each prints a line when it is ready, and reads its instructions as lines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// One of the processes. It is killed when this is dropped.
+/// A client process. Dropping it kills it.
 pub struct Process {
     child: Child,
     input: ChildStdin,
@@ -28,19 +28,19 @@ impl Process {
         Ok(Self { child, input, output })
     }
 
-    /// Tells it something.
+    /// Sends it a line.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         Ok(writeln!(self.input, "{line}")?)
     }
 
-    /// The next line that it says.
+    /// The next line of its output.
     pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         Ok(line.trim().to_owned())
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until it reports that it is ready.
     pub fn is_ready(&mut self) -> Result<()> {
         match self.line()?.as_str() {
             "ready" => Ok(()),

@@ -1,4 +1,4 @@
-//! redis-py's own `Lock`, as a real client beside our imitations of clients.
+//! redis-py's own `Lock`: a real client beside the imitated ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,31 +16,31 @@ pub struct RedisPy {
     python: PathBuf,
 }
 
-/// What it measured of clients that hand one lock on.
+/// Its results for clients that hand one lock on.
 #[derive(Debug, Deserialize)]
 pub struct HandOffs {
     /// From each release to the next holder's reply, in microseconds.
     pub times_us: Vec<f64>,
-    /// How long it measured.
+    /// The duration of the measurement.
     pub seconds: f64,
-    /// How often each client got the lock.
+    /// The number of grants of each client.
     pub acquisitions: Vec<u64>,
     /// Seconds of the server's main thread.
     pub server_cpu: f64,
 }
 
 impl RedisPy {
-    /// With this Python, which has redis-py.
+    /// Uses this Python, which has redis-py.
     pub fn new(python: &Path) -> Self {
         Self { python: python.to_owned() }
     }
 
-    /// How long each of `count` pairs of acquire and release took, in microseconds.
+    /// The times of `count` pairs of acquire and release, in microseconds.
     pub fn pairs(&self, port: u16, count: usize) -> Result<Vec<f64>> {
         self.run(&["pairs".to_owned(), port.to_string(), count.to_string()])
     }
 
-    /// `waiters` clients that wait for a lock, and one more that holds it.
+    /// Measures `waiters` clients that wait for a lock, and one more that holds it.
     pub fn hand_offs(&self, port: u16, waiters: usize, length: Duration) -> Result<HandOffs> {
         self.run(&["handoffs".to_owned(), port.to_string(), waiters.to_string(), length.as_secs_f64().to_string()])
     }
@@ -52,6 +52,6 @@ impl RedisPy {
         if !output.status.success() {
             bail!("redis_py_lock.py: {}", String::from_utf8_lossy(&output.stderr));
         }
-        serde_json::from_slice(&output.stdout).context("what redis_py_lock.py printed")
+        serde_json::from_slice(&output.stdout).context("the output of redis_py_lock.py")
     }
 }

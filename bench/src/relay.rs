@@ -1,14 +1,13 @@
-//! A lock that goes round among waiting clients.
+//! A lock that is handed on among waiting clients.
 //!
-//! The rule is the same for everybody who is measured: who gave the lock back asks for it again as soon as the next one
-//! has it, and the next release comes when that one waits. So every release is a hand-off to somebody who waited, and the
-//! number of waiters stays what it is.
+//! The rule is the same for all contenders: a client that has released the lock requests it again when the next one has it. The next
+//! release comes when that request waits. So every release is a hand-off to a waiter, and the number of waiters is constant.
 
 use std::time::Instant;
 
-use crate::crowd::Happened;
+use crate::pool::ClientEvent;
 
-/// Where one lock is.
+/// The state of one lock.
 #[derive(Default)]
 pub struct Relay {
     holder: Option<usize>,
@@ -22,42 +21,41 @@ struct Leaver {
     confirmed: bool,
 }
 
-/// What the rule asks for next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// This client, who gave the lock back, asks for it again.
+    /// This client, which has released the lock, requests it again.
     Return(usize),
     /// This client holds the lock and may release it.
     Leave(usize),
 }
 
 impl Relay {
-    /// The holder gives the lock back now.
+    /// The holder releases the lock now.
     pub fn leave(&mut self, client: usize) {
         self.holder = None;
         self.leaver = Some(Leaver { client, since: Instant::now(), confirmed: false });
     }
 
-    /// When the lock was released whose next holder has not answered yet.
+    /// The time of a release whose next holder has no reply yet.
     pub fn left_at(&self) -> Option<Instant> {
         self.leaver.as_ref().map(|leaver| leaver.since)
     }
 
-    /// Takes in what happened to one of the clients. The replies to the one who leaves and to the next holder may be read
-    /// in either order.
-    pub fn happened(&mut self, happened: Happened) -> Option<Next> {
-        match happened {
-            Happened::Granted(client, _) => self.holder = Some(client),
-            Happened::Released(_) => {
+    /// Handles an outcome of one of the clients. The replies to the release and to the next holder may be read in either order.
+    pub fn handle(&mut self, event: ClientEvent) -> Option<Next> {
+        match event {
+            ClientEvent::Granted(client, _) => self.holder = Some(client),
+            ClientEvent::Released(_) => {
                 if let Some(leaver) = &mut self.leaver {
                     leaver.confirmed = true;
                 }
             }
-            Happened::Waits(client) if self.returning == Some(client) => {
+            ClientEvent::Waits(client) if self.returning == Some(client) => {
                 self.returning = None;
                 return self.holder.map(Next::Leave);
             }
-            Happened::Waits(_) => return None,
+            ClientEvent::Waits(_) => return None,
         }
         let holder = self.holder?;
         let Some(leaver) = &self.leaver else { return Some(Next::Leave(holder)) };
@@ -73,31 +71,31 @@ impl Relay {
 mod tests {
     use super::*;
 
-    fn granted(client: usize) -> Happened {
-        Happened::Granted(client, Instant::now())
+    fn granted(client: usize) -> ClientEvent {
+        ClientEvent::Granted(client, Instant::now())
     }
 
     #[test]
     fn client_rejoins_when_both_replies_arrived_in_any_order() {
         let mut relay = Relay::default();
-        assert_eq!(relay.happened(granted(0)), Some(Next::Leave(0)));
+        assert_eq!(relay.handle(granted(0)), Some(Next::Leave(0)));
         relay.leave(0);
-        assert_eq!(relay.happened(Happened::Released(0)), None);
-        assert_eq!(relay.happened(granted(1)), Some(Next::Return(0)));
-        assert_eq!(relay.happened(Happened::Waits(0)), Some(Next::Leave(1)));
+        assert_eq!(relay.handle(ClientEvent::Released(0)), None);
+        assert_eq!(relay.handle(granted(1)), Some(Next::Return(0)));
+        assert_eq!(relay.handle(ClientEvent::Waits(0)), Some(Next::Leave(1)));
         relay.leave(1);
-        assert_eq!(relay.happened(granted(2)), None);
-        assert_eq!(relay.happened(Happened::Released(1)), Some(Next::Return(1)));
+        assert_eq!(relay.handle(granted(2)), None);
+        assert_eq!(relay.handle(ClientEvent::Released(1)), Some(Next::Return(1)));
     }
 
     #[test]
     fn holder_stays_until_previous_one_waits_again() {
         let mut relay = Relay::default();
-        relay.happened(granted(0));
+        relay.handle(granted(0));
         relay.leave(0);
-        relay.happened(granted(1));
-        relay.happened(Happened::Released(0));
-        assert_eq!(relay.happened(Happened::Waits(7)), None);
-        assert_eq!(relay.happened(Happened::Waits(0)), Some(Next::Leave(1)));
+        relay.handle(granted(1));
+        relay.handle(ClientEvent::Released(0));
+        assert_eq!(relay.handle(ClientEvent::Waits(7)), None);
+        assert_eq!(relay.handle(ClientEvent::Waits(0)), Some(Next::Leave(1)));
     }
 }

@@ -1,4 +1,4 @@
-//! 6. A grant that a replica has: `REPLICAS 1`, beside a client that sends `WAIT 1` after its grant.
+//! 6. A confirmed grant: `REPLICAS 1`, compared with a client that sends `WAIT 1` after its grant.
 
 use std::time::{Duration, Instant};
 
@@ -16,15 +16,15 @@ use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread};
 
 const LEASE: Duration = Duration::from_secs(30);
-/// Clients that ask in the same instant, each for a lock of its own.
+/// Clients that request at the same time, each its own lock.
 const TOGETHER: [usize; 2] = [1, 50];
 
-/// How a client comes to know that a replica has its lock.
+/// How a client learns that a replica has its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// The server answers when it is so.
+enum Confirmation {
+    /// The server's reply confirms it.
     Replicas,
-    /// `WAIT 1 1000`, sent in one write with the request for the lock.
+    /// `WAIT 1 1000`, sent in one packet with the request for the lock.
     WaitInOneWrite,
     /// `WAIT 1 1000`, sent after the grant.
     WaitAfterwards,
@@ -36,7 +36,7 @@ struct Row {
     server: String,
     clients: usize,
     name: String,
-    /// From the request to the certainty.
+    /// From the request to the confirmation.
     p50_us: Spread,
     p99_us: Spread,
     /// Microseconds of the master's main thread for a grant and its release.
@@ -47,7 +47,7 @@ struct Row {
 struct Participant {
     name: &'static str,
     contender: Box<dyn Contender>,
-    way: Way,
+    way: Confirmation,
     times: Vec<Percentiles>,
     cpu: Vec<f64>,
 }
@@ -93,13 +93,13 @@ fn participants(master: &mut Running) -> Result<Vec<Participant>> {
     let mut add = |name, contender: Box<dyn Contender>, way| {
         participants.push(Participant { name, contender, way, times: vec![], cpu: vec![] });
     };
-    add("LOCK.ACQUIRE … REPLICAS 1", Box::new(Holdfast::REPLICAS), Way::Replicas);
-    add(AFTERWARDS, Box::new(Holdfast::PLAIN), Way::WaitAfterwards);
-    add("LOCK.ACQUIRE and WAIT 1 in one write", Box::new(Holdfast::PLAIN), Way::WaitInOneWrite);
+    add("LOCK.ACQUIRE … REPLICAS 1", Box::new(Holdfast::REPLICAS), Confirmation::Replicas);
+    add(AFTERWARDS, Box::new(Holdfast::PLAIN), Confirmation::WaitAfterwards);
+    add("LOCK.ACQUIRE and WAIT 1 in one write", Box::new(Holdfast::PLAIN), Confirmation::WaitInOneWrite);
     add(
         "redisson: script and WAIT 1 in one write",
         Box::new(Redisson::load(&mut master.control)?),
-        Way::WaitInOneWrite,
+        Confirmation::WaitInOneWrite,
     );
     Ok(participants)
 }
@@ -117,7 +117,7 @@ impl Participant {
             for (client, acquire) in clients.iter_mut().zip(&acquires) {
                 client.send(acquire)?;
             }
-            if self.way == Way::WaitAfterwards {
+            if self.way == Confirmation::WaitAfterwards {
                 for client in &mut *clients {
                     self.read_grant(client)?;
                     client.send(wait.bytes())?;
@@ -139,8 +139,8 @@ impl Participant {
     fn acquire(&self, lock: &Lock) -> Vec<u8> {
         let acquire = self.contender.acquire(lock);
         match self.way {
-            Way::Replicas | Way::WaitAfterwards => acquire.bytes().to_vec(),
-            Way::WaitInOneWrite => [acquire.bytes(), Request::typed(WAIT).bytes()].concat(),
+            Confirmation::Replicas | Confirmation::WaitAfterwards => acquire.bytes().to_vec(),
+            Confirmation::WaitInOneWrite => [acquire.bytes(), Request::typed(WAIT).bytes()].concat(),
         }
     }
 
@@ -152,10 +152,10 @@ impl Participant {
     }
 
     fn read_certainty(&self, client: &mut Client) -> Result<()> {
-        if self.way != Way::WaitAfterwards {
+        if self.way != Confirmation::WaitAfterwards {
             self.read_grant(client)?;
         }
-        if self.way != Way::Replicas && resp::int(&client.read()?)? < 1 {
+        if self.way != Confirmation::Replicas && resp::int(&client.read()?)? < 1 {
             bail!("no replica confirmed");
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What a section found: tables for people, JSON for programs, plots for the README.
+//! The results of a section: tables as text, JSON for programs, plots for the README.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::machine::{self, Machine};
 use crate::plot::Plot;
 use crate::stats::Spread;
 
-/// A table with a line or two on what it shows.
+/// A table with a note.
 #[derive(Clone, Debug)]
 pub struct Table {
     title: String,
@@ -33,7 +33,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The table in Markdown, aligned so that it reads well as it is.
+    /// The table in Markdown, with aligned columns.
     pub fn markdown(&self) -> String {
         let widths: Vec<usize> = (0..self.columns.len()).map(|column| self.width(column)).collect();
         let rule = widths.iter().enumerate().map(|(column, &width)| match column {
@@ -60,21 +60,21 @@ fn padded(cells: &[String], widths: &[usize]) -> String {
     format!("| {} |", cells.collect::<Vec<_>>().join(" | "))
 }
 
-/// Where a figure has to end.
+/// A limit for a figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Goal {
-    /// Which figure.
+    /// The figure.
     pub what: String,
-    /// At most this.
+    /// The limit.
     pub limit: f64,
-    /// What was measured.
+    /// The measured value.
     pub measured: Spread,
     /// Whether the median is within the limit.
     pub met: bool,
 }
 
 impl Goal {
-    /// A figure that must not be above `limit`.
+    /// A figure that must not exceed `limit`.
     pub fn at_most(what: impl Into<String>, limit: f64, measured: Spread) -> Self {
         Self { what: what.into(), limit, measured, met: measured.median <= limit }
     }
@@ -86,17 +86,17 @@ impl Goal {
     }
 }
 
-/// What a section found.
+/// The results of a section.
 pub struct Findings {
     /// The section's name.
     pub section: &'static str,
-    /// For people.
+    /// The tables.
     pub tables: Vec<Table>,
-    /// What was aimed at.
+    /// The limits.
     pub goals: Vec<Goal>,
-    /// For programs.
+    /// The data as JSON.
     pub data: Value,
-    /// For the README.
+    /// The plots.
     pub plots: Vec<Plot>,
 }
 

@@ -1,4 +1,4 @@
-//! Servers to measure: started on loopback without persistence, on a core of their own.
+//! Servers to measure: on loopback, without persistence, on their own core.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::machine;
 /// A server program to measure on.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Name and version, as the server tells them.
+    /// Name and version, as the server reports them.
     pub label: String,
     /// The program.
     pub path: PathBuf,
 }
 
 impl Program {
-    /// Starts the program once to ask for its name.
+    /// Starts the program once to read its name and version.
     pub fn ask(path: &Path) -> Result<Self> {
         let server = support::Server::builder().program(path).without_module().try_start();
         let server = server.map_err(anyhow::Error::msg).with_context(|| format!("starting {}", path.display()))?;
@@ -28,7 +28,7 @@ impl Program {
     }
 }
 
-/// What a server is started with.
+/// The server's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum With {
     /// The module, no persistence.
@@ -39,7 +39,7 @@ pub enum With {
     Nothing,
 }
 
-/// When what was written to the append-only file is on the disk (`appendfsync`).
+/// When writes to the append-only file are synced (`appendfsync`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
     /// Within a second or two.
@@ -48,7 +48,7 @@ pub enum Sync {
     Always,
 }
 
-/// How many threads read requests and write replies.
+/// The number of threads that read requests and write replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
     /// The main thread alone.
@@ -57,11 +57,11 @@ pub enum Threads {
     Two,
 }
 
-/// A running server and a connection to look at it.
+/// A running server and a control connection.
 pub struct Running {
     /// The server.
     pub server: support::Server,
-    /// For setting up and for looking; not measured.
+    /// For setup and for reading the state; not measured.
     pub control: Client,
     has_module: bool,
 }
@@ -72,9 +72,9 @@ impl Running {
         Self::start_threaded(program, with, Threads::One)
     }
 
-    /// Starts a server with so many threads for its clients.
+    /// Starts a server with this many I/O threads.
     pub fn start_threaded(program: &Program, with: With, threads: Threads) -> Result<Self> {
-        // Measured is the daily work, not a rewrite of the AOF or a save that happens to begin.
+        // Normal operation is measured, without a rewrite of the AOF or a save that happens to begin.
         let mut builder = support::Server::builder()
             .program(&program.path)
             .arg("maxclients", "10000")
@@ -99,7 +99,7 @@ impl Running {
         Ok(Self { server, control, has_module: with != With::Nothing })
     }
 
-    /// Starts a second server as this one's replica, on the clients' core, and waits until it is in step.
+    /// Starts a replica of this server on the clients' core, and waits until it is in step.
     pub fn start_replica(&self, program: &Program) -> Result<support::Server> {
         let builder = support::Server::builder().program(&program.path).arg("save", "");
         let replica = builder.try_start().map_err(anyhow::Error::msg)?;
@@ -108,12 +108,12 @@ impl Running {
         Ok(replica)
     }
 
-    /// Where clients connect.
+    /// The server's port.
     pub fn port(&self) -> u16 {
         self.server.port()
     }
 
-    /// Everybody who locks on this server, the module first where it is loaded.
+    /// All contenders on this server, the module first if it is loaded.
     pub fn lockers(&mut self) -> Result<Vec<Box<dyn Contender>>> {
         let mut lockers: Vec<Box<dyn Contender>> = Vec::new();
         if self.has_module {
@@ -130,7 +130,7 @@ impl Running {
     /// Empties the server and waits until only the control connection is left.
     pub fn clear(&mut self) -> Result<()> {
         self.control.call(&["FLUSHALL"])?;
-        support::until(Duration::from_secs(30), "the clients of the round before are gone", || {
+        support::until(Duration::from_secs(30), "the clients of the previous round are disconnected", || {
             self.control.info("clients", "connected_clients").is_ok_and(|count| count == "1")
         });
         Ok(())

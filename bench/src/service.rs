@@ -1,4 +1,4 @@
-//! 10. As a service sees it: clients that take a lock, work for a millisecond or so, and release it.
+//! 10. A service's view: clients that acquire a lock, work for about a millisecond, and release it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::json;
 use support::Random;
 
+use crate::client_pool::{ClientEvent, ClientPool};
 use crate::contenders::{Contender, Holdfast, Lock, Redisson, Session, SetNx};
-use crate::crowd::{Crowd, Happened};
 use crate::figures::{micros, ratio, whole};
 use crate::machine;
 use crate::report::{Findings, Table};
@@ -18,15 +18,15 @@ use crate::server::{Program, Running, Sync, Threads, With};
 use crate::settings::{IDLE, Scale, Settings};
 use crate::stats::{Percentiles, Spread, jain};
 
-/// How many clients there are, and how many locks, any of which each takes in turn. With the first three the server has time to
-/// spare where locks are many; the last is more than it can do.
-const CROWDS: [(usize, usize); 4] = [(50, 1), (50, 10), (50, 1_000), (200, 4_000)];
-/// How long a lock is held: any time from half of this to one and a half. Were it always the same, requests that the server took in
-/// one turn, whose replies leave together, would end together and be asked together again, for ever: one long queue in step.
+/// The number of clients and of locks, which each client uses in turn. With the first three, the server has idle time if there are
+/// many locks. The last one overloads it.
+const SIZES: [(usize, usize); 4] = [(50, 1), (50, 10), (50, 1_000), (200, 4_000)];
+/// How long a lock is held: a random time from half of this to one and a half. With a constant time, requests that the server handled in one
+/// iteration would stay in step forever: one long queue.
 const WORK: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(60);
 
-/// How the server was set up.
+/// The server's setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Setup {
     aof: bool,
@@ -34,7 +34,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Those that this server has.
+    /// The setups that this server supports.
     fn of(program: &Program) -> impl Iterator<Item = Self> {
         let threads = if program.label.starts_with("Valkey") { &[false, true][..] } else { &[false] };
         threads.iter().flat_map(|&io_threads| [false, true].map(|aof| Self { aof, io_threads }))
@@ -55,7 +55,7 @@ impl Setup {
     }
 }
 
-/// What one contender did in one round.
+/// The results of one contender in one round.
 struct Round {
     pairs_per_second: f64,
     times: Percentiles,
@@ -77,7 +77,7 @@ struct Row {
     p50_us: Spread,
     p99_us: Spread,
     p999_us: Spread,
-    /// Jain's index over how often each client had its turn.
+    /// Jain's index over the number of grants of each client.
     jain: Spread,
     /// Microseconds of the server's main thread for a pair.
     cpu_us: Spread,
@@ -93,8 +93,8 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     for program in programs {
         for setup in Setup::of(program) {
             let mut server = setup.start(program)?;
-            for crowd in CROWDS {
-                let measured = measure(settings, program, setup, &mut server, crowd);
+            for size in SIZES {
+                let measured = measure(settings, program, setup, &mut server, size);
                 rows.extend(measured.with_context(|| format!("{}, {}", program.label, setup.name()))?);
             }
         }
@@ -115,7 +115,7 @@ fn measure(
     program: &Program,
     setup: Setup,
     server: &mut Running,
-    crowd: (usize, usize),
+    size: (usize, usize),
 ) -> Result<Vec<Row>> {
     let scale = &settings.scale;
     let mut rounds: Vec<(&str, Vec<Round>)> = Vec::new();
@@ -134,7 +134,7 @@ fn measure(
         contenders.rotate_left(first);
         for contender in contenders {
             let name = contender.name();
-            let measured = round(scale, server, contender, crowd).context(name)?;
+            let measured = round(scale, server, contender, size).context(name)?;
             if let Some((_, rounds)) = rounds.iter_mut().find(|(of, _)| *of == name) {
                 rounds.push(measured);
             }
@@ -142,7 +142,7 @@ fn measure(
         }
     }
     let holdfast = rounds.iter().find(|(name, _)| *name == Holdfast::PLAIN.name()).map(|(_, rounds)| rounds.as_slice());
-    Ok(rounds.iter().map(|(name, rounds)| row(program, setup, crowd, name, rounds, holdfast.unwrap_or(&[]))).collect())
+    Ok(rounds.iter().map(|(name, rounds)| row(program, setup, size, name, rounds, holdfast.unwrap_or(&[]))).collect())
 }
 
 fn round(
@@ -152,9 +152,9 @@ fn round(
     (clients, locks): (usize, usize),
 ) -> Result<Round> {
     let own = (0..clients).map(|client| Lock::new("", client, LEASE)).collect();
-    let crowd = Crowd::connect(server.port(), contender, own)?;
+    let pool = ClientPool::connect(server.port(), contender, own)?;
     let mut service = Service {
-        crowd,
+        pool,
         locks,
         random: Random::new(),
         asked: vec![None; clients],
@@ -176,7 +176,7 @@ fn round(
     let (cpu, own) = (server.control.server_cpu()? - cpu, machine::thread_cpu() - own);
     let pairs = service.turns.iter().sum::<u64>() as f64;
     if pairs == 0.0 {
-        bail!("nobody had a turn in {seconds:.1} s");
+        bail!("no grant in {seconds:.1} s");
     }
     // A request that still waits has waited at least this long.
     service.times.extend(service.asked.iter().flatten().map(|asked| (now - *asked).as_secs_f64() * 1e6));
@@ -190,12 +190,12 @@ fn round(
 }
 
 struct Service {
-    crowd: Crowd,
+    pool: ClientPool,
     locks: usize,
     random: Random,
     /// Since when a client waits.
     asked: Vec<Option<Instant>>,
-    /// When holders have done their work.
+    /// When holders finish their work.
     ends: BinaryHeap<Reverse<(Instant, usize)>>,
     times: Vec<f64>,
     turns: Vec<u64>,
@@ -204,32 +204,32 @@ struct Service {
 impl Service {
     fn ask(&mut self, client: usize) -> Result<()> {
         let lock = self.random.below(self.locks as u64);
-        self.crowd.turn_to(client, &format!("service:{lock}"));
+        self.pool.switch_to(client, &format!("service:{lock}"));
         self.asked[client] = Some(Instant::now());
-        self.crowd.want(client)
+        self.pool.want(client)
     }
 
     fn go_on(&mut self, until: Instant) -> Result<()> {
         while Instant::now() < until {
             let next = self.ends.peek().map_or(until, |Reverse((at, _))| until.min(*at));
-            match self.crowd.next(next)? {
-                Some(Happened::Granted(client, at)) => {
-                    let asked = self.asked[client].take().context("a grant that nobody asked for")?;
+            match self.pool.next(next)? {
+                Some(ClientEvent::Granted(client, at)) => {
+                    let asked = self.asked[client].take().context("a grant without a request")?;
                     self.times.push((at - asked).as_secs_f64() * 1e6);
                     let work = WORK / 2 + WORK * self.random.below(1_001) as u32 / 1_000;
                     self.ends.push(Reverse((at + work, client)));
                 }
-                Some(Happened::Released(client)) => {
+                Some(ClientEvent::Released(client)) => {
                     self.turns[client] += 1;
                     self.ask(client)?;
                 }
-                Some(Happened::Waits(_)) | None => {}
+                Some(ClientEvent::Waits(_)) | None => {}
             }
             while let Some(Reverse((at, client))) = self.ends.peek().copied()
                 && at <= Instant::now()
             {
                 self.ends.pop();
-                self.crowd.release(client)?;
+                self.pool.release(client)?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! 8. Sessions: what a request that waits costs the server, and a hand-off that is told by an event.
+//! 8. Sessions: the server's cost of a waiting request, and of a hand-off with an event.
 
 mod busy;
 mod memory;
@@ -19,11 +19,11 @@ use memory::SESSIONS;
 /// Waiters of the one lock.
 const WAITERS: [usize; 3] = [1, 10, 1_000];
 
-/// What goes round.
+/// A scenario of hand-offs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Scene {
-    /// One lock among one client more than so many, each with a session of its own.
+    /// One lock among this many waiters and a holder, each with its own session.
     OneLock(usize),
     /// Many locks among the tasks of ten processes.
     Busy,
@@ -47,7 +47,7 @@ impl Scene {
         }
     }
 
-    /// What the CPU of a hand-off may be at most, as a ratio to `BLPOP`+`LPUSH`.
+    /// The limit on the CPU of a hand-off, as a ratio to `BLPOP`+`LPUSH`.
     fn most_cpu(self) -> f64 {
         match self {
             Self::OneLock(_) => 1.4,
@@ -82,7 +82,7 @@ struct Row {
 pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     let (mut memory, mut rows) = (Vec::new(), Vec::new());
     let mut scale = settings.scale.clone();
-    // Each round ends when every client had three turns, or after this time.
+    // A round ends when every client had three grants, or after this time.
     scale.handoff_least = scale.session_window;
     scale.handoff_most = scale.session_window * 2;
     for program in programs {

@@ -1,4 +1,4 @@
-//! How much is measured: all of it, or just enough to see that everything runs.
+//! The amount of measurement: the full form, or a quick one that checks that everything runs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-/// A round in which nothing was done yet goes on for so long at most: somebody else may have the processors.
+/// The limit for a round without any result, if other processes use the processors.
 pub const IDLE: Duration = Duration::from_secs(30);
 
-/// What `bench` takes on its command line.
+/// The command line of `bench`.
 pub const USAGE: &str = "\
 usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--who NAME] [--million] [SECTION]...
   --quick            a minute of everything, judging no times; fails if something does not run
@@ -21,20 +21,20 @@ usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--
   SECTION            pair, handoff, crash, memory, neighbours, replicas, sessions, clients,
                      service, herd, keep, worst (default: all but worst, with --quick: all)";
 
-/// What one run measures.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Amounts.
+    /// The amounts.
     pub scale: Scale,
-    /// Where results go.
+    /// The folder for results.
     pub out: PathBuf,
-    /// Programs of the servers.
+    /// The server programs.
     pub servers: Vec<PathBuf>,
     /// A Python with redis-py.
     pub python: Option<PathBuf>,
-    /// The only one to measure.
+    /// The only contender to measure.
     pub who: Option<String>,
-    /// Names of sections; empty: all.
+    /// The sections to run; empty: all.
     pub sections: Vec<String>,
 }
 
@@ -72,91 +72,91 @@ impl Settings {
         Ok(Self { scale, out: out.unwrap_or_else(|| support::workspace().join(usual)), servers, python, who, sections })
     }
 
-    /// Whether to measure the one of this name.
+    /// Whether to measure this contender.
     pub fn measures(&self, name: &str) -> bool {
         self.who.as_ref().is_none_or(|who| who == name)
     }
 }
 
-/// Amounts.
+/// The amounts.
 #[derive(Clone, Debug)]
 pub struct Scale {
-    /// Whether times mean anything.
+    /// Whether the times are meaningful.
     pub judged: bool,
-    /// Rounds, and pairs a round, of the uncontended pair.
+    /// Rounds of the uncontended pair.
     pub pair_rounds: usize,
-    /// Pairs that one contender makes in one round, pipelined.
+    /// Pipelined pairs of one contender in one round.
     pub pairs: usize,
-    /// Pairs that one contender makes in one round, one request at a time.
+    /// Pairs of one contender in one round, one request at a time.
     pub pairs_for_latency: usize,
     /// Rounds of the hand-off.
     pub handoff_rounds: usize,
-    /// Each contender hands off at least so long in a round.
+    /// The minimum duration of a round.
     pub handoff_least: Duration,
-    /// And at most so long, to reach three turns a client.
+    /// The maximum duration of a round, to reach three grants for each client.
     pub handoff_most: Duration,
-    /// Deaths of a holder.
+    /// How many holders are killed.
     pub crashes: usize,
-    /// The lease of the holder that dies.
+    /// The lease of the killed holder.
     pub crash_lease: Duration,
-    /// Locks held for the memory of one.
+    /// Held locks for measuring the memory.
     pub locks_held: usize,
-    /// Clients waiting for the memory of one.
+    /// Waiting clients for measuring the memory.
     pub waiters: usize,
-    /// How long between two looks at the memory until it has settled.
+    /// The interval at which the memory is read until it has settled.
     pub settling_step: Duration,
     /// Rounds of the neighbours.
     pub neighbour_rounds: usize,
-    /// How long the neighbours are measured in each round.
+    /// The duration of each round of the neighbours.
     pub neighbour_window: Duration,
     /// Locks that the server, or Redisson's watchdog, renews beside the neighbours.
     pub watched: usize,
-    /// Their lease: a third of it is the time between two renewals.
+    /// Their lease. They are renewed after a third of it.
     pub watched_lease: Duration,
-    /// Rounds of the grants that replicas confirm.
+    /// Rounds of the confirmed grants.
     pub replica_rounds: usize,
-    /// Grants in each of them.
+    /// Grants in each of these rounds.
     pub replica_grants: usize,
-    /// Requests that wait on behalf of sessions.
+    /// Waiting requests of sessions.
     pub session_waits: usize,
-    /// Rounds of the hand-offs that are told by events.
+    /// Rounds of the hand-offs with events.
     pub session_rounds: usize,
-    /// How long each contender hands off in a round.
+    /// The duration of each of these rounds.
     pub session_window: Duration,
-    /// Rounds of the client for Rust beside raw commands.
+    /// Rounds of the Rust client beside raw commands.
     pub client_rounds: usize,
-    /// Pairs that each makes in one round.
+    /// Pairs of each in one round.
     pub client_pairs: usize,
     /// Rounds of many tasks of one process.
     pub task_rounds: usize,
-    /// How many tasks those are.
+    /// The number of these tasks.
     pub tasks: usize,
-    /// So long all of them have at most to take a turn each.
+    /// The time limit for every task to hold its lock once.
     pub task_limit: Duration,
-    /// Rounds of what a service sees.
+    /// Rounds of a service's view.
     pub service_rounds: usize,
-    /// How long each contender serves it in a round.
+    /// The duration of each of these rounds.
     pub service_window: Duration,
-    /// Who comes back after a stall.
+    /// The processes of the section `herd`.
     pub herd: Herd,
-    /// Rounds of the kept locks.
+    /// Rounds of lock caching.
     pub keep_rounds: usize,
-    /// How long each uses them in a round.
+    /// The duration of each of these rounds.
     pub keep_window: Duration,
-    /// Rounds of each of the worst steps.
+    /// Rounds of each of the worst iterations.
     pub worst_rounds: usize,
 }
 
-/// Processes that hold and wait while their server is paused.
+/// Processes that hold locks and wait while their server is paused.
 #[derive(Clone, Debug, Serialize)]
 pub struct Herd {
-    /// How many there are.
+    /// The number of processes.
     pub processes: usize,
     /// Locks that each holds.
     pub holds: usize,
     /// Locks that each waits for.
     pub waits: usize,
-    /// For how long the server is paused.
+    /// How long the server is paused.
     pub stall: Duration,
 }
 

@@ -25,7 +25,7 @@ impl Spread {
         Self { median, min: *min, max: *max }
     }
 
-    /// The spread of the quotients of two contenders, each round by itself: what is slow for both in one round cancels.
+    /// The spread of the ratios of two contenders, round by round, which cancels what slows down both.
     pub fn of_ratios(rounds: &[f64], base: &[f64]) -> Self {
         Self::of(&rounds.iter().zip(base).map(|(a, b)| a / b).collect::<Vec<_>>())
     }
@@ -56,14 +56,14 @@ impl Percentiles {
     }
 }
 
-/// Jain's index: 1 if all got the same, 1/n if one got it all.
+/// Jain's index: 1 if all counts are equal, 1/n if one client got all.
 pub fn jain(counts: &[u64]) -> f64 {
     let sum: f64 = counts.iter().map(|&count| count as f64).sum();
     let squares: f64 = counts.iter().map(|&count| (count as f64).powi(2)).sum();
     if squares == 0.0 { 0.0 } else { sum * sum / (counts.len() as f64 * squares) }
 }
 
-/// How many pairs were served in another order than they arrived in. The arrivals, in the order in which they were served.
+/// The number of pairs that were served in another order than that of their arrival. `served`: the arrivals, in the order of service.
 pub fn inversions(served: &[u64]) -> u64 {
     fn sort(part: &mut [u64], spare: &mut Vec<u64>) -> u64 {
         if part.len() < 2 {

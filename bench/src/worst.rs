@@ -1,6 +1,6 @@
-//! 7. The longest step: how long somebody else's `PING` takes while the module does the most that can be asked of it.
+//! 7. The longest event-loop iteration: how long another client's `PING` takes while the module does the most that a client can cause.
 //!
-//! Each state is built on a server of its own, of what 10,000 connections can build.
+//! Each state is built on its own server, as 10,000 connections can build it.
 
 mod pinger;
 mod stage;
@@ -21,10 +21,10 @@ use pinger::{Longest, Pinger};
 use stage::{Size, Stage};
 use states::{IDLE, Scene};
 
-/// No step may take longer, in milliseconds.
+/// The limit for an iteration, in milliseconds.
 const BOUND: f64 = 5.0;
 
-/// What a state cost, in microseconds, and what the step was answered in the last round.
+/// The cost of a state in microseconds, and the reply to the step in the last round.
 #[derive(Clone, Serialize)]
 struct Cost {
     /// The longest `PING` of each round.
@@ -64,7 +64,7 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
     let idle = (with(With::Module, IDLE)?, with(With::Nothing, IDLE)?);
     let mut rows = vec![row(program, "nothing", idle.0, Some(("nothing", idle.1)))];
     for state in states::all() {
-        // It takes minutes, and the states differ much in how long.
+        // It takes minutes, and the states differ much in their duration.
         eprintln!("  {}: {}", program.label, state.name);
         let module = with(With::Module, state.module).context(state.name)?;
         let plain = match state.plain {
@@ -87,9 +87,9 @@ fn cost(scale: &Scale, program: &Program, with: With, scene: Scene) -> Result<Co
     let mut reply = String::new();
     for _ in 0..scale.worst_rounds {
         let mut stage = Stage::new(Running::start(program, with)?, size);
-        let (one, told) = round(&mut stage, scene)?;
+        let (one, reply_text) = round(&mut stage, scene)?;
         longest.push(one);
-        reply = told;
+        reply = reply_text;
     }
     let spread = |of: fn(&Longest) -> f64| Spread::of(&longest.iter().map(of).collect::<Vec<_>>());
     Ok(Cost { ping_us: spread(|one| one.took), server_us: spread(|one| one.server), reply })
@@ -100,11 +100,11 @@ fn round(stage: &mut Stage, scene: Scene) -> Result<(Longest, String)> {
     let pinger = Pinger::start(stage.server.port(), stage.server.server.pid())?;
     let begin = Instant::now();
     let reply = (scene.step)(stage)?;
-    stage.aftermath();
+    stage.wait_for_aftermath();
     Ok((pinger.longest(begin, Instant::now())?, reply))
 }
 
-/// The longest step of all, by the server's own time.
+/// The longest iteration of all, by the server's processor time.
 fn goal(rows: &[Row]) -> Option<Goal> {
     let worst = rows.iter().max_by(|a, b| a.module.server_us.median.total_cmp(&b.module.server_us.median))?;
     let Spread { median, min, max } = worst.module.server_us;
@@ -120,7 +120,7 @@ fn table(scale: &Scale, rows: &[Row]) -> Table {
         "The longest PING of a second client during the step, and the most processor time that the server used while one \
          PING waited: medians of the rounds' maxima ({}). A crowd is {} connections, many keys 128, many holders or locks {}, \
          or fewer where the server has a limit.",
-        scale.worst_rounds, size.crowd, size.many
+        scale.worst_rounds, size.clients, size.many
     );
     let columns =
         ["state, and what is done then", "PING", "server's time", "without the module", "PING", "server's time"];

@@ -1,4 +1,4 @@
-//! The arguments. The help, the completions and the man page are made from this.
+//! The arguments. Help, completions and the man page are generated from them.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -9,39 +9,39 @@ use clap::{Parser, Subcommand};
 
 use crate::times;
 
-/// Locks of Redis and Valkey servers with the Holdfast module: run a command under one, see who holds and who waits.
+/// Locks of Redis and Valkey servers with the Holdfast module: run a command while holding one, show holders and waiters.
 #[derive(Parser, Debug)]
 #[command(name = "holdfast", version, max_term_width = 100)]
 pub struct Args {
-    /// Where the locks are.
+    /// The servers.
     #[command(flatten)]
     pub place: Place,
 
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub task: Task,
 }
 
-/// Where the locks are, and who we are there.
+/// The servers, and the login.
 #[derive(clap::Args, Debug)]
 pub struct Place {
     /// The server: redis://, rediss://, unix://, redis+cluster://host:port,host:port or
     /// redis+sentinel://host:port,host:port/master
     #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
     pub url: String,
-    /// The authorities that are trusted for rediss://, as a PEM file; the system's without it
+    /// The certificate authorities for rediss://, as a PEM file; default: the system's
     #[arg(long, global = true, env = "HOLDFAST_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Our own certificate, as a PEM file, for servers that ask for one
+    /// The client certificate, as a PEM file, for servers that require one
     #[arg(long, global = true, env = "HOLDFAST_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its key, as a PEM file
+    /// Its private key, as a PEM file
     #[arg(long, global = true, env = "HOLDFAST_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Read from the environment only: arguments are seen by everybody on the machine.
+    /// Read from the environment only: other users can see arguments.
     #[arg(skip = passwords("HOLDFAST_PASSWORD"))]
     pub password: Option<String>,
-    /// That of the Sentinels.
+    /// The password of the Sentinels.
     #[arg(skip = passwords("HOLDFAST_SENTINEL_PASSWORD"))]
     pub sentinel_password: Option<String>,
 }
@@ -50,12 +50,12 @@ fn passwords(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Subcommand, Debug)]
 pub enum Task {
-    /// Runs a command under a lock
+    /// Runs a command while holding a lock
     Run(Run),
-    /// Shows who holds a lock and who waits for it
+    /// Shows the holders and waiters of a lock
     Show {
         /// The lock
         key: String,
@@ -65,20 +65,20 @@ pub enum Task {
     },
     /// Lists locks that are held or waited for
     Ls {
-        /// Which keys, as for SCAN
+        /// The pattern of the keys, as for SCAN
         #[arg(default_value = "*")]
         pattern: String,
-        /// As JSON, one object a line
+        /// As JSON, one object per line
         #[arg(long)]
         json: bool,
     },
-    /// Watches the locks that most clients wait for
+    /// Shows the locks with the longest queues, live
     Top(Top),
-    /// Breaks a lock: all its holders lose it
+    /// Forces a lock free: all its holders lose it
     Force {
         /// The lock
         key: String,
-        /// Does not ask
+        /// Does not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },
@@ -86,15 +86,15 @@ pub enum Task {
     Metrics(Metrics),
     /// Prints completions for a shell
     Completions {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
     /// Prints the man page
     Man,
-    /// Starts and ends the command of `run`, which starts this
+    /// Starts and ends the command of `run`; `run` starts it
     #[command(hide = true)]
     Supervise {
-        /// Ends all that the command has started
+        /// Ends all processes that the command has started
         #[arg(long)]
         all: bool,
         /// The command
@@ -103,7 +103,7 @@ pub enum Task {
     },
 }
 
-/// How a command is run.
+/// The options of `run`.
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "holdfast run [OPTIONS] <KEY>... -- <COMMAND>...",
@@ -118,80 +118,80 @@ The command has HOLDFAST_KEY, HOLDFAST_TOKEN and HOLDFAST_OWNER in its environme
 space in between. HOLDFAST_OWNERS has the owners of all runs around it, one a line."
 )]
 pub struct Run {
-    /// Waits for at most this long (500ms, 10s, 5m, 2h; a number: seconds) instead of for as long as it takes
+    /// Waits for at most this long (500ms, 10s, 5m, 2h; a number: seconds); default: no limit
     #[arg(long, short, value_name = "TIME", value_parser = times::parse)]
     pub wait: Option<Duration>,
     /// Does not wait
     #[arg(long, short, conflicts_with = "wait")]
     pub no_wait: bool,
-    /// How long the lock outlives this process, or a connection that is gone; the server's default without it
+    /// How long the lock outlives this process, or a lost connection; default: the server's
     #[arg(long, value_name = "TIME", value_parser = times::parse)]
     pub lease: Option<Duration>,
-    /// Shares the lock with all others who ask so
+    /// Shares the lock with all others that use --shared
     #[arg(long, short)]
     pub shared: bool,
-    /// One of so many permits
+    /// Acquires one of so many permits
     #[arg(long, value_name = "N", conflicts_with = "shared", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
-    /// Begins when so many replicas have the lock
+    /// Starts the command when so many replicas have the lock
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub replicas: Option<u32>,
     /// The exit code if the lock was not granted
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub conflict_exit_code: u8,
-    /// Releases the lock at once when the connection ends, and loses it by that
+    /// Releases the lock immediately when the connection ends, which also loses it
     #[arg(long)]
     pub ephemeral: bool,
-    /// Nothing that the command has started outlives it, setsid and daemons included
+    /// Ends all processes that the command has started, setsid and daemons included
     #[arg(long)]
     pub kill_group: bool,
-    /// From TERM to KILL when the lock is lost
+    /// The time from TERM to KILL when the lock is lost
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = times::parse)]
     pub grace: Duration,
-    /// Says in this file whether the exit code is the command's own
+    /// Writes to this file whether the exit code is the command's own
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-    /// The lock; of several all are taken, or none
+    /// The lock; of several locks, all are acquired or none
     #[arg(required = true, value_name = "KEY")]
     pub keys: Vec<String>,
-    /// The command and its arguments; no shell comes in between
+    /// The command and its arguments, run without a shell
     #[arg(required = true, last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 
-/// What `top` shows.
+/// The options of `top`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Keys: arrows or j, k choose a lock; Enter looks into it, Esc goes back; s sorts by waiters, longest wait, longest hold, key; / \
 shows the locks whose keys contain what is typed, Esc all; q ends. Where standard output is no terminal, the table is printed once.")]
 pub struct Top {
-    /// Prints the table once and ends
+    /// Prints the table once and exits
     #[arg(long)]
     pub once: bool,
-    /// The same as JSON, one object a line
+    /// The same as JSON, one object per line
     #[arg(long)]
     pub json: bool,
-    /// How many locks of each server
+    /// The number of locks of each server
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub count: usize,
-    /// How often it is looked
+    /// The refresh interval
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = times::parse)]
     pub interval: Duration,
 }
 
-/// How metrics are served.
+/// The options of `metrics`.
 #[derive(clap::Args, Debug)]
 pub struct Metrics {
-    /// Where to listen; port 0: one that is free, told on standard error
+    /// The address to listen on; port 0: a free one, printed on standard error
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:19121")]
     pub listen: SocketAddr,
-    /// So many of the longest queues of each server are shown by their key
+    /// The number of longest queues of each server that have their own metrics
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub queues: usize,
-    /// Only the servers that clients are sent to, not their replicas
+    /// Only the servers that clients use, not their replicas
     #[arg(long)]
     pub no_replicas: bool,
-    /// For so long a server that is gone is shown as down
+    /// How long a server that is gone is shown as down
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = times::parse)]
     pub forget: Duration,
 }

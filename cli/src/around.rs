@@ -1,6 +1,6 @@
-//! The runs around this one: a command that is run under a lock may run `holdfast` itself, and would wait for ever for a lock
-//! that a run around it holds until its command ends. Owners are unique, so the server can be asked whether one of theirs holds
-//! the lock: whatever the address is called, and also if the run around it has ended, or lost its lock, long since.
+//! Nested runs: a command that `holdfast run` runs may run `holdfast` itself. It would wait forever for a lock that an outer run
+//! holds until its command ends. Owners are unique, so the server is asked whether an outer run's owner holds the lock. This works
+//! for every address, and also when the outer run has ended or lost its lock.
 
 use std::os::unix::ffi::OsStringExt;
 
@@ -9,10 +9,10 @@ use holdfast_client::{Locks, Owner};
 use crate::args::Run;
 use crate::seen::{Lock, server_of};
 
-/// The variable that has the owners of all runs around a command, one a line.
+/// The variable with the owners of all outer runs, one per line.
 pub const OWNERS: &str = "HOLDFAST_OWNERS";
 
-/// Its value for a command that is run by this owner.
+/// Its value for the command of this owner.
 pub fn owners_with(owner: &Owner) -> Vec<u8> {
     let mut owners = owners();
     owners.push(owner.as_bytes().to_vec());
@@ -24,8 +24,8 @@ fn owners() -> Vec<Vec<u8>> {
     value.split(|byte| *byte == b'\n').filter(|owner| !owner.is_empty()).map(<[u8]>::to_vec).collect()
 }
 
-/// One of the keys that runs around this one hold, so often that there is no room before they end. Who may not look, or can't
-/// reach the server, is told none.
+/// A key that outer runs hold, so that this run would never be granted it. `None` if this user may not read the lock, or the server
+/// is unreachable.
 pub async fn never_free(locks: &Locks, task: &Run) -> Option<String> {
     let owners = owners();
     if owners.is_empty() {
@@ -42,7 +42,7 @@ pub async fn never_free(locks: &Locks, task: &Run) -> Option<String> {
     None
 }
 
-/// How many may hold together with this one.
+/// How many owners may hold the lock together with this one.
 fn wanted(task: &Run) -> usize {
     if task.shared { usize::MAX } else { task.limit.map_or(1, |limit| usize::try_from(limit).unwrap_or(usize::MAX)) }
 }

@@ -1,5 +1,5 @@
-//! The command that runs under the lock: a process group of its own, at the terminal if there is one, that ends when this
-//! process does. Its parent is a [`supervisor`].
+//! The command that runs while the lock is held. It has its own process group, in the foreground of the terminal if there is one,
+//! and ends with this process. Its parent is a [`supervisor`].
 
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
@@ -22,38 +22,38 @@ use crate::report::tell;
 use crate::signals::{is_ignored, stop_here};
 use crate::supervisor::{self, MESSAGE, Message};
 
-/// This program, also when its file has been replaced meanwhile.
+/// This program, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// A running command. Dropped before its end, it is killed with all of its group.
+/// A running command. Dropping it kills its whole process group.
 pub struct Child {
-    /// The supervisor, which leads the command's process group. It is waited for at the end only: until then the number is its own.
+    /// The supervisor, which leads the command's process group. It is reaped only at the end, so that its process id stays valid.
     supervisor: process::Child,
     pid: Pid,
-    /// Ends all that the command has started, not its process group only.
+    /// Whether to end all processes that the command has started, not only its process group.
     all: bool,
     /// The descendants that this process had before.
     before: Vec<Pid>,
     socket: UnixStream,
-    /// The part of a message that has been read.
+    /// The part of a message that was read.
     read: Vec<u8>,
-    /// The terminal that this process belongs to, if there is one.
+    /// The terminal of this process, if there is one.
     terminal: Option<OwnedFd>,
-    /// Whether this process had the terminal, and gave it to the command.
+    /// Whether this process was in the foreground, and gave the terminal to the command.
     given: Cell<bool>,
 }
 
-/// What became of a command.
+/// A change of the command's state.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
-    /// It ended.
+    /// The command has ended.
     Ended(ExitStatus),
-    /// It was stopped, by this signal.
+    /// The command was stopped by this signal.
     Stopped(Signal),
 }
 
 impl Child {
-    /// Starts it with these variables more in its environment.
+    /// Starts the command with these additional environment variables.
     pub async fn start(command: &[OsString], variables: &[(&str, Vec<u8>)], all: bool) -> io::Result<Self> {
         let begins_at_terminal = has_terminal();
         let terminal = if begins_at_terminal {
@@ -64,7 +64,7 @@ impl Child {
         let mut before = Vec::new();
         if all {
             before = supervisor::descendants(getpid());
-            // If the supervisor is killed, what the command has started belongs to this process.
+            // If the supervisor is killed, the command's processes become children of this one.
             set_child_subreaper(Some(getpid()))?;
         }
         let (here, there) = net::UnixStream::pair()?;
@@ -72,7 +72,7 @@ impl Child {
             let mut started = Command::new(PROGRAM);
             started.arg0("lock-watcher").arg("supervise").args(all.then_some("--all")).arg("--").args(command);
             started.envs(variables.iter().map(|(name, value)| (name, OsStr::from_bytes(value))));
-            // The other end of the socket is closed here with this.
+            // The other end of the socket is closed when this is dropped.
             started.stdin(OwnedFd::from(there)).process_group(0).spawn()?
         };
         here.set_nonblocking(true)?;
@@ -98,7 +98,7 @@ impl Child {
         let _ = kill_process_group(self.pid, signal);
     }
 
-    /// Waits for its next change. May be dropped at any point.
+    /// Waits for its next change. Cancel-safe.
     pub async fn change(&mut self) -> io::Result<Change> {
         loop {
             match self.message().await? {
@@ -116,7 +116,7 @@ impl Child {
         }
     }
 
-    /// The next message of the supervisor; none if it has ended.
+    /// The next message of the supervisor, or `None` if it has ended.
     async fn message(&mut self) -> io::Result<Option<Message>> {
         while self.read.len() < MESSAGE {
             let mut bytes = [0; MESSAGE];
@@ -131,8 +131,8 @@ impl Child {
         Message::read(bytes).map(Some)
     }
 
-    /// The command was stopped. One that needs the terminal, which it does not begin with if its input comes from elsewhere,
-    /// gets it and goes on. Otherwise this process stops as well, so that the shell has the terminal, until it is continued.
+    /// Handles a stop of the command. If it needs the terminal, it gets it and continues. (It starts without it if its input is not the
+    /// terminal.) Otherwise this process stops as well, so that the shell has the terminal until it is continued.
     pub fn stopped(&self, by: Signal) {
         let needs_terminal = matches!(by, Signal::TTIN | Signal::TTOU);
         if !(needs_terminal && self.give_terminal()) {
@@ -143,8 +143,8 @@ impl Child {
         self.signal(Signal::CONT);
     }
 
-    /// Gives the terminal to the command, if it is this process's to give: a process in the background has none, and one whose
-    /// shell lets it ignore INT is in the background of a script.
+    /// Gives the terminal to the command if this process is in the foreground. A process that ignores INT was started in the background
+    /// of a script.
     fn give_terminal(&self) -> bool {
         let Some(terminal) = &self.terminal else { return false };
         if tcgetpgrp(terminal) != Ok(getpgrp()) || is_ignored(Signal::INT) {
@@ -155,8 +155,8 @@ impl Child {
         true
     }
 
-    /// Ends what is left of the command: with `all`, every process that it has started; otherwise, if the lock is `lost`, its
-    /// process group. Returns when they are gone.
+    /// Ends what is left of the command: with `all`, every process that it has started; otherwise, if the lock is `lost`, its process
+    /// group. Returns when they have ended.
     pub async fn end(mut self, lost: bool) {
         self.take_terminal_back();
         if self.all {
@@ -173,7 +173,7 @@ impl Child {
         let _ = self.supervisor.wait();
     }
 
-    /// Kills what a supervisor that is gone has left behind.
+    /// Kills the processes that a supervisor has left behind.
     fn kill(&self) {
         if self.all {
             supervisor::end_all_of(self.pid, &self.before);
@@ -182,7 +182,7 @@ impl Child {
         }
     }
 
-    /// Takes the terminal back from a command that had it.
+    /// Takes the terminal back from the command, if it had it.
     fn take_terminal_back(&self) {
         if self.given.replace(false) {
             self.move_terminal_to(getpgrp());
@@ -191,7 +191,7 @@ impl Child {
 
     fn move_terminal_to(&self, group: Pid) {
         if let Some(terminal) = &self.terminal {
-            // A process in the background is stopped when it does this, unless it blocks the signal.
+            // A background process is stopped when it does this, unless it blocks the signal.
             let ttou = SigSet::from_iter([signal::SIGTTOU]);
             let _ = ttou.thread_block();
             let _ = tcsetpgrp(terminal, group);
@@ -200,7 +200,7 @@ impl Child {
     }
 }
 
-/// Whether standard input is a terminal, and this process is at it.
+/// Whether standard input is a terminal, and this process is in its foreground.
 fn has_terminal() -> bool {
     let input = io::stdin();
     isatty(&input) && tcgetpgrp(&input) == Ok(getpgrp())

@@ -1,4 +1,4 @@
-//! What went wrong, with what to do next, and the exit code for it.
+//! Failures: the message, advice on what to do, and the exit code.
 
 use std::fmt;
 use std::io;
@@ -6,16 +6,16 @@ use std::io;
 use holdfast_client::Error;
 use holdfast_client::redis::RedisError;
 
-/// sysexits.h: the software is wrong. It waits for what it can't get before it ends.
+/// sysexits.h: internal software error. The wait could never end.
 const NEVER: u8 = 70;
 /// sysexits.h: a service is unavailable.
 pub const UNAVAILABLE: u8 = 69;
-/// sysexits.h: temporary failure; trying again may help.
+/// sysexits.h: temporary failure; a retry may succeed.
 pub const TEMPORARY: u8 = 75;
-/// sysexits.h: the command was used wrongly.
+/// sysexits.h: usage error.
 const USAGE: u8 = 64;
 
-/// Why a task was not done.
+/// Why a task failed.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -29,30 +29,29 @@ impl Failure {
         self.code
     }
 
-    /// Something of this machine.
+    /// An error of this machine.
     pub fn here(error: &io::Error) -> Self {
         Self { message: error.to_string(), next: String::new(), code: UNAVAILABLE }
     }
 
-    /// A file, a socket or the like, with what to do about it.
+    /// An error of a file, a socket or the like, with advice.
     pub fn of(what: &str, error: &io::Error, next: &str) -> Self {
         Self { message: format!("{what}: {error}"), next: next.to_owned(), code: UNAVAILABLE }
     }
 
-    /// Arguments that don't go together.
+    /// Arguments that do not go together.
     pub fn usage(message: &str) -> Self {
         Self { message: message.to_owned(), next: String::new(), code: USAGE }
     }
 
-    /// A run inside of one that holds this key until that ends.
+    /// An outer run holds this key until this run ends.
     pub fn waits_for_itself(key: &str) -> Self {
-        let message = format!("{key:?}: waiting would never end: a run around this one holds it");
-        let next =
-            "run the command without this lock; where it outlives the run around it: env -u HOLDFAST_OWNERS holdfast …";
+        let message = format!("{key:?}: waiting would never end: an outer run holds it");
+        let next = "run the command without this lock; if it outlives the outer run: env -u HOLDFAST_OWNERS holdfast …";
         Self { message, next: next.to_owned(), code: NEVER }
     }
 
-    /// A server that was asked something of its own. `asked`: which one, and about which key.
+    /// An error of a server. `asked`: the server, and the key of the request.
     pub fn server(asked: &str, error: &RedisError) -> Self {
         let words = words(error);
         let next = advice(&words, error.code().is_none());
@@ -60,7 +59,7 @@ impl Failure {
     }
 }
 
-/// The server's own words, where it said some.
+/// The server's error message, if there is one.
 pub fn words(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
@@ -74,13 +73,14 @@ impl From<Error> for Failure {
         let mut message = error.to_string();
         let (next, code) = match &error {
             Error::Connection { .. } => (advice(&message, true), UNAVAILABLE),
-            Error::Lost { .. } | Error::NotHeld { .. } => {
-                ("what ran under it may have run beside somebody else: check what it wrote".to_owned(), TEMPORARY)
-            }
+            Error::Lost { .. } | Error::NotHeld { .. } => (
+                "the command may have run while another client held the lock: check what it wrote".to_owned(),
+                TEMPORARY,
+            ),
             Error::Deadlock { .. } => {
-                ("take the locks in one order, or all at once: holdfast run KEY KEY".to_owned(), NEVER)
+                ("acquire the locks in one order, or all at once: holdfast run KEY KEY".to_owned(), NEVER)
             }
-            // One code for two things: the server's own word for a master that is to take no writes from anyone.
+            // The module and the server use the same code. This message is the server's, for a master that refuses all writes.
             Error::NoReplicas { keys, message: words } if words.contains(TOO_FEW_REPLICAS) => {
                 message = format!("{keys}: the server refuses writes: {words}");
                 (advice(words, false), UNAVAILABLE)
@@ -88,9 +88,9 @@ impl From<Error> for Failure {
             Error::NoReplicas { .. } => {
                 ("see INFO replication on the server, or ask for fewer replicas".to_owned(), TEMPORARY)
             }
-            Error::WrongType { .. } => ("choose another key: this one holds something else".to_owned(), UNAVAILABLE),
+            Error::WrongType { .. } => ("choose another key: this one is not a lock".to_owned(), UNAVAILABLE),
             Error::Invalid { .. } => (String::new(), USAGE),
-            // It says what to do.
+            // The message says what to do.
             Error::ModuleNotLoaded { .. } | Error::ServerTooOld { .. } | Error::ClientTooOld { .. } => {
                 (String::new(), UNAVAILABLE)
             }
@@ -100,10 +100,10 @@ impl From<Error> for Failure {
     }
 }
 
-/// What a master says that has fewer replicas than `min-replicas-to-write`.
+/// The error of a master with fewer replicas than `min-replicas-to-write`.
 const TOO_FEW_REPLICAS: &str = "Not enough good replicas";
 
-/// What may help.
+/// Advice for an error.
 fn advice(message: &str, no_answer: bool) -> String {
     let known = [
         ("unknown command", "load the Holdfast module into this server: loadmodule libholdfast.so"),
@@ -113,17 +113,17 @@ fn advice(message: &str, no_answer: bool) -> String {
         ("to access", "give this user the right to the key: ACL SETUSER"),
         ("NOPERM", "give this user the right: ACL SETUSER"),
         ("CROSSSLOT", "in a cluster the keys of one run share a slot: {name}a {name}b"),
-        ("READONLY", "this server is a replica: name the master, or Sentinel"),
-        ("too many wait", "raise that setting, or wait with fewer"),
+        ("READONLY", "this server is a replica: use the address of the master, or of Sentinel"),
+        ("too many wait", "raise that setting, or use fewer clients"),
         (
             TOO_FEW_REPLICAS,
             "its replicas are gone, or it is cut off from them: see INFO replication, min-replicas-to-write",
         ),
         ("MISCONF", "the server could not write to its disk: see its log, and INFO persistence"),
         ("OOM", "the server's memory is full: see INFO memory, maxmemory"),
-        ("not found in sentinel", "Sentinel knows no such master, or none that runs: ask it SENTINEL MASTERS"),
-        ("LOADING", "the server is reading its file, and will answer soon"),
-        ("CertificateRequired", "the server asks for a certificate: --tls-cert and --tls-key"),
+        ("not found in sentinel", "Sentinel has no such master, or it is down: see SENTINEL MASTERS"),
+        ("LOADING", "the server is loading its data, and will reply soon"),
+        ("CertificateRequired", "the server requires a certificate: --tls-cert and --tls-key"),
         ("UnknownIssuer", "name the authority that signed the server's certificate: --tls-ca"),
     ];
     let known = known.iter().find(|(word, _)| message.contains(word)).map(|(_, advice)| *advice);

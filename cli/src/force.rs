@@ -1,4 +1,4 @@
-//! `holdfast force`: breaks a lock.
+//! `holdfast force`: forces a lock free.
 
 use std::io::{IsTerminal, Write, stderr, stdin};
 
@@ -10,10 +10,10 @@ use crate::report::{print, tell};
 use crate::seen::{failed, server_of};
 use crate::show;
 
-/// How many waiters the question shows.
+/// The number of waiters in the question.
 const NEXT: usize = 3;
 
-/// Breaks a lock; 1 if it was free, or the answer was no.
+/// Forces a lock free. Returns 1 if it was free already, or the answer was no.
 pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
     let mut server = server_of(locks, key).await?;
     let name = key.as_bytes();
@@ -24,11 +24,12 @@ pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
     };
     if !yes {
         if !stdin().is_terminal() {
-            return Err(Failure::usage("nobody is there to be asked: say --yes"));
+            return Err(Failure::usage("standard input is not a terminal: use --yes"));
         }
-        // Who has it then is as much of the question as who loses it.
+        // The question shows who loses the lock, and who is granted it next.
         let next = server.waiters(name, NEXT).await.map_err(|error| failed(&server, name, &error))?;
-        let asked = format!("{}\nBreak this lock? Its holder may still be writing. [y/N] ", show::text(&lock, &next));
+        let asked =
+            format!("{}\nForce this lock free? Its holder may still be writing. [y/N] ", show::text(&lock, &next));
         let _ = stderr().write_all(asked.as_bytes());
         let mut answer = String::new();
         stdin().read_line(&mut answer).map_err(|error| Failure::here(&error))?;

@@ -15,7 +15,7 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
     let mut hidden = 0;
     for mut server in servers(locks).await? {
         let fail = |server: &_, error: &_| failed(server, pattern.as_bytes(), error);
-        // Only to tell how far it is.
+        // Only for the progress.
         let total = server.size().await.unwrap_or(u64::MAX);
         let (mut cursor, mut looked) = (0, 0);
         loop {
@@ -25,7 +25,7 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
             hidden += not_ours;
             progress(&how_far(&server.name, looked, total, found.len()));
             if json && !slice.is_empty() {
-                // Where both go to one terminal, it would stand behind the progress.
+                // On one terminal, the list would follow the progress on the same line.
                 progress("");
                 print(&slice.iter().map(|lock| lock.json().to_string()).collect::<String>())?;
             } else {
@@ -39,7 +39,7 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
     }
     progress("");
     if !json {
-        // A key that moves while it is looked for is seen twice.
+        // SCAN may return a key twice.
         found.sort_by(|a, b| a.key.cmp(&b.key));
         found.dedup_by(|a, b| a.key == b.key);
         print(&text(&found))?;

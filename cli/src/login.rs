@@ -1,4 +1,4 @@
-//! Who we are to the servers: passwords from the environment, certificates from files.
+//! The login: passwords from the environment, certificates from files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use holdfast_client::redis::{ClientTlsConfig, TlsCertificates};
 use crate::args::Place;
 use crate::failure::Failure;
 
-/// The locks at this place.
+/// A client of these servers.
 pub fn open(place: &Place) -> Result<Locks, Failure> {
     let url = with_passwords(&place.url, place.password.as_deref(), place.sentinel_password.as_deref());
     if place.tls_ca.is_none() && place.tls_cert.is_none() {
@@ -23,11 +23,10 @@ pub fn open(place: &Place) -> Result<Locks, Failure> {
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(file)
-        .map_err(|error| Failure::of(&file.display().to_string(), &error, "name a PEM file that can be read"))
+    std::fs::read(file).map_err(|error| Failure::of(&file.display().to_string(), &error, "use a readable PEM file"))
 }
 
-/// The address with these passwords, where it names none itself.
+/// The address with these passwords, if it has none itself.
 fn with_passwords(url: &str, password: Option<&str>, sentinel: Option<&str>) -> String {
     let given = |password: Option<&str>| password.filter(|it| !it.is_empty()).map(encoded);
     let url = match given(password) {
@@ -49,7 +48,7 @@ fn with_password(url: &str, password: &str) -> String {
         let mark = if rest.contains('?') { '&' } else { '?' };
         return if rest.contains("pass=") { url.to_owned() } else { format!("{url}{mark}pass={password}") };
     }
-    // A path or an option may have an @, too.
+    // A path or an option may contain an @, too.
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (hosts, path) = rest.split_at(end);
     match hosts.rsplit_once('@') {
@@ -59,7 +58,7 @@ fn with_password(url: &str, password: &str) -> String {
     }
 }
 
-/// As part of a URL.
+/// Percent-encodes a part of a URL.
 fn encoded(text: &str) -> String {
     let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|byte| if safe(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()

@@ -1,4 +1,4 @@
-//! `holdfast`: runs a command under a lock, shows who holds and who waits, serves metrics. See the README.
+//! `holdfast`: runs a command while holding a lock, shows holders and waiters, serves metrics. See the README.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 // Both panic where nobody reads any more: `report` has what doesn't.
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Task::Supervise { all, command } => return ended(supervisor::supervise(&command, all)),
         _ => {}
     }
-    // Fails only if there is one already.
+    // Fails only if a provider is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = match runtime {
@@ -72,7 +72,7 @@ async fn perform(args: &Args) -> Result<u8, Failure> {
         Task::Force { key, yes } => force::force(&locks, key, *yes).await,
         Task::Metrics(task) => metrics::serve(locks, task).await,
         Task::Top(task) => top::top(&locks, task).await,
-        // Done before, or without a server.
+        // Handled before, or without a server.
         Task::Run(_) | Task::Completions { .. } | Task::Man | Task::Supervise { .. } => Ok(0),
     }
 }

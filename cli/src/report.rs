@@ -1,12 +1,12 @@
-//! What is said: text and tables on standard output, messages on standard error. Neither may be a pipe that somebody has
-//! closed, and still nothing panics: under a panic a command would run on without anybody watching its lock.
+//! Output: text and tables on standard output, messages on standard error. If a pipe is closed, nothing panics: after a panic the
+//! command would run on without a check of its lock.
 
 use std::fmt;
 use std::io::{ErrorKind, Write, stderr, stdout};
 
 use crate::failure::Failure;
 
-/// Prints. Where nobody reads any more (`holdfast ls | head`), the program ends, quietly and without an error.
+/// Prints. If the pipe is closed (`holdfast ls | head`), the program exits without an error.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -16,12 +16,12 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// A message, in a line of its own, if anybody reads it.
+/// Prints a message on a line of its own, and ignores errors.
 pub fn tell(message: impl fmt::Display) {
     let _ = writeln!(stderr(), "holdfast: {message}");
 }
 
-/// Rows under titles, each column as wide as its widest cell.
+/// Rows under titles, with aligned columns.
 pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = titles.iter().map(|title| title.len()).collect();
     for row in rows {

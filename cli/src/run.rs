@@ -1,4 +1,4 @@
-//! `holdfast run`: a command under a lock.
+//! `holdfast run`: runs a command while holding a lock.
 
 use std::fmt;
 use std::fs::File;
@@ -20,20 +20,20 @@ use crate::login;
 use crate::report::tell;
 use crate::signals::{is_ignored, stop_here};
 
-/// What the command gets of what this process gets. Ctrl-Z reaches only this process where the command has not the terminal.
+/// The signals that are forwarded to the command. If the command is not in the foreground, only this process receives Ctrl-Z.
 const HANDED_ON: [Signal; 7] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP];
-/// A longer wait is announced at a terminal.
+/// A longer wait is announced on a terminal.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a request is withdrawn before the end of the connection does it.
+/// Timeout for withdrawing a request. Afterwards, the end of the connection withdraws it.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
-/// As a shell: can't be run; not found.
+/// As in a shell: the command can't be run, or was not found.
 const NOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// What came of a run, with its exit code, which alone could be the command's as well as `holdfast`'s own.
+/// The outcome of a run. The exit code alone does not tell the command's own code from `holdfast`'s.
 enum Outcome {
-    /// The command's own.
+    /// The command ended with this code.
     Ended(u8),
     /// A signal ended the command.
     Signal(i32),
@@ -42,7 +42,7 @@ enum Outcome {
     NotGranted(u8),
     /// A signal ended the wait.
     Interrupted(i32),
-    /// The lock was lost, and the command was stopped, or had ended before that was known.
+    /// The lock was lost. The command was stopped, or had ended before the loss was known.
     Lost,
 }
 
@@ -56,7 +56,7 @@ impl Outcome {
     }
 }
 
-/// As the README has it.
+/// The format is in the README.
 impl fmt::Display for Outcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -70,11 +70,11 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Runs the command under the lock; the exit code. What came of it stands in the report, if one is wanted.
+/// Runs the command while holding the lock, and returns the exit code. Writes the outcome to the report, if requested.
 pub async fn run(place: &Place, task: &Run) -> Result<u8, Failure> {
     let name = task.report.as_deref().map(|file| file.display().to_string()).unwrap_or_default();
-    let failed = |error: &io::Error| Failure::of(&name, error, "name a file that can be written to");
-    // Before anything is done: what stood there before is no report of this run.
+    let failed = |error: &io::Error| Failure::of(&name, error, "use a writable file");
+    // First of all: an earlier file is not the report of this run.
     let file = task.report.as_deref().map(File::create).transpose().map_err(|error| failed(&error))?;
     let outcome = under_lock(place, task).await;
     let report = match &outcome {
@@ -166,7 +166,7 @@ fn variables(task: &Run, guard: &Guard) -> [(&'static str, Vec<u8>); 4] {
     ]
 }
 
-/// Watches over the command and the lock until the command has ended.
+/// Watches the command and the lock until the command has ended.
 async fn watch(task: &Run, guard: Guard, mut child: Child, signals: &mut Signals) -> Result<Outcome, Failure> {
     let status = tokio::select! {
         status = end_of(&mut child, signals) => status?,
@@ -179,13 +179,13 @@ async fn watch(task: &Run, guard: Guard, mut child: Child, signals: &mut Signals
     };
     child.end(false).await;
     match guard.release().await {
-        // A command that had ended before the loss was known ran without the lock, too.
+        // If the command had ended before the loss was known, it also ran without the lock.
         Err(error @ (holdfast_client::Error::Lost { .. } | holdfast_client::Error::NotHeld { .. })) => {
             tell(Failure::from(error));
             return Ok(Outcome::Lost);
         }
         Err(error) => {
-            let until = if task.ephemeral { "with this connection" } else { "when its lease is over" };
+            let until = if task.ephemeral { "with this connection" } else { "when its lease expires" };
             tell(format_args!("{error}\n  the lock ends {until}"));
         }
         Ok(()) => {}
@@ -193,7 +193,7 @@ async fn watch(task: &Run, guard: Guard, mut child: Child, signals: &mut Signals
     Ok(ended(status))
 }
 
-/// Hands on signals until the command has ended.
+/// Forwards signals until the command has ended.
 async fn end_of(child: &mut Child, signals: &mut Signals) -> Result<ExitStatus, Failure> {
     loop {
         tokio::select! {
@@ -206,7 +206,7 @@ async fn end_of(child: &mut Child, signals: &mut Signals) -> Result<ExitStatus, 
     }
 }
 
-/// Ends the command: by TERM, and after a while by KILL.
+/// Ends the command by TERM, and after the grace period by KILL.
 async fn stop(mut child: Child, signals: &mut Signals, grace: Duration) {
     child.signal(Signal::TERM);
     // A stopped process receives TERM only when it is continued.
@@ -221,7 +221,7 @@ async fn give_back(guard: Guard) {
     }
 }
 
-/// Says at a terminal that the wait takes a while. Never returns.
+/// Announces on a terminal that the wait takes long. Never returns.
 async fn tell_of_waiting(lock: &Lock) {
     tokio::time::sleep(PATIENCE).await;
     if io::stderr().is_terminal() {
@@ -232,15 +232,15 @@ async fn tell_of_waiting(lock: &Lock) {
 
 fn ended(status: ExitStatus) -> Outcome {
     match (status.code(), status.signal()) {
-        // The system keeps eight bits of it.
+        // The system keeps eight bits of the code.
         (Some(code), _) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
         (None, signal) => Outcome::Signal(signal.unwrap_or_default()),
     }
 }
 
-/// Who this is, for those who look at the lock: `user@host:pid`.
+/// The name that `show` and `ls` print for this owner: `user@host:pid`.
 fn whoami() -> String {
-    // Cron and containers don't all set the same.
+    // Cron and containers set different variables.
     let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
     let id = || std::fs::metadata("/proc/self").map_or_else(|_| "?".to_owned(), |own| format!("uid{}", own.uid()));
     let user = user.unwrap_or_else(id);
@@ -256,12 +256,12 @@ impl Signals {
     fn listen() -> Result<Self, Failure> {
         let listen =
             |number: Signal| signal(SignalKind::from_raw(number.as_raw())).map_err(|error| Failure::here(&error));
-        // A handler would end that it is ignored, for the command as well.
+        // A handler would also end that the command ignores the signal.
         let wanted = HANDED_ON.into_iter().filter(|number| !is_ignored(*number));
         Ok(Self(wanted.map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?))
     }
 
-    /// The next signal that ends a wait. One that stops it stops this process.
+    /// The next signal that ends a wait. A stop signal stops this process.
     async fn next(&mut self) -> Signal {
         loop {
             match self.any().await {

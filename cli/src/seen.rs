@@ -1,4 +1,4 @@
-//! What a server says of its locks.
+//! Reads the state of locks from a server.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use serde_json::json;
 
 use crate::failure::Failure;
 
-/// One server, to be looked at.
+/// A connection to one server.
 pub struct Server {
     /// Its address.
     pub name: String,
-    /// A connection to it.
+    /// The connection.
     pub connection: MultiplexedConnection,
 }
 
@@ -23,26 +23,26 @@ pub struct Lock {
     pub server: String,
     /// Its key.
     pub key: Vec<u8>,
-    /// How many may hold at once; 0: any number.
+    /// The limit; 0: none.
     pub limit: i64,
-    /// Until the last deadline, in ms; -1: none.
+    /// The time until the last deadline, in ms; -1: none.
     pub ttl: i64,
-    /// Who holds it.
+    /// The holders.
     pub holders: Vec<Holder>,
-    /// How many wait.
+    /// The number of waiters.
     pub waiters: i64,
 }
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// In whose name.
+    /// The owner.
     pub owner: Vec<u8>,
     /// The fencing token, if it is known.
     pub token: Option<i64>,
-    /// How often it is held.
+    /// The hold count.
     pub holds: i64,
-    /// Until its deadline, in ms; -1: none.
+    /// The time until its deadline, in ms; -1: none.
     pub ttl: i64,
     /// The connection that it is bound to.
     pub client: Option<i64>,
@@ -50,52 +50,52 @@ pub struct Holder {
     pub watchdog: bool,
     /// Whether it ends with its connection.
     pub ephemeral: bool,
-    /// Whether its client may keep it unused until somebody waits for it.
+    /// Whether its client caches it until contention.
     pub cached: bool,
 }
 
-/// Who waits for a lock.
+/// A waiter of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// In whose name.
+    /// The owner.
     pub owner: Vec<u8>,
-    /// Which connection.
+    /// The connection.
     pub client: Option<i64>,
-    /// For how long already, in ms.
+    /// How long it has waited, in ms.
     pub waited: i64,
-    /// For how long it will yet, in ms; -1: for as long as it takes.
+    /// The time until its timeout, in ms; -1: none.
     pub remaining: i64,
 }
 
-/// One of the locks that most clients wait for.
+/// One of the locks with the longest queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue {
     /// The server's address.
     pub server: String,
     /// The lock's key.
     pub key: Vec<u8>,
-    /// How many wait.
+    /// The number of waiters.
     pub waiters: i64,
-    /// How long the first one has waited, in ms.
+    /// How long the first waiter has waited, in ms.
     pub oldest: i64,
-    /// Who holds it.
+    /// The holders.
     pub holders: Vec<Vec<u8>>,
-    /// How many of these may keep it unused.
+    /// How many of these are cached.
     pub cached: i64,
-    /// Until the last deadline, in ms.
+    /// The time until the last deadline, in ms.
     pub ttl: i64,
-    /// For how long the first of its holders has held it, in ms, where that is known.
+    /// How long the first holder has held it, in ms, if known.
     pub held: Option<i64>,
 }
 
 impl Server {
-    /// The lock with this key; none if it is neither held nor waited for.
+    /// The lock with this key; `None` if it has no holder and no waiter.
     pub async fn lock(&mut self, key: &[u8]) -> RedisResult<Option<Lock>> {
         let reply: Value = cmd("LOCK.INFO").arg(key).query_async(&mut self.connection).await?;
         Ok(self.read_lock(key, &reply))
     }
 
-    /// Those with these keys that are locks, and how many keys this user may not look at.
+    /// The locks with these keys, and the number of keys that this user may not read.
     pub async fn locks(&mut self, keys: &[Vec<u8>]) -> RedisResult<(Vec<Lock>, usize)> {
         if keys.is_empty() {
             return Ok((Vec::new(), 0));
@@ -110,7 +110,7 @@ impl Server {
         for (key, reply) in keys.iter().zip(replies) {
             match reply {
                 Ok(reply) => locks.extend(self.read_lock(key, &reply)),
-                // A hash that is no lock.
+                // A hash that is not a lock.
                 Err(error) if error.code() == Some("WRONGTYPE") => {}
                 Err(error) if is_about_a_key(&error) => hidden += 1,
                 Err(error) => return Err(error),
@@ -119,14 +119,14 @@ impl Server {
         Ok((locks, hidden))
     }
 
-    /// Who waits for a lock, in order.
+    /// The waiters of a lock, in order.
     pub async fn waiters(&mut self, key: &[u8], count: usize) -> RedisResult<Vec<Waiter>> {
         let mut waiters = cmd("LOCK.WAITERS");
         let reply: Vec<Value> = waiters.arg(key).arg("COUNT").arg(count).query_async(&mut self.connection).await?;
         Ok(reply.iter().map(|waiter| read_waiter(&Fields::of(waiter))).collect())
     }
 
-    /// The locks that most clients wait for.
+    /// The locks with the longest queues.
     pub async fn top(&mut self, count: usize) -> RedisResult<Vec<Queue>> {
         let reply: Vec<Value> = cmd("LOCK.TOP").arg("COUNT").arg(count).query_async(&mut self.connection).await?;
         let read = |value: &Value| {
@@ -145,8 +145,8 @@ impl Server {
         Ok(reply.iter().map(read).collect())
     }
 
-    /// Adds to these queues for how long their locks have been held. A token is the time of its grant, in microseconds, by the
-    /// server's clock. Nothing is added where this user may not ask for it.
+    /// Adds to these queues how long their locks have been held. A token is the time of its grant, in microseconds, by the server's
+    /// clock. Adds nothing if this user has no right to read it.
     pub async fn add_holds(&mut self, queues: &mut [Queue]) {
         let keys: Vec<_> = queues.iter().map(|queue| queue.key.clone()).collect();
         let now: RedisResult<(i64, i64)> = cmd("TIME").query_async(&mut self.connection).await;
@@ -167,14 +167,14 @@ impl Server {
         Ok(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// One slice of the hashes whose keys match, and where the next begins; 0: it was the last.
+    /// One slice of the hashes whose keys match, and the cursor of the next; 0: the last slice.
     pub async fn scan(&mut self, cursor: u64, pattern: &str) -> RedisResult<(u64, Vec<Vec<u8>>)> {
         let mut scan = cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
         scan.query_async(&mut self.connection).await
     }
 
-    /// How many keys the database has.
+    /// The number of keys in the database.
     pub async fn size(&mut self) -> RedisResult<u64> {
         cmd("DBSIZE").query_async(&mut self.connection).await
     }
@@ -195,7 +195,7 @@ impl Server {
     }
 }
 
-/// Whether it is the key that this user has no right to. (Servers say `no permissions to access`; of a command, `to run`.)
+/// Whether the user lacks the right to the key. (The message is `no permissions to access` for a key, `to run` for a command.)
 fn is_about_a_key(error: &RedisError) -> bool {
     error.code() == Some("NOPERM") && error.detail().is_some_and(|words| words.contains("to access"))
 }
@@ -222,7 +222,7 @@ fn read_waiter(fields: &Fields) -> Waiter {
     }
 }
 
-/// A map, as either protocol has it.
+/// A map, in either protocol.
 struct Fields<'v>(Vec<(&'v Value, &'v Value)>);
 
 impl<'v> Fields<'v> {
@@ -272,7 +272,7 @@ fn bytes(value: &Value) -> Vec<u8> {
     }
 }
 
-/// Bytes as they can be printed.
+/// Bytes in a printable form.
 pub fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
@@ -280,27 +280,27 @@ pub fn shown(bytes: &[u8]) -> String {
     }
 }
 
-/// A time; null: there is none.
+/// A time, or null for none.
 fn time(ms: i64) -> serde_json::Value {
     if ms < 0 { serde_json::Value::Null } else { ms.into() }
 }
 
-/// What `show`, `ls` and `top` say of a lock, as lock.schema.json has it, in one line.
+/// The JSON line that `show`, `ls` and `top` print for a lock, as in lock.schema.json.
 pub struct Line(serde_json::Value);
 
 impl Line {
-    /// A lock that nobody holds or waits for.
+    /// A lock without holders and waiters.
     pub fn free(server: &str, key: &[u8]) -> Self {
         let key = shown(key);
         Self(json!({ "server": server, "key": key, "limit": null, "ttl_ms": null, "holders": [], "waiters": 0 }))
     }
 
-    /// The same with those who wait, the first of them first.
+    /// The same with the waiters, first one first.
     pub fn with_queue(self, waiters: &[Waiter]) -> Self {
         self.with("queue", waiters.iter().map(Waiter::json).collect())
     }
 
-    /// The same with how long the first in the queue has waited.
+    /// The same with the first waiter's waiting time.
     pub fn with_oldest(self, ms: i64) -> Self {
         self.with("oldest_ms", ms.into())
     }
@@ -333,7 +333,7 @@ impl Lock {
         }))
     }
 
-    /// What kind of lock it is.
+    /// The kind of lock.
     pub fn kind(&self) -> String {
         match self.limit {
             0 => "shared".to_owned(),
@@ -375,18 +375,18 @@ pub async fn server_of(locks: &holdfast_client::Locks, key: &str) -> Result<Serv
     Ok(Server { name, connection })
 }
 
-/// All servers, each of which has to be reached.
+/// All servers. Fails if one is unreachable.
 pub async fn servers(locks: &holdfast_client::Locks) -> Result<Vec<Server>, holdfast_client::Error> {
     let server = |(name, connection)| Server { name, connection };
     locks.servers().await?.into_iter().map(|reached| reached.map(server)).collect()
 }
 
-/// An error of a server that was asked about a key.
+/// A server's error for a request about a key.
 pub fn failed(server: &Server, key: &[u8], error: &RedisError) -> Failure {
     Failure::server(&format!("{}: {:?}", server.name, shown(key)), error)
 }
 
-/// An error of a server that was asked about no key.
+/// A server's error for a request without a key.
 pub fn failed_at(server: &Server, error: &RedisError) -> Failure {
     Failure::server(&server.name, error)
 }

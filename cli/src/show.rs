@@ -1,4 +1,4 @@
-//! `holdfast show`: who holds a lock and who waits for it.
+//! `holdfast show`: the holders and waiters of a lock.
 
 use holdfast_client::Locks;
 
@@ -7,10 +7,10 @@ use crate::report::{print, table};
 use crate::seen::{Holder, Line, Lock, Waiter, failed, server_of, shown};
 use crate::times;
 
-/// So many waiters are shown.
+/// The maximum number of waiters to show.
 const SHOWN: usize = 100;
 
-/// Shows one lock; 1 if it is free.
+/// Shows one lock. Returns 1 if it is free.
 pub async fn show(locks: &Locks, key: &str, json: bool) -> Result<u8, Failure> {
     let mut server = server_of(locks, key).await?;
     let name = key.as_bytes();
@@ -52,7 +52,7 @@ fn holder(holder: &Holder) -> Vec<String> {
 }
 
 fn waiter(waiter: &Waiter) -> Vec<String> {
-    let remaining = if waiter.remaining < 0 { "for ever".to_owned() } else { times::show(waiter.remaining) };
+    let remaining = if waiter.remaining < 0 { "no limit".to_owned() } else { times::show(waiter.remaining) };
     let client = waiter.client.map_or_else(|| "-".to_owned(), |client| client.to_string());
     vec![shown(&waiter.owner), times::show(waiter.waited), remaining, client]
 }

@@ -2,13 +2,13 @@
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Stops this process, until it is continued.
+/// Stops this process until it is continued.
 pub fn stop_here() {
     let _ = kill_process(getpid(), Signal::STOP);
 }
 
-/// Whether this process ignores a signal. Asked at the start, it says what the program that started it wanted, such as
-/// `nohup`, or a shell that runs it in the background: what is ignored then stays ignored, and the command inherits that.
+/// Whether this process ignores a signal. At the start, this is what its parent set, such as `nohup`, or a shell that runs it in the
+/// background. Such a signal stays ignored, also by the command.
 pub fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

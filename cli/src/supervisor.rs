@@ -1,9 +1,9 @@
-//! The supervisor: a process between `holdfast run` and its command, started as `holdfast supervise`. It is the command's
-//! parent, reports the command's stops and its end over a socket, and ends the command when that socket is closed: also when
-//! `holdfast run` was killed.
+//! The supervisor: a process between `holdfast run` and its command, started as `holdfast supervise`. It is the command's parent,
+//! reports stops and the end of the command over a socket, and ends the command when that socket is closed, even if `holdfast run`
+//! was killed.
 //!
-//! It leads the command's process group, so that the group's number cannot be given to another group while somebody may signal
-//! it. Its signal handlers do nothing, so a signal to the group ends the command only; SIGKILL ends both.
+//! It leads the command's process group, so that the group's number is not reused while it may be signalled. Its signal handlers do
+//! nothing, so a signal to the group ends the command only; SIGKILL ends both.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -88,7 +88,7 @@ impl Message {
         [kind, a, b, c, d]
     }
 
-    /// Reads one.
+    /// Parses a message.
     pub fn read([kind, a, b, c, d]: [u8; MESSAGE]) -> io::Result<Self> {
         let value = i32::from_ne_bytes([a, b, c, d]);
         match kind {
@@ -111,7 +111,7 @@ pub fn send_input(socket: &UnixStream, input: BorrowedFd<'_>) -> io::Result<()> 
     Ok(())
 }
 
-/// Waits for it; none if `holdfast run` has ended.
+/// Waits for the input; `None` if `holdfast run` has ended.
 fn receive_input(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -123,8 +123,8 @@ fn receive_input(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Runs the command as `holdfast run` says over standard input, which is the socket. `all`: ends all that the command has
-/// started, not its process group only.
+/// Runs the command as `holdfast run` requests it over standard input, which is the socket. `all`: ends all processes that the command
+/// has started, not only its process group.
 pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
     let failed = |error: io::Error| Failure::here(&error);
     let _ = fs::write("/proc/self/comm", NAME);
@@ -135,7 +135,7 @@ pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
     let Some(input) = receive_input(&socket).map_err(failed)? else { return Ok(0) };
     let mut reports = socket.try_clone().map_err(failed)?;
-    // Nobody may read any more: then the other thread ends all.
+    // If the socket is closed, the other thread ends all.
     let mut report = move |message: Message| drop(reports.write_all(&message.bytes()));
 
     let group = all.then(Cgroup::enter).flatten();
@@ -165,9 +165,9 @@ pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
                     }
                 }
             },
-            // A process that the command has left behind.
+            // An orphaned process of the command.
             Ok(_) | Err(Errno::INTR) => {}
-            // All have ended; the other thread ends this process.
+            // All have ended. The other thread ends this process.
             Err(_) => loop {
                 thread::park();
             },
@@ -175,8 +175,8 @@ pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
     }
 }
 
-/// Installs handlers that do nothing. Other than a signal mask, and than signals that are ignored, the command does not inherit
-/// them. What is ignored already stays ignored, by the command as well.
+/// Installs handlers that do nothing. Unlike a signal mask or ignored signals, handlers are not inherited by the command. Signals that
+/// are ignored already stay ignored, also by the command.
 fn handle_signals() -> io::Result<(Runtime, Vec<unix::Signal>)> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let handlers = {
@@ -187,7 +187,7 @@ fn handle_signals() -> io::Result<(Runtime, Vec<unix::Signal>)> {
     Ok((runtime, handlers))
 }
 
-/// Waits for the end of the socket, then ends the command, and this process.
+/// Waits until the socket is closed, then ends the command, and this process.
 fn end_with(mut socket: UnixStream, all: bool, group: Option<&Cgroup>) {
     let mut byte = [0];
     loop {
@@ -204,14 +204,14 @@ fn end_with(mut socket: UnixStream, all: bool, group: Option<&Cgroup>) {
     let _ = kill_current_process_group(Signal::KILL);
 }
 
-/// Ends what a supervisor that was killed has left behind. This process was made a subreaper before it started the supervisor,
-/// and had these descendants then.
+/// Ends what a killed supervisor has left behind. This process became a subreaper before it started the supervisor, and had the
+/// descendants `before` then.
 pub fn end_all_of(supervisor: Pid, before: &[Pid]) {
     end_descendants(Cgroup::of(supervisor).as_ref(), before);
 }
 
-/// Ends all descendants of this process but these. It is a subreaper: a process whose parent has ended becomes its child. So if
-/// it has no child, it has no descendant.
+/// Ends all descendants of this process except `spared`. It is a subreaper: a process whose parent has ended becomes its child. So
+/// without children it has no descendants.
 fn end_descendants(group: Option<&Cgroup>, spared: &[Pid]) {
     let mut left = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -231,7 +231,7 @@ fn end_descendants(group: Option<&Cgroup>, spared: &[Pid]) {
     tell(format_args!("processes that could not be killed: {}", left.join(" ")));
 }
 
-/// Whether there is a child of this process. Those that have ended are gone after this.
+/// Whether this process has children. Reaps those that have ended.
 fn has_children() -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -241,7 +241,7 @@ fn has_children() -> bool {
     }
 }
 
-/// The processes that this one has started, and those that they have started, as `/proc` shows them.
+/// All descendants of a process, from `/proc`.
 pub fn descendants(of: Pid) -> Vec<Pid> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -269,7 +269,7 @@ struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes one and moves this process into it; none where that is not allowed, or the kernel has no `cgroup.kill` (5.14).
+    /// Creates a group and moves this process into it. `None` without the right to, or if the kernel has no `cgroup.kill` (5.14).
     fn enter() -> Option<Self> {
         let group = Self::of(getpid())?;
         fs::create_dir(&group.own).ok()?;
@@ -280,14 +280,14 @@ impl Cgroup {
         None
     }
 
-    /// That of this supervisor.
+    /// The group of this supervisor.
     fn of(supervisor: Pid) -> Option<Self> {
         let parent = own_group()?;
         let own = parent.join(format!("holdfast-{}", supervisor.as_raw_nonzero()));
         Some(Self { parent, own })
     }
 
-    /// Moves this process back. The command stays.
+    /// Moves this process back. The command stays in the group.
     fn leave(&self) {
         let _ = move_to(&self.parent);
     }
@@ -296,7 +296,7 @@ impl Cgroup {
         let _ = fs::write(self.own.join("cgroup.kill"), "1");
     }
 
-    /// Removes it. It is empty.
+    /// Removes the group, which must be empty.
     fn remove(&self) {
         let _ = fs::remove_dir(&self.own);
     }

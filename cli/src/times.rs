@@ -1,9 +1,9 @@
-//! Times as people write them.
+//! Parses and prints durations.
 
 use std::time::Duration;
 
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
-/// More than anybody waits; so no sum of times overflows.
+/// A limit that keeps sums of times from overflowing.
 const LONGEST_MS: f64 = 1e15;
 
 /// Reads `500ms`, `1.5s`, `5m`, `2h`, or a number of seconds.
@@ -18,7 +18,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Milliseconds in two units at most: `850ms`, `12.3s`, `4m10s`, `3h05m`.
+/// Milliseconds in at most two units: `850ms`, `12.3s`, `4m10s`, `3h05m`.
 pub fn show(ms: i64) -> String {
     let seconds = ms / 1_000;
     match ms {

@@ -1,4 +1,4 @@
-//! Where servers are, and what is said if they are not there.
+//! Server addresses, and the errors if a server is missing.
 
 use std::path::Path;
 use std::process::Command;
@@ -81,13 +81,13 @@ fn error_names_server_key_and_remedy() {
     }
     for looks in [&["show", "a"][..], &["ls"], &["top", "--once"]] {
         let said = done(holdfast(&server).args(looks));
-        assert!(!said.err.contains(": :") && !said.err.contains("\"\""), "no part is empty: {}", said.err);
+        assert!(!said.err.contains(": :") && !said.err.contains("\"\""), "no empty part: {}", said.err);
     }
     let plain = Server::builder().without_module().start();
     says(holdfast(&plain).args(["run", "a", "--", "true"]), 69, &["not loaded", "loadmodule"]);
 }
 
-/// As in a container that has it.
+/// As in a container that sets it.
 #[test]
 fn password_is_read_from_environment() {
     let server = Server::start();
@@ -100,7 +100,7 @@ fn password_is_read_from_environment() {
     let wrong = with(&url, "wrong");
     assert!(wrong.code == Some(69) && wrong.err.contains("HOLDFAST_PASSWORD"), "{wrong:?}");
     assert!(!wrong.err.contains("wrong@") && !wrong.err.contains(":wrong"), "{wrong:?}");
-    // What the address says goes first.
+    // The address has precedence.
     let url = format!("redis://:s%24cret%23%25%2F%40%3Ay@{}", server.addr());
     assert_eq!(with(&url, "wrong").out, "ran\n");
 }
@@ -124,11 +124,11 @@ fn tls_address_is_accepted() {
     let keys = Server::start();
     let dir = keys.dir();
     if !certificates(dir) {
-        return skip("openssl is not here to make certificates");
+        return skip("openssl is not installed");
     }
     let file = |name: &str| dir.join(name).display().to_string();
-    let Ok(server) = with_tls(Server::builder(), dir, 0).try_start() else { return skip("this server speaks no TLS") };
-    let Some(port) = listens_for_tls(&server) else { return skip("this server speaks no TLS") };
+    let Ok(server) = with_tls(Server::builder(), dir, 0).try_start() else { return skip("this server has no TLS") };
+    let Some(port) = listens_for_tls(&server) else { return skip("this server has no TLS") };
     let url = format!("rediss://127.0.0.1:{port}");
     let trusted = done(holdfast_at(&url).env("SSL_CERT_FILE", file("ca.pem")).args(["run", "a", "--", "echo", "ran"]));
     assert_eq!((trusted.code, trusted.out.as_str()), (Some(0), "ran\n"), "{}", trusted.err);
@@ -136,7 +136,7 @@ fn tls_address_is_accepted() {
         done(holdfast_at(&url).env("SSL_CERT_FILE", file("other.pem")).args(["run", "a", "--", "echo", "ran"]));
     assert_eq!(stranger.code, Some(69), "{}", stranger.err);
     assert!(stranger.err.contains("--tls-ca"), "{}", stranger.err);
-    // As options, and in the environment.
+    // As options, and from the environment.
     let ca = file("ca.pem");
     let trusted = done(holdfast_at(&url).args(["--tls-ca", &ca, "run", "a", "--", "echo", "ran"]));
     assert_eq!((trusted.code, trusted.out.as_str()), (Some(0), "ran\n"), "{}", trusted.err);
@@ -146,7 +146,7 @@ fn tls_address_is_accepted() {
     let nothing = done(holdfast_at(&url).args(["--tls-ca", "/no/such.pem", "show", "a"]));
     assert!(nothing.code == Some(69) && nothing.err.contains("/no/such.pem"), "{}", nothing.err);
 
-    // A server that asks who is there, as Redis does unless it is told otherwise.
+    // A server that requires client certificates, which is Redis' default.
     let mut connection = server.connect();
     let () = redis::cmd("CONFIG").arg("SET").arg("tls-auth-clients").arg("yes").query(&mut connection).unwrap();
     let nobody = done(holdfast_at(&url).args(["--tls-ca", &ca, "show", "a"]));
@@ -157,10 +157,10 @@ fn tls_address_is_accepted() {
     known.env("HOLDFAST_TLS_CERT", file("server.pem")).env("HOLDFAST_TLS_KEY", file("server.key"));
     let known = done(known.args(["run", "a", "--", "echo", "ran"]));
     assert_eq!((known.code, known.out.as_str()), (Some(0), "ran\n"), "{}", known.err);
-    until(SOON, "nobody waits", || waiters(&server, "a") == 0);
+    until(SOON, "no request waits", || waiters(&server, "a") == 0);
 }
 
-/// Makes it listen for TLS, and says where; none: it can't. Somebody else may be faster to get a port that the system says is free.
+/// Enables TLS, and returns the port; `None`: the server has no TLS. Another process may take a port first that the system reports as free.
 fn listens_for_tls(server: &Server) -> Option<u16> {
     let mut connection = server.connect();
     loop {
@@ -173,7 +173,7 @@ fn listens_for_tls(server: &Server) -> Option<u16> {
     }
 }
 
-/// A server that speaks TLS, with its replicas, too.
+/// A server with TLS, for its replicas, too.
 fn with_tls(server: Builder, certificates: &Path, port: u16) -> Builder {
     let file = |name: &str| certificates.join(name).display().to_string();
     server
@@ -194,11 +194,11 @@ fn tls_reaches_replicas_sentinels_and_clusters() {
     let keys = Server::start();
     let dir = keys.dir();
     if !certificates(dir) {
-        return skip("openssl is not here to make certificates");
+        return skip("openssl is not installed");
     }
     let ports = [(); 4].map(|()| free_port());
     let Ok(master) = with_tls(Server::builder(), dir, ports[0]).try_start() else {
-        return skip("this server speaks no TLS");
+        return skip("this server has no TLS");
     };
     let replica = with_tls(Server::builder(), dir, ports[1]).start();
     let () = say(&replica, &format!("REPLICAOF 127.0.0.1 {}", ports[0]));
@@ -227,7 +227,7 @@ fn tls_reaches_replicas_sentinels_and_clusters() {
     }
 }
 
-/// A certificate of an authority for 127.0.0.1, and another authority.
+/// Makes a certificate for 127.0.0.1 with its authority, and another authority.
 fn certificates(dir: &Path) -> bool {
     let script = "set -e
         authority() { openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=$1 -keyout $1.key -out $1.pem; }

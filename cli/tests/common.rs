@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers of the tests.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use support::{Server, eventually, until};
 
-/// Until everything must have happened that does not take a time of its own.
+/// Timeout for everything that has no duration of its own.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// The program, for this server.
+/// A command of the program, for this server.
 pub fn holdfast(server: &Server) -> Command {
     holdfast_at(&format!("redis://{}", server.addr()))
 }
 
-/// The program, for this address.
+/// A command of the program, for this address.
 pub fn holdfast_at(url: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
     command.env("REDIS_URL", url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -24,7 +24,7 @@ pub fn holdfast_at(url: &str) -> Command {
     command
 }
 
-/// Lets it hear all signals, also where the tests run in the background of a script or under `nohup`, which ignore some: the
+/// Resets all signals to their defaults. If the tests run in the background of a script or under `nohup`, some are ignored, and the
 /// program respects that.
 pub fn hears_signals(command: &mut Command) {
     // SAFETY: async-signal-safe calls.
@@ -38,7 +38,7 @@ pub fn hears_signals(command: &mut Command) {
     };
 }
 
-/// `metrics` with the address and the options of this command, on a port that is free, and where it listens.
+/// Starts `metrics` with the address and options of this command on a free port. Returns its address.
 #[track_caller]
 pub fn metrics_at(command: &mut Command) -> (Running, String) {
     let options: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
@@ -54,7 +54,7 @@ pub fn metrics_at(command: &mut Command) -> (Running, String) {
     (running, address)
 }
 
-/// What it serves.
+/// The page at this path.
 #[track_caller]
 pub fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -65,7 +65,7 @@ pub fn get(address: &str, path: &str) -> String {
     answer
 }
 
-/// A lock `a` that alice holds and bob waits for, as long as this lives.
+/// A lock `a` that alice holds and bob waits for, until this is dropped.
 pub fn contended(server: &Server) -> support::Raw {
     let _: i64 = say(server, "LOCK.ACQUIRE a alice LEASE 60000");
     let mut waiting = server.raw();
@@ -74,13 +74,13 @@ pub fn contended(server: &Server) -> support::Raw {
     waiting
 }
 
-/// Runs it to its end.
+/// Runs a command to its end.
 #[track_caller]
 pub fn done(command: &mut Command) -> Done {
     Running::start(command).done()
 }
 
-/// What a process left behind.
+/// The result of a process.
 #[derive(Debug)]
 pub struct Done {
     /// The exit code.
@@ -98,7 +98,7 @@ impl From<Output> for Done {
     }
 }
 
-/// A process that runs. Killed when dropped.
+/// A running process. Dropping it kills it.
 pub struct Running {
     child: Child,
 }
@@ -110,14 +110,14 @@ impl Running {
         Self { child: command.spawn().expect("it starts") }
     }
 
-    /// Nobody reads its standard error any more.
+    /// Closes its standard error.
     pub fn hear_no_more(&mut self) {
         drop(self.child.stderr.take());
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
-        // It has not been waited for: the number is its own.
+        // It has not been reaped, so its id is still its own.
         kill(self.child.id() as libc::pid_t, signal);
     }
 
@@ -168,7 +168,7 @@ fn line(pipe: &mut impl Read) -> String {
     String::from_utf8(line).expect("text")
 }
 
-/// One command, typed with spaces between its words.
+/// Runs a command, given as words separated by spaces.
 #[track_caller]
 pub fn say<T: redis::FromRedisValue>(server: &Server, line: &str) -> T {
     let mut words = line.split(' ');
@@ -177,12 +177,12 @@ pub fn say<T: redis::FromRedisValue>(server: &Server, line: &str) -> T {
     cmd.query(&mut server.connect()).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// Whether nobody holds the lock and nobody waits for it.
+/// Whether the lock has no holders and no waiters.
 pub fn is_free(server: &Server, key: &str) -> bool {
     say::<redis::Value>(server, &format!("LOCK.INFO {key}")) == redis::Value::Nil
 }
 
-/// How many wait.
+/// The number of waiters.
 pub fn waiters(server: &Server, key: &str) -> usize {
     say::<Vec<redis::Value>>(server, &format!("LOCK.WAITERS {key}")).len()
 }
@@ -193,20 +193,20 @@ pub fn kill(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// What `/proc` says of a process, from its state on: nothing if there is none.
+/// The fields of `/proc/PID/stat` from the state on; empty if there is no such process.
 pub fn stat(pid: i32) -> Vec<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Whether there is a process with this id.
+/// Whether the process runs.
 pub fn lives(pid: i32) -> bool {
-    // One that nobody has waited for yet has ended.
+    // A zombie has ended.
     stat(pid).first().is_some_and(|state| state != "Z")
 }
 
-/// Waits until the process is gone.
+/// Waits until the process has ended.
 #[track_caller]
 pub fn until_gone(pid: i32) {
-    assert!(eventually(SOON, || !lives(pid)), "process {pid} lives on");
+    assert!(eventually(SOON, || !lives(pid)), "process {pid} still runs");
 }

@@ -12,7 +12,7 @@ fn show_lists_holders_and_waiters() {
     let _waiting = contended(&server);
     let text = done(holdfast(&server).args(["show", "a"]));
     assert_eq!(text.code, Some(0), "{}", text.err);
-    for word in ["mutex", &server.addr().to_string(), "alice", "bob", "for ever", "59."] {
+    for word in ["mutex", &server.addr().to_string(), "alice", "bob", "no limit", "59."] {
         assert!(text.out.contains(word), "{word}: {}", text.out);
     }
     let json = done(holdfast(&server).args(["show", "--json", "a"]));
@@ -41,7 +41,7 @@ fn ls_finds_locks_among_other_keys() {
     assert!(json.out.lines().all(|line| serde_json::from_str::<Value>(line).unwrap()["holders"][0]["owner"] == "me"));
     let text = done(holdfast(&server).args(["ls", "lock:1*"]));
     assert_eq!(text.out.lines().count(), 1 + 11, "{}", text.out);
-    assert_eq!(text.err, "", "no progress where nobody sits");
+    assert_eq!(text.err, "", "no progress without a terminal");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn top_once_prints_table_or_json() {
     assert_eq!((json["key"].as_str(), json["waiters"].as_i64()), (Some("a"), Some(1)));
 }
 
-/// So nobody hunts for a holder that does nothing.
+/// The text names cached locks, because their holders are idle.
 #[test]
 fn show_marks_cached_lock() {
     let server = Server::start();
@@ -87,7 +87,7 @@ fn show_marks_cached_lock() {
     assert!(top.out.contains("alice (cached)"), "{}", top.out);
 }
 
-/// One shape for all three, which is written down.
+/// All three print the same documented format.
 #[test]
 fn json_output_matches_schema() {
     let schema = std::fs::read_to_string(workspace().join("cli/lock.schema.json")).unwrap();
@@ -128,7 +128,7 @@ fn closed_output_pipe_is_no_error() {
     all.exec(&mut connection).unwrap();
     let program = env!("CARGO_BIN_EXE_holdfast");
     for task in ["ls", "ls --json", "top --once", "--help", "man", "completions bash", "show lock:1"] {
-        // What is read is less than a pipe holds, or nothing; both codes are told.
+        // The output is shorter than a pipe's buffer, or empty. Both exit codes are allowed.
         let script = format!("{program} {task} | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}");
         let closed = format!("{program} {task} | true; echo ${{PIPESTATUS[0]}}");
         for script in [script, closed] {
@@ -193,5 +193,5 @@ fn completions_and_man_page_have_every_command() {
     ] {
         assert!(man.out.contains(word), "{word}: {}", man.out);
     }
-    assert!(!man.out.contains("holdfast\\-run(1)"), "there is no other page: {}", man.out);
+    assert!(!man.out.contains("holdfast\\-run(1)"), "there is only one page: {}", man.out);
 }

@@ -1,4 +1,4 @@
-//! `holdfast` as its users have it: processes, signals, terminals.
+//! Tests of `holdfast` with processes, signals and terminals.
 
 mod addresses;
 mod common;

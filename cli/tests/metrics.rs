@@ -1,4 +1,4 @@
-//! `metrics`: what an operator must be able to see, whatever is wrong with the servers.
+//! `metrics`: the page shows every problem of the servers.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -45,11 +45,11 @@ fn metrics_have_every_field_with_type_and_help() {
     assert!(get(&address, "/other").starts_with("HTTP/1.1 404"));
     drop(waiting);
     server.kill9();
-    until(SOON, "it tells that the server is down", || {
+    until(SOON, "the page shows the server as down", || {
         get(&address, "/metrics").contains(&format!("holdfast_up{{server=\"{}\"}} 0", server.addr()))
     });
     server.restart();
-    until(SOON, "it tells that the server is up again", || {
+    until(SOON, "the page shows the server as up again", || {
         get(&address, "/metrics").contains(&format!("holdfast_up{{server=\"{}\"}} 1", server.addr()))
     });
     let taken = done(holdfast(&server).args(["metrics", "--listen", &address]));
@@ -71,7 +71,7 @@ fn metrics_name_every_server_when_one_is_down() {
         assert!(page.contains(&format!("holdfast_waiters{{server=\"{server}\"}} 0\n")), "{server}: {page}");
     }
     cluster.node_mut(1).kill9();
-    until(SOON, "it tells that one is gone, and of the others as before", || {
+    until(SOON, "the page shows one server as down, and the others as before", || {
         let page = get(&address, "/metrics");
         [1, 0, 1].iter().zip(&addresses).all(|(alive, server)| up(&page, server, *alive))
     });
@@ -106,26 +106,26 @@ fn server_that_grants_no_locks_is_down_with_reason() {
 #[test]
 fn hanging_server_delays_no_other_server() {
     let cluster = Cluster::start(3);
-    // The one that hangs is also the one that is asked first who there is.
+    // The node that hangs is also the first one that is asked for the list of servers.
     let url = format!("redis+cluster://{},{}", cluster.node(0).addr(), cluster.node(1).addr());
     let (_metrics, at) = metrics_at(&mut holdfast_at(&url));
     let up = |page: &str, node: usize, up: u8| {
         has(page, &format!("holdfast_up{{server=\"{}\"}} {up}", cluster.node(node).addr()))
     };
-    until(SOON, "all are up", || (0..3).all(|node| up(&get(&at, "/metrics"), node, 1)));
+    until(SOON, "all servers are up", || (0..3).all(|node| up(&get(&at, "/metrics"), node, 1)));
     cluster.node(0).stop();
     let page = get(&at, "/metrics");
     assert!(up(&page, 0, 0) && up(&page, 1, 1) && up(&page, 2, 1), "{page}");
     let reason = format!("holdfast_down{{server=\"{}\",reason=\"no answer in time\"}} 1", cluster.node(0).addr());
     assert!(has(&page, &reason), "{page}");
-    // One that starts only now learns of the others all the same.
+    // A new exporter also finds the others.
     let (_late, late) = metrics_at(&mut holdfast_at(&url));
     until(SOON, "the others are found", || {
         let page = get(&late, "/metrics");
         up(&page, 1, 1) && up(&page, 2, 1)
     });
     cluster.node(0).cont();
-    until(SOON, "it is back", || up(&get(&at, "/metrics"), 0, 1));
+    until(SOON, "the server is up again", || up(&get(&at, "/metrics"), 0, 1));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn idle_scraper_delays_no_other_scraper() {
     let (_metrics, at) = metrics_at(&mut holdfast(&server));
     let mut idle: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(&at).unwrap()).collect();
     assert!(get(&at, "/metrics").starts_with("HTTP/1.1 200"));
-    // Each is closed in the end.
+    // Each connection is closed at the end.
     idle[0].set_read_timeout(Some(SOON)).unwrap();
     assert_eq!(idle[0].read(&mut [0]).unwrap(), 0);
 }
@@ -167,11 +167,14 @@ fn metrics_show_replicas_and_primary_that_refuses_writes() {
     ] {
         assert!(page.contains(&start), "{start}: {page}");
     }
-    assert!(!page.contains(&format!("holdfast_refuses_writes{{server=\"{r}\"")), "a replica takes none: {page}");
+    assert!(
+        !page.contains(&format!("holdfast_refuses_writes{{server=\"{r}\"")),
+        "a replica refuses all writes: {page}"
+    );
     let (_alone, alone) = metrics_at(holdfast(&master).arg("--no-replicas"));
     assert!(!get(&alone, "/metrics").contains(&format!("server=\"{r}\"")));
 
-    // The replica dies: the master refuses, and the replica does not just vanish from the page.
+    // The replica is killed: the master refuses writes, and the replica stays on the page.
     let () = say(&master, "CONFIG SET min-replicas-to-write 1");
     replica.kill9();
     until(SOON, "the master refuses writes, and the replica is shown as down", || {
@@ -203,11 +206,11 @@ fn metrics_show_old_primary_after_failover() {
     let page = get(&at, "/metrics");
     assert!(role(&page, old, "master") && role(&page, new, "replica") && chosen(&page, old, 1), "{page}");
     trio.fail_over();
-    until(SOON, "the new master is chosen, and the old one is there", || {
+    until(SOON, "the new master is shown as used, and the old one is shown", || {
         let page = get(&at, "/metrics");
         role(&page, new, "master") && chosen(&page, new, 1) && chosen(&page, old, 0)
     });
-    // No answer of Sentinel: what is known is asked all the same.
+    // Without a reply of Sentinel, the known servers are still asked.
     trio.sentinel().stop();
     let page = get(&at, "/metrics");
     assert!(role(&page, new, "master") && has(&page, &format!("holdfast_up{{server=\"{}\"}} 1", new.addr())), "{page}");

@@ -1,4 +1,4 @@
-//! docs/operations.md, "What to watch": each alert has its section, and what stands there can be typed.
+//! docs/operations.md, "What to watch": each alert has a section, and its commands run.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -7,10 +7,10 @@ use support::{Trio, workspace};
 
 use crate::common::{Running, contended, done};
 
-/// What asks the machine, which may have no such unit, no such log.
+/// Commands about the machine, which may lack the unit or the log.
 const OF_THE_MACHINE: [&str; 4] = ["systemctl ", "journalctl ", "tail ", "curl "];
 
-/// The sections by their names, and what is typed in each.
+/// The sections by their names, and the commands in each.
 fn sections() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string(workspace().join("docs/operations.md")).unwrap();
     let chapter = text.split("\n## ").find(|chapter| chapter.starts_with("What to watch\n")).expect("the chapter");
@@ -40,7 +40,7 @@ fn each_alert_links_to_its_runbook() {
         }
         named += 1;
     }
-    assert_eq!(named, sections.len(), "a section of an alert that is gone");
+    assert_eq!(named, sections.len(), "a section without an alert");
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn runbook_commands_of_each_alert_work() {
     let trio = Trio::start();
     let [master, replica] = trio.servers();
     let _waiting = contended(master);
-    // For MONITOR to show.
+    // A command for MONITOR to show.
     let mut looks = Command::new("redis-cli");
     looks.args(["-p", &master.port().to_string(), "-r", "-1", "-i", "0.05", "HLEN", "a"]);
     let _looks = Running::start(looks.stdin(Stdio::null()).stdout(Stdio::null()));
@@ -70,7 +70,7 @@ fn runbook_commands_of_each_alert_work() {
             let mut shell = Command::new("bash");
             shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", master.addr()));
             let said = done(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
-            // These servers were started without a file.
+            // These servers have no configuration file.
             let no_file = line.ends_with("CONFIG REWRITE") && said.err.contains("without a config file");
             assert!(said.code == Some(0) || no_file, "{name}: {here}: {said:?}");
         }

@@ -1,4 +1,4 @@
-//! What the README shows is what happens.
+//! Runs the README's examples.
 
 use std::env;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn readme_session_runs_as_printed() {
 fn shell(server: &Server, command: &str) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_holdfast"));
     let path = format!("{}:{}", program.parent().unwrap().display(), env::var("PATH").unwrap());
-    // The README's server is on the usual port.
+    // The README's server uses the default port.
     let command = command.replace("redis-cli", &format!("redis-cli -p {}", server.port()));
     let output = Command::new("bash")
         .args(["-c", &format!("exec 2>&1; {command}")])
@@ -36,7 +36,7 @@ fn shell(server: &Server, command: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Long numbers, times and addresses differ from run to run, and so do columns.
+/// Replaces what differs from run to run: long numbers, times, addresses, column widths.
 fn normal(text: &str) -> String {
     let words = text.split_whitespace().map(|word| {
         let differs = word.len() > 12 && word.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! The users of docs/operations.md, with the programs that they are for: alone, in a cluster, with Sentinel.
+//! The users of docs/operations.md with their programs: on one server, in a cluster, with Sentinel.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::common::{SOON, done, get, holdfast_at, metrics_at, say};
 
 const KEY: &str = "app:printer";
 
-/// Makes the users that work on every server, as the document has them.
+/// Creates the users of the document that exist on every server.
 fn make_users(servers: &[&Server]) {
     let document = std::fs::read_to_string(workspace().join("docs/operations.md")).unwrap();
     let block = document.split("```acl every-server\n").nth(1).expect("the block").split("```").next().unwrap();
@@ -24,8 +24,8 @@ fn make_users(servers: &[&Server]) {
     assert_eq!(users, 4);
 }
 
-/// `address`: of a user.
-fn everybody_can_do_what_they_are_for(address: impl Fn(&str) -> String, master: &Server) {
+/// Runs every program as its user. `address`: the address with a user's login.
+fn each_user_can_run_its_program(address: impl Fn(&str) -> String, master: &Server) {
     let as_user = |user: &str, arguments: &[&str]| -> Command {
         let mut command = holdfast_at(&address(user));
         command.args(arguments);
@@ -53,7 +53,7 @@ fn everybody_can_do_what_they_are_for(address: impl Fn(&str) -> String, master: 
     let page = get(&at, "/metrics");
     assert!(page.contains(&format!("holdfast_up{{server=\"{}\"}} 1", master.addr())), "{page}");
     drop(metrics);
-    // And no more than that.
+    // And has no further rights.
     let refused = done(&mut as_user("locker", &["force", "--yes", KEY]));
     assert_eq!(refused.code, Some(69), "{refused:?}");
     assert!(refused.err.contains("NOPERM") && refused.err.contains("ACL SETUSER"), "{refused:?}");
@@ -66,7 +66,7 @@ fn everybody_can_do_what_they_are_for(address: impl Fn(&str) -> String, master: 
 fn documented_users_work_with_cli() {
     let server = Server::start();
     make_users(&[&server]);
-    everybody_can_do_what_they_are_for(|user| format!("redis://{user}:secret@{}", server.addr()), &server);
+    each_user_can_run_its_program(|user| format!("redis://{user}:secret@{}", server.addr()), &server);
 }
 
 #[test]
@@ -75,8 +75,8 @@ fn documented_users_work_in_cluster() {
     make_users(&cluster.nodes().iter().collect::<Vec<_>>());
     let master = cluster.node(cluster.owner_of(cluster.slot_of(KEY.as_bytes())));
     let other = cluster.node((cluster.owner_of(cluster.slot_of(KEY.as_bytes())) + 1) % 3);
-    // The address names another one than that which is asked in the end.
-    everybody_can_do_what_they_are_for(|user| format!("redis+cluster://{user}:secret@{}", other.addr()), master);
+    // The address names another node than the one that is used.
+    each_user_can_run_its_program(|user| format!("redis+cluster://{user}:secret@{}", other.addr()), master);
 }
 
 #[test]
@@ -84,19 +84,19 @@ fn documented_users_work_with_sentinel() {
     let trio = Trio::start();
     make_users(&trio.servers().iter().collect::<Vec<_>>());
     let url = |user: &str| format!("redis+sentinel://{user}:secret@{}/{}", trio.sentinel().addr(), trio.name());
-    everybody_can_do_what_they_are_for(url, &trio.servers()[0]);
+    each_user_can_run_its_program(url, &trio.servers()[0]);
 }
 
 #[test]
 fn read_only_user_opens_no_session() {
     let server = Server::start();
     let (metrics, at) = metrics_at(&mut holdfast_at(&format!("redis://{}", server.addr())));
-    until(SOON, "it answers", || get(&at, "/metrics").contains("holdfast_sessions{"));
+    until(SOON, "the page has metrics", || get(&at, "/metrics").contains("holdfast_sessions{"));
     assert!(get(&at, "/metrics").contains(&format!("holdfast_sessions{{server=\"{}\"}} 0\n", server.addr())));
     drop(metrics);
 }
 
-/// A command of the table in SECURITY.md: its categories besides `@lock`, and the rights that each of its keys takes.
+/// A row of the table in SECURITY.md: the command, its categories besides `@lock`, and the rights to its keys.
 fn commands_of_the_table() -> Vec<(String, BTreeSet<String>, String)> {
     let document = std::fs::read_to_string(workspace().join("SECURITY.md")).unwrap();
     let table = document.split("| command | categories besides `@lock` | keys |\n").nth(1).expect("the table");
@@ -109,7 +109,7 @@ fn commands_of_the_table() -> Vec<(String, BTreeSet<String>, String)> {
     rows.map(read).collect()
 }
 
-/// The arguments of a command that works for a lock that `alice` holds under these keys.
+/// A valid command for a lock that `alice` holds at these keys.
 fn typed(command: &str, key: &str) -> String {
     let arguments = match command {
         "LOCK.FORCE" | "LOCK.INFO" | "LOCK.WAITERS" => key.to_owned(),
@@ -162,7 +162,7 @@ fn commands_have_categories_and_key_checks_of_security_md() {
     }
 }
 
-/// What a user with `@lock` alone cannot do to others.
+/// What a user with only `@lock` can't do to others.
 #[test]
 fn user_with_lock_rights_changes_only_locks_of_its_keys() {
     let server = Server::start();

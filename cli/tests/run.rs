@@ -44,7 +44,7 @@ fn command_runs_with_lock_and_its_token() {
     assert_eq!(lines.first(), Some(&"a"), "{done:?}");
     assert!(lines[1].parse::<u64>().unwrap() > 0);
     assert!(lines[2].contains('@'));
-    assert!(lines[3..].contains(&lines[2]), "it holds: {lines:?}");
+    assert!(lines[3..].contains(&lines[2]), "the lock is held: {lines:?}");
     assert_eq!(done.err, "");
 }
 
@@ -92,7 +92,7 @@ fn run_waits_without_limit_by_default() {
     let waiting: Vec<_> = (0..3)
         .map(|number| {
             let run = Running::start(holdfast(&server).args(["run", "a", "--", "echo"]).arg(number.to_string()));
-            until(SOON, "it waits", || waiters(&server, "a") == number + 1);
+            until(SOON, "the run waits", || waiters(&server, "a") == number + 1);
             run
         })
         .collect();
@@ -110,11 +110,11 @@ fn signal_ends_wait_and_leaves_no_request() {
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let run = Running::start(holdfast(&server).args(["run", "a", "--", "echo", "ran"]));
-        until(SOON, "it waits", || waiters(&server, "a") == 1);
+        until(SOON, "the run waits", || waiters(&server, "a") == 1);
         run.signal(signal);
         let done = run.done();
         assert_eq!((done.code, done.out.as_str()), (Some(128 + signal), ""));
-        until(SOON, "nobody waits", || waiters(&server, "a") == 0);
+        until(SOON, "no request waits", || waiters(&server, "a") == 0);
     }
 }
 
@@ -160,7 +160,7 @@ fn signal_ignored_at_start_stays_ignored_by_command() {
         };
         let script = format!("kill -{name} $$; kill -{name} $PPID; echo ran");
         let run = Running::start(command.args(["run", "a", "--", "sh", "-c", &script]));
-        until(SOON, "it waits", || waiters(&server, "a") == 1);
+        until(SOON, "the run waits", || waiters(&server, "a") == 1);
         run.signal(signal);
         let _: i64 = say(&server, "LOCK.RELEASE a other");
         let done = run.done();
@@ -180,11 +180,11 @@ fn lost_lock_stops_command() {
     assert!(done.err.contains("\"a\": lost: forced"), "{}", done.err);
 }
 
-/// A supervisor must not fail over its own output.
+/// The supervisor must survive a closed standard error.
 #[test]
 fn lost_lock_stops_command_when_output_is_closed() {
     let server = Server::start();
-    // A shell that says "Terminated" to nobody would be ended by that.
+    // The shell's message "Terminated" would then end it.
     let script = "exec 2> /dev/null; trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
     let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
     run.hear_no_more();
@@ -194,7 +194,7 @@ fn lost_lock_stops_command_when_output_is_closed() {
     assert_eq!((done.code, done.out.as_str()), (Some(75), "asked\n"));
 }
 
-/// The server renews for longer than half a lease: it is asked before anything is judged.
+/// The server renews for longer than half a lease. The program asks it before it decides.
 #[test]
 fn command_paused_for_less_than_its_lease_keeps_its_lock() {
     const LEASE: Duration = Duration::from_secs(10);
@@ -203,15 +203,15 @@ fn command_paused_for_less_than_its_lease_keeps_its_lock() {
         format!("echo begun; until redis-cli -p {} EXISTS go | grep -q 1; do sleep 0.1; done; exit 7", server.port());
     let mut run = Running::start(holdfast(&server).args(["run", "--lease", "10s", "a", "--", "sh", "-c", &script]));
     assert_eq!(run.line(), "begun");
-    // Until the grant says less than the newest heartbeat.
+    // Until the grant promises less than the newest heartbeat.
     let begin = Instant::now();
-    until(SOON, "a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10);
+    until(SOON, "more than a third of the lease has passed", || begin.elapsed() > LEASE * 4 / 10);
     run.signal(libc::SIGSTOP);
     let begin = Instant::now();
-    until(SOON, "more than two thirds of the lease are over", || begin.elapsed() > LEASE * 72 / 100);
+    until(SOON, "more than two thirds of the lease have passed", || begin.elapsed() > LEASE * 72 / 100);
     run.signal(libc::SIGCONT);
     let begin = Instant::now();
-    until(SOON, "it had the time to judge", || begin.elapsed() > LEASE / 10);
+    until(SOON, "the program had time to decide", || begin.elapsed() > LEASE / 10);
     let () = say(&server, "SET go 1");
     let done = run.done();
     assert_eq!(done.code, Some(7), "{}", done.err);
@@ -247,14 +247,14 @@ fn run_loses_an_ephemeral_lock_when_its_connection_breaks() {
     assert!(is_free(&server, "a"));
 }
 
-/// Deals so with the reply to the first request of this name; whether it has come.
+/// Applies `fate` to the reply to the first request of this name. The result is set when it has come.
 fn on_the_reply_to(proxy: &Proxy, command: &'static str, fate: Fate) -> Arc<AtomicBool> {
     let come = Arc::new(AtomicBool::new(false));
     let (seen, mut asked) = (come.clone(), false);
     proxy.rule(move |toward, message| {
         let names_it = message.windows(command.len()).any(|part| part == command.as_bytes());
         asked |= toward == Toward::Server && names_it;
-        // All others that this program asks for are answered with something else than a number.
+        // The program's other requests do not return a number.
         if !asked || toward == Toward::Server || !message.starts_with(b":") {
             return Fate::Pass;
         }
@@ -272,7 +272,7 @@ fn late_grant_starts_command_late() {
     let script = format!("redis-cli -p {} SET ran yes", server.port());
     let url = format!("redis://{}", proxy.addr());
     let run = Running::start(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", &script]));
-    until(SOON, "the grant is on its way", || come.load(Ordering::SeqCst));
+    until(SOON, "the grant was sent", || come.load(Ordering::SeqCst));
     assert!(!is_free(&server, "a"));
     assert_eq!(say::<i64>(&server, "EXISTS ran"), 0, "the program does not know that it has the lock");
     proxy.pass();
@@ -292,10 +292,10 @@ fn lost_grant_reply_runs_nothing_and_holds_nothing() {
     assert!(come.load(Ordering::SeqCst), "the grant was lost");
     assert_eq!((done.code, done.out.as_str()), (Some(69), ""), "{}", done.err);
     assert!(done.err.contains(&proxy.addr().to_string()), "{}", done.err);
-    until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
+    until(SOON, "the lock is free before its lease ends", || is_free(&server, "a"));
 }
 
-/// A wait goes on over the next connection.
+/// A wait continues over the next connection.
 #[test]
 fn lost_grant_of_waiter_is_recovered() {
     let server = Server::start();
@@ -316,9 +316,9 @@ fn lost_release_reply_does_not_change_the_exit_code() {
     let come = on_the_reply_to(&proxy, "LOCK.RELEASE", Fate::Drop);
     let url = format!("redis://{}", proxy.addr());
     let done = done(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", "exit 7"]));
-    assert!(come.load(Ordering::SeqCst), "the answer was lost");
+    assert!(come.load(Ordering::SeqCst), "the reply was lost");
     assert_eq!(done.code, Some(7), "{}", done.err);
-    assert!(done.err.contains("the lock ends when its lease is over"), "{}", done.err);
+    assert!(done.err.contains("the lock ends when its lease expires"), "{}", done.err);
     assert!(is_free(&server, "a"));
 }
 
@@ -347,7 +347,7 @@ fn killed_run_ends_its_command_and_frees_an_ephemeral_lock() {
     assert!(lives(pid) && !is_free(&server, "a"));
     run.signal(libc::SIGKILL);
     until_gone(pid);
-    until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
+    until(SOON, "the lock is free before its lease ends", || is_free(&server, "a"));
 }
 
 #[test]
@@ -355,10 +355,10 @@ fn killed_run_ends_processes_of_its_command() {
     let server = Server::start();
     for script in [
         "sleep 1000 & echo $$ $!; wait",
-        // Who hears no signal, and has closed everything; and one that is stopped.
+        // A process that ignores signals and has closed its files, and a stopped one.
         "(trap '' TERM INT HUP QUIT; exec 0<&- 2>&-; echo $$ $BASHPID; exec 1>&-; while :; do sleep 1; done) & wait",
         "sleep 1000 & kill -STOP $!; echo $$ $!; wait",
-        // The command itself is another one by then.
+        // The command has become another program by then.
         "sleep 1000 & echo $$ $!; exec sleep 1000",
     ] {
         let mut run = Running::start(holdfast(&server).args(["run", "--ephemeral", "a", "--", "bash", "-c", script]));
@@ -366,16 +366,16 @@ fn killed_run_ends_processes_of_its_command() {
         assert!(pids.iter().all(|pid| lives(*pid)), "{script}");
         run.signal(libc::SIGKILL);
         pids.into_iter().for_each(until_gone);
-        until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
+        until(SOON, "the lock is free before its lease ends", || is_free(&server, "a"));
     }
 }
 
-/// A command that begins, and ends with 7 when this file is there.
+/// A command that prints `begun`, and exits with 7 when this file exists.
 fn until_there(file: &Path) -> String {
     format!("echo begun; until [ -e {} ]; do sleep 0.05; done; exit 7", file.display())
 }
 
-/// Waits until the session of a client has the lock, as the server knows it now.
+/// Waits until the server shows the lock as bound to the client's session.
 #[track_caller]
 fn until_bound(server: &Server, key: &str) {
     until(SOON, "the lock is bound to a connection", || {
@@ -395,7 +395,7 @@ fn run_keeps_its_lock_over_twenty_restarts_of_the_server() {
     for restart in 0..20 {
         server.kill9();
         server.restart();
-        // Every other time before the client is back.
+        // Every other time before the client has reconnected.
         if restart % 2 == 0 {
             until_bound(&server, "a");
         }
@@ -471,8 +471,8 @@ fn run_ends_its_command_when_the_lease_expires_without_a_server() {
     assert!(done.err.contains("\"a\": lost"), "{}", done.err);
 }
 
-/// Tells its own process id and those of a process in a session of its own, of a daemon, whose parent has ended, and of one
-/// that handles no signal and changes its name.
+/// Prints its own process id, and those of a process in its own session, of a daemon, whose parent has ended, and of one that handles
+/// no signal and changes its name.
 const LEAVES: &str = "
     setsid sleep 1000 & one=$!
     (setsid sh -c 'echo $$ > $0; exec sleep 1000' $1 &)
@@ -480,14 +480,14 @@ const LEAVES: &str = "
     setsid bash -c 'trap \"\" TERM INT HUP QUIT; exec -a \") Z 1 (\" sleep 1000' & two=$!
     echo $$ $one $(cat $1) $two";
 
-/// Runs the command with `--kill-group`, does this with it, and waits until nothing of it is left.
+/// Runs the command with `--kill-group`, runs `act`, and waits until none of its processes is left.
 fn with_kill_group(script: &str, unprivileged: bool, act: impl FnOnce(&Server, &Running, &[i32])) -> Done {
     let server = Server::start();
     let file = std::env::temp_dir().join(format!("holdfast-test-{}-{}", std::process::id(), server.port()));
     let mut command = holdfast(&server);
     command.args(["run", "--kill-group", "--ephemeral", "--grace", "200ms", "a", "--", "bash", "-c", script, "bash"]);
     command.arg(&file);
-    // Without the right to make a control group.
+    // Without the right to create a control group.
     // SAFETY: takes nothing.
     if unprivileged && unsafe { libc::geteuid() } == 0 {
         command.uid(65_534);
@@ -497,7 +497,7 @@ fn with_kill_group(script: &str, unprivileged: bool, act: impl FnOnce(&Server, &
     assert_eq!(pids.len(), 4);
     act(&server, &run, &pids);
     let done = run.done();
-    // What it printed is read to the end: nobody has the pipe open any more.
+    // The output ends when no process has the pipe open.
     pids.into_iter().for_each(until_gone);
     until(SOON, "the lock is free", || is_free(&server, "a"));
     let _ = std::fs::remove_file(file);
@@ -513,15 +513,15 @@ fn supervisor_of(command: i32) -> i32 {
 fn kill_group_ends_all_processes_of_command() {
     for unprivileged in [false, true] {
         let waits = format!("{LEAVES}; exec sleep 1000");
-        // It ends by itself.
+        // The command ends by itself.
         let done = with_kill_group(&format!("{LEAVES}; exit 7"), unprivileged, |_, _, _| {});
         assert_eq!(done.code, Some(7));
-        // Its lock is lost.
+        // The lock is lost.
         let done = with_kill_group(&waits, unprivileged, |server, _, _| {
             let _: i64 = say(server, "LOCK.FORCE a");
         });
         assert_eq!(done.code, Some(75));
-        // `holdfast` is ended, killed, and its supervisor is killed.
+        // `holdfast` is terminated or killed, or its supervisor is killed.
         let done = with_kill_group(&waits, unprivileged, |_, run, _| run.signal(libc::SIGTERM));
         assert_eq!(done.code, Some(128 + libc::SIGTERM));
         let done = with_kill_group(&waits, unprivileged, |_, run, _| run.signal(libc::SIGKILL));
@@ -599,7 +599,7 @@ fn report_names_origin_of_exit_code() {
         assert_eq!(done.code, Some(code), "{options:?} {command:?}: {}", done.err);
         assert_eq!(std::fs::read_to_string(&file).unwrap(), report, "{options:?} {command:?}: {}", done.err);
     }
-    // It is no report of this run that stands there while it runs, or after it was killed.
+    // While it runs, or after it was killed, an earlier report must not remain.
     let mut run = Running::start(holdfast(&server).args(["run", "--report"]).arg(&file).args([
         "a",
         "--",
@@ -611,7 +611,7 @@ fn report_names_origin_of_exit_code() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
     drop(run);
     let run = Running::start(holdfast(&server).args(["run", "--report"]).arg(&file).args(["taken", "--", "true"]));
-    until(SOON, "it waits", || waiters(&server, "taken") == 1);
+    until(SOON, "the run waits", || waiters(&server, "taken") == 1);
     run.signal(libc::SIGTERM);
     assert_eq!(run.done().code, Some(128 + libc::SIGTERM));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("interrupted {}\n", libc::SIGTERM));
@@ -649,7 +649,7 @@ fn run_accepts_shared_limit_and_replicas() {
     assert!(alone.err.contains("ask for fewer replicas"), "{}", alone.err);
 }
 
-/// One run in the command of another: what the outer one is asked for, and the inner one.
+/// Runs one run as the command of another, with the arguments of both.
 fn inside(server: &Server, outer: &str, inner: &str) -> Done {
     let script = format!("{} {inner}; echo $?", env!("CARGO_BIN_EXE_holdfast"));
     done(holdfast(server).arg("run").args(outer.split(' ')).args(["--", "sh", "-c", &script]))
@@ -693,7 +693,7 @@ fn nested_run_on_other_key_runs() {
         let done = inside(&server, outer, inner);
         assert_eq!(done.out, "ran\n0\n", "{outer}, {inner}: {}", done.err);
     }
-    // That run has ended long since: the present holder releases it.
+    // The outer run has ended. The current holder releases the lock.
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     let waits = done(holdfast(&server).env("HOLDFAST_OWNERS", "gone").args(["run", "-w", "50ms", "a", "--", "true"]));
     assert_eq!(waits.code, Some(1), "{}", waits.err);

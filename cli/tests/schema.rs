@@ -1,8 +1,8 @@
-//! As much of JSON Schema as lock.schema.json uses. A word that is not known here is an error, so nothing goes unchecked.
+//! The part of JSON Schema that lock.schema.json uses. An unknown keyword is an error, so nothing is left unchecked.
 
 use serde_json::Value;
 
-/// Whether a value is what the schema says; panics if it is not.
+/// Checks a value against a schema. Panics if it does not match.
 #[track_caller]
 pub fn check(schema: &Value, value: &Value, place: &str) {
     check_at(schema, schema, value, place);
@@ -22,7 +22,7 @@ fn check_at(root: &Value, schema: &Value, value: &Value, place: &str) {
                     Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
                     one => one.as_str().into_iter().collect(),
                 };
-                assert!(types.contains(&type_of(value)), "{place}: {value} is none of {types:?}");
+                assert!(types.contains(&type_of(value)), "{place}: {value} is not one of {types:?}");
             }
             "minimum" => assert!(value.is_null() || value.as_i64() >= wanted.as_i64(), "{place}: {value} < {wanted}"),
             "required" => {
@@ -36,13 +36,13 @@ fn check_at(root: &Value, schema: &Value, value: &Value, place: &str) {
                     check_at(root, known, inner, &format!("{place}.{name}"));
                 }
             }
-            "additionalProperties" => assert_eq!(wanted, false, "only that is understood here"),
+            "additionalProperties" => assert_eq!(wanted, false, "only `false` is supported"),
             "items" => {
                 for inner in value.as_array().into_iter().flatten() {
                     check_at(root, wanted, inner, &format!("{place}[]"));
                 }
             }
-            other => panic!("{place}: this check does not know {other}"),
+            other => panic!("{place}: unsupported keyword {other}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A program at a terminal: a pseudo-terminal, and a screen that reads what it is sent.
+//! Programs in a pseudo-terminal, and a screen that interprets their output.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use support::{Server, eventually, until};
 
 use crate::common::{SOON, contended, done, hears_signals, holdfast, is_free, kill, lives, say, stat, waiters};
 
-/// A program at a terminal of 100 columns and 30 rows.
+/// A program in a terminal of 100 columns and 30 rows.
 pub struct Terminal {
     child: Child,
     keyboard: File,
@@ -31,12 +31,12 @@ impl Terminal {
         let made =
             unsafe { libc::openpty(&mut here, &mut there, std::ptr::null_mut(), std::ptr::null(), &raw mut size) };
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: the descriptors are new and nobody else's.
+        // SAFETY: the descriptors are new, and nothing else owns them.
         let (here, there) = unsafe { (File::from_raw_fd(here), OwnedFd::from_raw_fd(there)) };
         let end = || Stdio::from(there.try_clone().expect("a descriptor can be doubled"));
         command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm-256color");
         hears_signals(command);
-        // SAFETY: two async-signal-safe calls: a session of its own, with this terminal.
+        // SAFETY: two async-signal-safe calls: a new session with this terminal.
         unsafe {
             command.pre_exec(|| {
                 libc::setsid();
@@ -45,7 +45,7 @@ impl Terminal {
             })
         };
         let child = command.spawn().expect("it starts");
-        // The command keeps its own ends open, and the terminal with them.
+        // The command owns its descriptors, which keep the terminal open.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         drop(there);
         let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
@@ -55,26 +55,26 @@ impl Terminal {
         thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = output.read(&mut buffer) {
-                all.lock().expect("nobody panics with it").extend(&buffer[..length]);
-                shown.lock().expect("nobody panics with it").process(&buffer[..length]);
+                all.lock().expect("no thread panicked with the lock").extend(&buffer[..length]);
+                shown.lock().expect("no thread panicked with the lock").process(&buffer[..length]);
             }
         });
         Self { child, keyboard: here, screen, sent }
     }
 
-    /// What stands on the screen.
+    /// The text on the screen.
     pub fn text(&self) -> String {
-        self.screen.lock().expect("nobody panics with it").screen().contents()
+        self.screen.lock().expect("no thread panicked with the lock").screen().contents()
     }
 
-    /// All that the program has sent so far.
+    /// All output so far.
     pub fn sent(&self) -> String {
-        String::from_utf8_lossy(&self.sent.lock().expect("nobody panics with it")).into_owned()
+        String::from_utf8_lossy(&self.sent.lock().expect("no thread panicked with the lock")).into_owned()
     }
 
-    /// The text of the rows that are shown inverted.
+    /// The text of the inverted rows.
     pub fn inverted(&self) -> String {
-        let parser = self.screen.lock().expect("nobody panics with it");
+        let parser = self.screen.lock().expect("no thread panicked with the lock");
         let screen = parser.screen();
         let (rows, columns) = screen.size();
         let cells = (0..rows.get()).flat_map(|row| (0..columns.get()).map(move |column| (row, column)));
@@ -82,18 +82,18 @@ impl Terminal {
         cells.map(|cell| if cell.has_contents() { cell.contents().to_owned() } else { " ".to_owned() }).collect()
     }
 
-    /// Types.
+    /// Types these keys.
     pub fn keys(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
-    /// Waits until this stands on the screen.
+    /// Waits until this text is on the screen.
     #[track_caller]
     pub fn shows(&self, text: &str) {
         assert!(eventually(SOON, || self.text().contains(text)), "{text:?} is not shown:\n{}", self.text());
     }
 
-    /// Waits for its end; the exit code.
+    /// Waits for its end, and returns the exit code.
     #[track_caller]
     pub fn done(mut self) -> Option<i32> {
         until(SOON, "it ends", || self.child.try_wait().expect("a child can be waited for").is_some());
@@ -102,7 +102,7 @@ impl Terminal {
 }
 
 impl Drop for Terminal {
-    /// Ends all that was started there, also what has a group of its own, is stopped, or ignores that its terminal is gone.
+    /// Ends all processes of the session, including process groups, stopped processes, and those that ignore the end of the terminal.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -114,7 +114,7 @@ impl Drop for Terminal {
             }
             left.is_empty()
         });
-        assert!(ended || thread::panicking(), "processes of session {session} live on");
+        assert!(ended || thread::panicking(), "processes of session {session} still run");
     }
 }
 
@@ -126,7 +126,7 @@ fn members(session: u32) -> Vec<libc::pid_t> {
     pids.filter(|pid| lives(*pid) && stat(*pid).get(3) == Some(&session.to_string())).collect()
 }
 
-/// The number that a command has told on the screen: `process 12 begun`.
+/// The process id that a command has printed: `process 12 begun`.
 #[track_caller]
 fn told(terminal: &Terminal) -> libc::pid_t {
     let text = terminal.text();
@@ -163,7 +163,7 @@ fn command_has_the_terminal() {
 #[test]
 fn run_stops_and_continues_with_shell_job_control() {
     let server = Server::start();
-    // A shell with job control, that runs it, is told that it stopped, and lets it go on.
+    // A shell with job control runs it, notices the stop, and continues it.
     let program = env!("CARGO_BIN_EXE_holdfast");
     let script = format!(
         "set -m; {program} run a -- sh -c 'echo begun; read line; echo got $line'; echo stopped; fg; echo ended $?"
@@ -180,7 +180,7 @@ fn run_stops_and_continues_with_shell_job_control() {
     assert_eq!(terminal.done(), Some(0));
 }
 
-/// A password, say: the command's input is a pipe, and it asks the user at the terminal.
+/// The command's input is a pipe, and it asks the user at the terminal, for a password, say.
 #[test]
 fn command_with_redirected_input_may_read_the_terminal() {
     let server = Server::start();
@@ -197,7 +197,7 @@ fn command_with_redirected_input_may_read_the_terminal() {
         terminal.keys("words\n");
         terminal.shows("got words");
         terminal.shows("piped");
-        // The next process has the terminal again.
+        // The next process is in the foreground again.
         terminal.keys("others\n");
         terminal.shows("and others");
         assert_eq!(terminal.done(), Some(0));
@@ -216,7 +216,7 @@ fn command_without_terminal_use_leaves_it_to_others() {
     until(SOON, "the command runs", || !is_free(&server, "a"));
     terminal.keys("words\n");
     terminal.shows("got words");
-    // Ctrl-C is for all of them.
+    // Ctrl-C is sent to all of them.
     terminal.keys("\x03");
     until(SOON, "the command has ended", || is_free(&server, "a"));
 }
@@ -238,12 +238,12 @@ fn command_with_redirected_input_can_be_suspended() {
     assert_eq!(stat(pid)[0], "T");
 }
 
-/// A stopped process does not know whether it holds: it is as with one that hangs.
+/// A stopped process can't know whether it holds the lock, like one that hangs.
 #[test]
 fn command_suspended_beyond_its_lease_is_ended_when_resumed() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
-    // `exec`: where `sh` is dash, it starts another program with `vfork`, and waits in the kernel, where nothing stops it, for a
+    // With `exec`: if `sh` is dash, it starts other programs with `vfork`. It then waits in the kernel, where it can't be stopped, for a
     // child that Ctrl-Z has stopped already.
     let run = format!("{program} run --lease 3s a -- sh -c 'echo begun; exec sleep 1000'");
     let script = format!("set -m; {run}; echo stopped; read line; fg; echo ended $?");
@@ -253,7 +253,7 @@ fn command_suspended_beyond_its_lease_is_ended_when_resumed() {
     terminal.shows("begun");
     terminal.keys("\x1a");
     terminal.shows("stopped");
-    until(SOON, "the lease is over", || is_free(&server, "a"));
+    until(SOON, "the lease has expired", || is_free(&server, "a"));
     terminal.keys("\n");
     terminal.shows("ended 75");
     assert_eq!(terminal.done(), Some(0));
@@ -281,7 +281,7 @@ fn terminal_shows_colours_and_progress() {
         let terminal = Terminal::start(holdfast(&server).args(arguments));
         terminal.shows("alice");
         assert!(terminal.sent().contains("1 of 1 keys"), "{}", terminal.sent());
-        // It is gone from the screen when the list stands there.
+        // It is cleared when the list is printed.
         assert!(!terminal.text().contains("1 of 1 keys"), "{}", terminal.text());
         assert_eq!(terminal.done(), Some(0));
     }
@@ -293,7 +293,7 @@ fn terminal_asks_before_force() {
     let _waiting = contended(&server);
     for (answer, code) in [("n\n", 1), ("y\n", 0)] {
         let mut terminal = Terminal::start(holdfast(&server).args(["force", "a"]));
-        for said in ["alice", "WAITER", "bob", "Break this lock?"] {
+        for said in ["alice", "WAITER", "bob", "Force this lock free?"] {
             terminal.shows(said);
         }
         terminal.keys(answer);

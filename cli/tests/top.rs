@@ -20,7 +20,7 @@ fn top_shows_contended_locks_and_their_details() {
             raw.send(&[b"LOCK.ACQUIRE", key.as_bytes(), owner.as_bytes(), b"WAIT", b"0"]).unwrap();
             waiting.push(raw);
         }
-        until(SOON, "they wait", || waiters(&server, key) == count);
+        until(SOON, "all requests wait", || waiters(&server, key) == count);
     }
     let mut terminal = Terminal::start(holdfast(&server).args(["top", "--interval", "100ms"]));
     terminal.shows("3 contended locks, 6 waiters");
@@ -51,7 +51,7 @@ fn top_shows_contended_locks_and_their_details() {
     terminal.shows("HELD ▾");
     terminal.keys("s");
     assert!(eventually(SOON, || order(&terminal) == "also busy calm"), "{}", terminal.text());
-    // Live: a released lock is gone from the table, and was handed over.
+    // Live: a released lock leaves the table, and is granted to the next waiter.
     let _: i64 = say(&server, "LOCK.RELEASE calm holder-of-calm");
     terminal.shows("2 contended locks, 5 waiters");
     assert!(!terminal.text().contains("calm "));
@@ -68,11 +68,11 @@ fn top_filters_by_key() {
         let mut raw = server.raw();
         raw.send(&[b"LOCK.ACQUIRE", key.as_bytes(), b"waiter", b"WAIT", b"0"]).unwrap();
         waiting.push(raw);
-        until(SOON, "it waits", || waiters(&server, key) == 1);
+        until(SOON, "the request waits", || waiters(&server, key) == 1);
     }
     let mut terminal = Terminal::start(holdfast(&server).args(["top", "--interval", "100ms", "--count", "1"]));
     terminal.shows("1 contended lock, 1 waiter,");
-    // Letters that are keys of their own elsewhere; of all locks, not of the first alone.
+    // Letters that have other meanings outside of the filter. The filter applies to all locks, not only the first.
     terminal.keys("/job:q");
     terminal.shows("/job:q▏");
     terminal.shows("2 contended locks, 2 waiters");
@@ -115,7 +115,7 @@ fn top_reports_lost_server_and_continues_when_it_returns() {
     assert_eq!(terminal.done(), Some(0));
 }
 
-/// A pane of a tmux that is started for it: a terminal that people use.
+/// A tmux that is started for the test, as a real terminal.
 struct Tmux {
     socket: PathBuf,
 }
@@ -126,7 +126,7 @@ impl Tmux {
         let tmux = Self { socket };
         let mut command = tmux.command(&["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", script]);
         let started = command.env("REDIS_URL", format!("redis://{}", server.addr())).status();
-        assert!(started.expect("tmux is there: make install").success());
+        assert!(started.expect("tmux is installed (make install)").success());
         tmux
     }
 

@@ -32,8 +32,8 @@ fn key_is_refused_when_too_long() {
         assert!(!matches!(longest, Value::ServerError(_)), "{line}: {longest:?}");
         for length in [KEY + 1, HUGE] {
             let error = connection.run(&line.replace('#', &"k".repeat(length))).error();
-            let error = format!("ERR key must be at most {KEY} bytes long, got {length} bytes: 'kkk");
-            assert!(error.starts_with(&error) && error.len() < 300, "{line}: {error}");
+            let expected = format!("ERR key must be at most {KEY} bytes long, got {length} bytes: 'kkk");
+            assert!(error.starts_with(&expected) && error.len() < 300, "{line}: {error}");
         }
     }
     assert_eq!(connection.run("KEYS *").items().iter().map(Reply::text).collect::<Vec<_>>(), ["a"], "nothing else");

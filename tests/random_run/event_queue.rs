@@ -13,11 +13,11 @@ pub struct EventQueue {
     /// The session's id.
     pub id: String,
     raw: Raw,
-    unclaimed: Vec<Told>,
+    unclaimed: Vec<Event>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Told {
+struct Event {
     kind: String,
     keys: Vec<String>,
     owner: String,
@@ -62,7 +62,7 @@ impl EventQueue {
 
     /// Waits for the event of a withdrawn request.
     #[track_caller]
-    pub fn hears_of_withdrawal(&mut self, keys: &[usize], owner: &str) {
+    pub fn expect_withdrawal(&mut self, keys: &[usize], owner: &str) {
         let received = self.claim("refused", keys, owner);
         assert!(received.detail.as_ref().is_some_and(|why| why.starts_with("CANCELLED ")), "{received:?}");
     }
@@ -73,21 +73,21 @@ impl EventQueue {
     }
 
     #[track_caller]
-    fn claim(&mut self, kind: &str, keys: &[usize], owner: &str) -> Told {
+    fn claim(&mut self, kind: &str, keys: &[usize], owner: &str) -> Event {
         let keys: Vec<String> = keys.iter().map(|key| format!("k{key}")).collect();
-        let is_it = |received: &Told| received.kind == kind && received.keys == keys && received.owner == owner;
+        let is_it = |received: &Event| received.kind == kind && received.keys == keys && received.owner == owner;
         loop {
             if let Some(place) = self.unclaimed.iter().position(is_it) {
                 return self.unclaimed.remove(place);
             }
             let next = self.raw.run(&format!("LOCK.EVENTS WAIT {SOON}"));
             assert!(!next.is_null(), "no {kind} for {owner} of {keys:?}, but {:?}", self.unclaimed);
-            self.unclaimed.extend(next.items().iter().map(Told::read));
+            self.unclaimed.extend(next.items().iter().map(Event::read));
         }
     }
 }
 
-impl Told {
+impl Event {
     fn read(event: &Value) -> Self {
         let [kind, _, keys, owner, token, detail] = event.items() else { panic!("not an event: {event:?}") };
         Self {

@@ -1,4 +1,4 @@
-//! Acquire and release by one task: what the client adds to the commands that it sends.
+//! Acquire and release by one task: the client's overhead over its commands.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ pub struct Row {
     pub client_over_raw: Spread,
 }
 
-/// Measures both, by turns.
+/// Measures both, alternately.
 pub fn measure(scale: &Scale, program: &Program, server: &mut Running) -> Result<Row> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let locks = Locks::open(&format!("redis://127.0.0.1:{}", server.port()))?;
@@ -37,7 +37,7 @@ pub fn measure(scale: &Scale, program: &Program, server: &mut Running) -> Result
             } else {
                 (runtime.block_on(by_hand.pairs(scale.client_pairs))?, &mut raw)
             };
-            // The first round only warms up.
+            // The first round is a warm-up.
             if round > 0 {
                 of.push(Percentiles::of(&mut times));
             }
@@ -57,7 +57,7 @@ pub fn measure(scale: &Scale, program: &Program, server: &mut Running) -> Result
     })
 }
 
-/// The client's session, as it stands in its requests.
+/// The id of the client's session, as in its requests.
 async fn session_of(locks: &Locks, server: &mut Running) -> Result<String> {
     let guard = locks.lock("pair").try_acquire().await?.context("a free lock was refused")?;
     let holder = server.control.call(&["LOCK.INFO", "pair"])?;
@@ -67,12 +67,12 @@ async fn session_of(locks: &Locks, server: &mut Running) -> Result<String> {
         Value::Array(holders) => field(holders.first()?, "client"),
         _ => None,
     });
-    let client = resp::int(client.context("nobody is bound to the lock")?)?;
+    let client = resp::int(client.context("the lock is not bound")?)?;
     let (run, _) = own.split_once(':').context("an identity without a colon")?;
     Ok(format!("{run}:{client}"))
 }
 
-/// The value of a field in a map of RESP2.
+/// A field in a RESP2 map.
 fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     let Value::Array(fields) = map else { return None };
     let is_it = |[field, _]: &&[Value; 2]| resp::text(field).is_ok_and(|text| text == name);

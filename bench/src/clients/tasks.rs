@@ -1,4 +1,4 @@
-//! Many tasks of one process want a few locks: by the client for Rust, and by the crate rslock, which polls.
+//! Many tasks of one process contend for a few locks: with the Rust client, and with the crate rslock, which polls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,16 @@ use crate::server::{Program, Running};
 use crate::settings::Scale;
 use crate::stats::{Spread, jain};
 
-/// The tasks want one of these each.
+/// The number of locks. Each task uses one.
 pub const LOCKS: usize = 100;
-/// How long a task has its lock.
+/// How long a task holds its lock.
 const WORK: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(60);
-/// In this time all tasks have been refused at least once, and poll.
+/// By then, all tasks have been refused at least once, and poll.
 const ALL_POLL: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who waits.
+/// The client to measure.
 #[derive(Clone)]
 enum Who {
     Holdfast(Locks),
@@ -33,7 +33,7 @@ enum Who {
 
 const NAMES: [&str; 2] = ["holdfast-client", "rslock"];
 
-/// What one round found.
+/// The results of one round.
 struct Round {
     seconds: f64,
     turns: Vec<u64>,
@@ -48,24 +48,24 @@ pub struct Row {
     pub server: String,
     pub name: String,
     pub tasks: usize,
-    /// So long they had, in seconds.
+    /// The time limit, in seconds.
     pub limit_s: f64,
-    /// Until all had a turn, or the end.
+    /// The time until every task had held its lock, or the limit.
     pub seconds: Spread,
-    /// How many had one until then.
+    /// How many tasks had held theirs by then.
     pub had_a_turn: Spread,
     pub turns_per_second: Spread,
-    /// Jain's index over the turns that each had.
+    /// Jain's index over the number of holds of each task.
     pub jain: Spread,
-    /// Microseconds of the server's main thread for a turn.
+    /// Microseconds of the server's main thread for a hold.
     pub cpu_us: Spread,
-    /// Of the client, while all tasks wait.
+    /// The client's CPU while all tasks wait.
     pub connections: Spread,
-    /// Memory that the client has allocated for a task that waits.
+    /// The client's memory for a waiting task.
     pub bytes_a_task: Spread,
 }
 
-/// Measures both, by turns.
+/// Measures both, alternately.
 pub fn measure(scale: &Scale, program: &Program, server: &mut Running) -> Result<Vec<Row>> {
     let mut rounds = NAMES.map(|name| (name, Vec::new()));
     for number in 0..scale.task_rounds {
@@ -86,13 +86,13 @@ fn round(scale: &Scale, server: &mut Running, name: &str) -> Result<Round> {
     } else {
         Who::Rslock(LockManager::new(vec![url.as_str()]))
     };
-    let outcome = runtime.block_on(crowd(scale, server, &who));
-    // What the tasks had is for the server to forget.
+    let outcome = runtime.block_on(contend(scale, server, &who));
+    // The next round starts with an empty server.
     drop((runtime, who));
     outcome
 }
 
-async fn crowd(scale: &Scale, server: &mut Running, who: &Who) -> Result<Round> {
+async fn contend(scale: &Scale, server: &mut Running, who: &Who) -> Result<Round> {
     let lease = LEASE.as_millis().to_string();
     for lock in 0..LOCKS {
         let key = key(lock);
@@ -136,7 +136,7 @@ fn key(task: usize) -> String {
 }
 
 impl Who {
-    /// Opens its connections, so that they are not taken for memory of the tasks.
+    /// Opens the connections first, so that their memory is not counted for the tasks.
     async fn connect(&self) -> Result<()> {
         match self {
             Self::Holdfast(locks) => {
@@ -148,14 +148,14 @@ impl Who {
         Ok(())
     }
 
-    /// A task that takes one turn after the other, as long as it may.
+    /// A task that acquires and releases until it is aborted.
     fn spawn(&self, tasks: &mut JoinSet<Result<()>>, task: usize, turns: Arc<[AtomicU64]>) {
         match self.clone() {
             Self::Holdfast(locks) => {
                 let lock = locks.lock(key(task)).wait_forever();
                 tasks.spawn(async move {
                     loop {
-                        let guard = lock.acquire().await?.context("a wait without an end has ended")?;
+                        let guard = lock.acquire().await?.context("a wait without a timeout has ended")?;
                         turns[task].fetch_add(1, Ordering::Relaxed);
                         tokio::time::sleep(WORK).await;
                         guard.release().await?;

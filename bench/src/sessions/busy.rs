@@ -1,27 +1,27 @@
-//! Many tasks of ten busy processes on many locks: whatever there is to be said goes out at once.
+//! Many tasks of ten busy processes on many locks: several events are sent at once.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
 use crate::contenders::{Contender, Lock};
-use crate::crowd::{Crowd, Happened};
 use crate::handoff::Round;
 use crate::memory::LEASE;
+use crate::pool::{ClientEvent, ClientPool};
 use crate::relay::{Next, Relay};
 use crate::server::Running;
 use crate::settings::{IDLE, Scale};
 use crate::stats::Percentiles;
 
-/// Tasks, or clients where each has a connection of its own.
+/// Tasks, or clients if each has its own connection.
 pub const TASKS: usize = 1_000;
-/// Of so many processes, where several share one.
+/// The number of processes, if several tasks share one.
 pub const PROCESSES: usize = 10;
-/// Locks; the tasks that want the same one belong to different processes.
+/// Locks. The tasks that use the same one belong to different processes.
 pub const LOCKS: usize = 200;
 const EACH: usize = TASKS / LOCKS;
 
-/// All locks go round, as fast as it goes.
+/// All locks are handed on, as fast as possible.
 pub fn round(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale) -> Result<Round> {
     let locks: Vec<_> = (0..TASKS).map(|task| Lock::new(format!("busy:{}", task / EACH), task, LEASE)).collect();
     for lock in locks.iter().step_by(EACH) {
@@ -29,11 +29,11 @@ pub fn round(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale)
             server.control.ask(&seed)?;
         }
     }
-    let crowd = Crowd::of_processes(server.port(), contender, locks, PROCESSES)?;
+    let pool = ClientPool::of_processes(server.port(), contender, locks, PROCESSES)?;
     let relays = (0..LOCKS).map(|_| Relay::default()).collect();
-    let mut busy = Busy { crowd, relays, times: Vec::new() };
+    let mut busy = Busy { pool, relays, times: Vec::new() };
     for task in 0..TASKS {
-        busy.crowd.want(task)?;
+        busy.pool.want(task)?;
     }
     busy.go_on(Instant::now() + scale.handoff_least / 2)?;
     busy.times.clear();
@@ -56,25 +56,25 @@ pub fn round(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale)
 }
 
 struct Busy {
-    crowd: Crowd,
+    pool: ClientPool,
     relays: Vec<Relay>,
     times: Vec<f64>,
 }
 
 impl Busy {
     fn go_on(&mut self, until: Instant) -> Result<()> {
-        while let Some(happened) = self.crowd.next(until)? {
-            let (Happened::Granted(task, _) | Happened::Released(task) | Happened::Waits(task)) = happened;
+        while let Some(event) = self.pool.next(until)? {
+            let (ClientEvent::Granted(task, _) | ClientEvent::Released(task) | ClientEvent::Waits(task)) = event;
             let relay = self.relays.get_mut(task / EACH).context("a task of no lock")?;
-            if let Happened::Granted(_, at) = happened {
+            if let ClientEvent::Granted(_, at) = event {
                 self.times.extend(relay.left_at().map(|left| (at - left).as_secs_f64() * 1e6));
             }
-            match relay.happened(happened) {
+            match relay.handle(event) {
                 None => {}
-                Some(Next::Return(leaver)) => self.crowd.want(leaver)?,
+                Some(Next::Return(leaver)) => self.pool.want(leaver)?,
                 Some(Next::Leave(holder)) => {
                     relay.leave(holder);
-                    self.crowd.release(holder)?;
+                    self.pool.release(holder)?;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What the server remembers of a request that waits on behalf of a session.
+//! The server's memory for a waiting request of a session.
 
 use anyhow::{Result, bail};
 use support::resp;
@@ -10,9 +10,9 @@ use crate::server::{Program, Running};
 use crate::settings::Scale;
 use crate::stats::Spread;
 
-/// Over so many sessions.
+/// The number of sessions.
 pub const SESSIONS: usize = 10;
-/// Growth of `used_memory` for one is at most this.
+/// The limit on the growth of `used_memory` for one request.
 const MOST: f64 = 1_200.0;
 
 /// A line of the result.
@@ -23,11 +23,11 @@ pub struct Row {
     pub count: usize,
     /// Growth of `used_memory` for one.
     pub bytes: f64,
-    /// Of those for which there is a goal.
+    /// The limit, if there is one.
     pub most: Option<f64>,
 }
 
-/// Measures a waiting request of each contender, each on a server of its own.
+/// Measures a waiting request of each contender, each on its own server.
 pub fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
     let row =
         |name: &str, count, bytes, most| Row { server: program.label.clone(), name: name.into(), count, bytes, most };
@@ -49,14 +49,14 @@ pub fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The goal of a line, if it has one.
+/// The limit of a row, if it has one.
 pub fn goal(row: &Row) -> Option<crate::report::Goal> {
     let what = format!("bytes of a waiting request, {} of them, {} ({})", row.count, row.name, row.server);
     let measured = Spread { median: row.bytes, min: row.bytes, max: row.bytes };
     row.most.map(|most| crate::report::Goal::at_most(what, most, measured))
 }
 
-/// Requests over ten sessions that wait for so many locks, all of which are held.
+/// Requests over ten sessions that wait for this many locks, all of which are held.
 fn of_sessions(server: &mut Running, scale: &Scale, locks: usize) -> Result<f64> {
     let key = |number: usize| format!("lock:{:08}", number % locks);
     let held = (0..locks).map(|number| Holdfast::PLAIN.acquire(&Lock::new(key(number), scale.session_waits, LEASE)));

@@ -1,4 +1,4 @@
-//! Somebody else on the server: sends `PING` after `PING` from a thread of its own.
+//! Another client that sends one `PING` after the other, in its own thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,39 +17,39 @@ struct Ping {
     waited: Waited,
 }
 
-/// The longest `PING` of a time, in microseconds.
+/// The longest `PING` of a period, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Longest {
-    /// From request to reply, with all that the machine did besides.
+    /// From request to reply, including all that the machine did besides.
     pub took: f64,
-    /// The most processor time of the server that one `PING` waited for, which need not be the same one.
+    /// The most processor time of the server during one `PING`, which may be another one.
     pub server: f64,
 }
 
-/// Sends `PING` until it is told to stop.
+/// Sends `PING` until it is stopped.
 pub struct Pinger {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<Ping>>>,
 }
 
 impl Pinger {
-    /// Starts to ping the server that listens on `port` and is the process `pid`.
+    /// Starts to ping the server that listens on `port`, whose process is `pid`.
     pub fn start(port: u16, pid: u32) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let probe = Probe::connect(([127, 0, 0, 1], port).into(), pid)?;
-        let told = Arc::clone(&stop);
-        Ok(Self { stop, thread: thread::spawn(move || ping(probe, &told)) })
+        let stopped = Arc::clone(&stop);
+        Ok(Self { stop, thread: thread::spawn(move || ping(probe, &stopped)) })
     }
 
-    /// Ends it. The longest of those that were on their way at some time from `begin` to `end`.
+    /// Stops it. Returns the longest of those that were pending at some time from `begin` to `end`.
     pub fn longest(self, begin: Instant, end: Instant) -> Result<Longest> {
         self.stop.store(true, Ordering::Relaxed);
         let pings = self.thread.join().map_err(|_| anyhow!("the pinger panicked"))??;
         let within = || pings.iter().filter(|ping| ping.sent <= end && ping.sent + ping.waited.all >= begin);
         let longest = |of: fn(&Ping) -> Duration| within().map(of).max().map(|time| time.as_secs_f64() * 1e6);
         Ok(Longest {
-            took: longest(|ping| ping.waited.all).context("nobody has pinged")?,
-            server: longest(|ping| ping.waited.server).context("nobody has pinged")?,
+            took: longest(|ping| ping.waited.all).context("no PING")?,
+            server: longest(|ping| ping.waited.server).context("no PING")?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Where a state is built: a server of its own, and the connections that make it what it is.
+//! The environment of a state: a server of its own, and its connections.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,69 +9,68 @@ use support::{Raw, eventually};
 
 use crate::server::Running;
 
-/// Until all that a state needs is there, and until all that a step causes has come.
+/// Timeout for building a state, and for the effects of a step.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// After a step, for what it leaves to later turns of the server's loop.
+/// The time after a step for its effects in later event-loop iterations.
 const AFTERMATH: Duration = Duration::from_millis(200);
-/// Connections that ask at the same time; as many as the server's backlog takes.
+/// Connections that are opened at once: the server's backlog.
 const AT_ONCE: usize = 500;
 
-/// How large the states are.
+/// The size of the states.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Connections that wait.
-    pub crowd: usize,
+    /// Waiting connections.
+    pub clients: usize,
     /// Requests for many keys each.
     pub requests: usize,
-    /// Holders of one lock where the server has no limit of its own, or locks of one holder.
+    /// Holders of one lock if the server has no limit, or locks with one holder.
     pub many: usize,
-    /// In this time whatever runs out by itself must have been built.
+    /// The time for building what expires.
     pub build: Duration,
 }
 
 impl Size {
     /// What 10,000 connections can build.
-    pub const FULL: Self = Self { crowd: 9_900, requests: 1_000, many: 100_000, build: Duration::from_secs(8) };
-    /// Enough to see that every state can be built.
-    pub const QUICK: Self = Self { crowd: 500, requests: 20, many: 3_000, build: Duration::from_secs(1) };
+    pub const FULL: Self = Self { clients: 9_900, requests: 1_000, many: 100_000, build: Duration::from_secs(8) };
+    /// Enough to check that every state can be built.
+    pub const QUICK: Self = Self { clients: 500, requests: 20, many: 3_000, build: Duration::from_secs(1) };
 }
 
-/// A state under construction, and while it is measured.
+/// A state during construction and measurement.
 pub struct Stage {
     /// The server.
     pub server: Running,
-    /// How large it is to be.
+    /// Its size.
     pub size: Size,
-    /// They wait.
-    crowd: Vec<Raw>,
-    /// They don't.
+    /// The waiting connections.
+    clients: Vec<Raw>,
+    /// The other connections.
     guests: Vec<Raw>,
-    /// When what was built runs out.
+    /// When the state expires.
     due: Option<Instant>,
 }
 
 impl Drop for Stage {
-    /// By RST. What ends in good order stays in the kernel's tables for two minutes, also in the one of tracked connections where
-    /// containers have it kept; ten thousand for each state fill that after half of the states, and the next connection then waits
-    /// for seconds.
+    /// Resets the connections. A closed connection stays in the kernel's tables for two minutes, and in the connection tracking if containers
+    /// use it. Ten thousand for each state would fill these tables, and new connections would then take seconds.
     fn drop(&mut self) {
-        self.crowd.drain(..).chain(self.guests.drain(..)).for_each(Raw::reset);
+        self.clients.drain(..).chain(self.guests.drain(..)).for_each(Raw::reset);
     }
 }
 
 impl Stage {
-    /// Nothing yet.
+    /// Without any connections yet.
     pub fn new(server: Running, size: Size) -> Self {
-        Self { server, size, crowd: Vec::new(), guests: Vec::new(), due: None }
+        Self { server, size, clients: Vec::new(), guests: Vec::new(), due: None }
     }
 
-    /// Sends a line, which has to succeed.
-    pub fn order(&mut self, line: &str) -> Result<Value> {
+    /// Sends a line, which must succeed.
+    pub fn run_ok(&mut self, line: &str) -> Result<Value> {
         self.server.control.call(&line.split(' ').collect::<Vec<_>>())
     }
 
-    /// Sends many lines, each of which has to succeed.
-    pub fn order_all(&mut self, lines: impl Iterator<Item = String>) -> Result<()> {
+    /// Sends many lines, each of which must succeed.
+    pub fn run_all(&mut self, lines: impl Iterator<Item = String>) -> Result<()> {
         let requests = lines.map(|line| Request::typed(&line));
         self.server.control.pipeline(requests, 100, |reply| match resp::error(&reply) {
             Some(error) => bail!(error),
@@ -84,107 +83,107 @@ impl Stage {
         self.server.control.call(&["EVAL", script, "1", key, &argument.to_string()])
     }
 
-    /// Sends a line whatever the reply is: the step that is measured. Its beginning, for those who read the results.
+    /// Sends the line that is measured, whatever its reply. Returns the beginning of the reply, for the table.
     pub fn step(&mut self, line: &str) -> Result<String> {
         let reply = self.server.control.ask(&Request::typed(line))?;
-        Ok(told(&reply))
+        Ok(beginning_of(&reply))
     }
 
-    /// One of the module's settings, or `usual` where it has none of this name or none is set.
-    pub fn limit(&mut self, name: &str, usual: usize) -> Result<usize> {
-        let reply = self.order(&format!("CONFIG GET {name}"))?;
+    /// One of the module's settings, or `default` if it does not exist or is not set.
+    pub fn limit(&mut self, name: &str, default: usize) -> Result<usize> {
+        let reply = self.run_ok(&format!("CONFIG GET {name}"))?;
         let value = match &reply {
             Value::Array(pair) => pair.get(1).map(resp::text).transpose()?,
             _ => None,
         };
         let limit: usize = value.unwrap_or_default().parse().unwrap_or(0);
-        Ok(if limit == 0 { usual } else { limit.min(usual) })
+        Ok(if limit == 0 { default } else { limit.min(default) })
     }
 
-    /// Connects as many clients as there are requests, sends each its own, and waits until all of them are blocked.
+    /// Connects a client for each request, sends the request, and waits until all clients are blocked.
     ///
-    /// The module looks for cycles at each of them; what that costs is another state's matter.
-    pub fn gather(&mut self, requests: impl Iterator<Item = String>) -> Result<()> {
+    /// The module searches for cycles for each of them. Another state measures that cost.
+    pub fn connect_all(&mut self, requests: impl Iterator<Item = String>) -> Result<()> {
         let has_module = self.server.control.knows("LOCK.ACQUIRE")?;
         if has_module {
-            self.order("CONFIG SET holdfast.detect-deadlocks no")?;
+            self.run_ok("CONFIG SET holdfast.detect-deadlocks no")?;
         }
         let mut requests = requests.peekable();
         while requests.peek().is_some() {
             for request in requests.by_ref().take(AT_ONCE) {
                 let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;
                 request.lines().try_for_each(|line| raw.send_bytes(Request::typed(line).bytes()))?;
-                self.crowd.push(raw);
+                self.clients.push(raw);
             }
             self.all_are_blocked()?;
         }
         if has_module {
-            self.order("CONFIG SET holdfast.detect-deadlocks yes")?;
+            self.run_ok("CONFIG SET holdfast.detect-deadlocks yes")?;
         }
         Ok(())
     }
 
     fn all_are_blocked(&mut self) -> Result<()> {
-        let wanted = self.crowd.len().to_string();
+        let wanted = self.clients.len().to_string();
         let over = self.due;
         let is_over = || over.is_some_and(|due| due < Instant::now());
         let blocked = eventually(PATIENCE, || {
             is_over() || self.server.control.info("clients", "blocked_clients").is_ok_and(|blocked| blocked == wanted)
         });
         if is_over() {
-            bail!("the time of those who wait was over before all {wanted} had come");
+            bail!("the first waits timed out before all {wanted} had begun");
         }
         if !blocked {
-            let reply = self.crowd.iter_mut().find_map(|raw| raw.read_timeout(Duration::ZERO).ok().flatten());
-            bail!("not all {wanted} clients wait; one was told {:?}", reply.as_ref().map(told));
+            let reply = self.clients.iter_mut().find_map(|raw| raw.read_timeout(Duration::ZERO).ok().flatten());
+            bail!("not all {wanted} clients wait; one got {:?}", reply.as_ref().map(beginning_of));
         }
         Ok(())
     }
 
-    /// Reads what each of the crowd is told. The first one's reply.
-    pub fn all_are_told(&mut self) -> Result<String> {
+    /// Reads the reply of each waiting client. Returns the first one.
+    pub fn read_all_replies(&mut self) -> Result<String> {
         let end = Instant::now() + PATIENCE;
         let mut first = None;
-        for raw in &mut self.crowd {
+        for raw in &mut self.clients {
             let reply = raw.read_timeout(end.saturating_duration_since(Instant::now()))?;
-            let reply = reply.context("one of the crowd was told nothing")?;
-            first.get_or_insert_with(|| told(&reply));
+            let reply = reply.context("a waiting client got no reply")?;
+            first.get_or_insert_with(|| beginning_of(&reply));
         }
         Ok(first.unwrap_or_default())
     }
 
-    /// What is built runs out then.
-    pub fn is_due(&mut self, at: Instant) {
+    /// Sets the time when the state expires.
+    pub fn set_due(&mut self, at: Instant) {
         self.due = Some(at);
     }
 
-    /// Waits until it has run out.
-    pub fn runs_out(&mut self) -> Result<String> {
-        let due = self.due.context("nothing was to run out")?;
+    /// Waits until the state has expired.
+    pub fn wait_until_due(&mut self) -> Result<String> {
+        let due = self.due.context("the state does not expire")?;
         if due < Instant::now() {
-            bail!("it ran out before it was built");
+            bail!("the state expired before it was complete");
         }
         thread::sleep(due - Instant::now());
         Ok(String::new())
     }
 
-    /// Goes on for a while, so that what is left to timers and later turns is measured as well.
-    pub fn aftermath(&self) {
+    /// Waits for a while, so that effects in timers and later iterations are measured as well.
+    pub fn wait_for_aftermath(&self) {
         thread::sleep(AFTERMATH);
     }
 
-    /// Goes on for so long.
-    pub fn lasts(&self, time: Duration) -> String {
+    /// Waits for this long.
+    pub fn wait_for(&self, time: Duration) -> String {
         thread::sleep(time);
         String::new()
     }
 
-    /// The connections of all guests end.
-    pub fn guests_leave(&mut self) {
+    /// Closes all other connections.
+    pub fn close_guests(&mut self) {
         self.guests.drain(..).for_each(Raw::close);
     }
 
-    /// Connects a guest that is a session and waits for its events; its id.
+    /// Opens a session that blocks on events. Returns its id.
     pub fn session(&mut self) -> Result<String> {
         let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;
         raw.send_bytes(Request::typed("LOCK.SESSION").bytes())?;
@@ -194,16 +193,16 @@ impl Stage {
         Ok(id)
     }
 
-    /// Waits until so many keys are there.
-    pub fn has_keys(&mut self, count: usize) -> Result<()> {
+    /// Waits until there are this many keys.
+    pub fn wait_for_keys(&mut self, count: usize) -> Result<()> {
         let wanted = Value::Int(count.try_into()?);
-        if !eventually(PATIENCE, || self.order("DBSIZE").is_ok_and(|found| found == wanted)) {
-            bail!("there are not {count} keys, but {:?}", self.order("DBSIZE")?);
+        if !eventually(PATIENCE, || self.run_ok("DBSIZE").is_ok_and(|found| found == wanted)) {
+            bail!("there are not {count} keys, but {:?}", self.run_ok("DBSIZE")?);
         }
         Ok(())
     }
 
-    /// Connects a guest, a client that waits for nothing, and has it send lines, each of which has to succeed.
+    /// Connects a client that does not wait, and sends lines, each of which must succeed.
     pub fn join(&mut self, lines: impl Iterator<Item = String>) -> Result<()> {
         let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;
         let lines: Vec<Request> = lines.map(|line| Request::typed(&line)).collect();
@@ -221,7 +220,7 @@ impl Stage {
 }
 
 /// The beginning of a reply.
-fn told(reply: &Value) -> String {
+fn beginning_of(reply: &Value) -> String {
     const LENGTH: usize = 80;
     match reply {
         Value::ServerError(_) => format!("-{}", resp::error(reply).unwrap_or_default()).chars().take(LENGTH).collect(),

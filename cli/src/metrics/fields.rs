@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// What is asked for.
 pub const SECTIONS: [&str; 6] = ["holdfast", "server", "replication", "persistence", "memory", "errorstats"];
 
-/// Numbers of the module that are there now.
+/// Gauges of the module.
 pub const NOW: [(&str, &str); 8] = [
     ("waiters", "requests that wait in a queue"),
     ("contended_locks", "locks that a request waits for"),
@@ -17,7 +17,7 @@ pub const NOW: [(&str, &str); 8] = [
     ("undelivered_events", "events that sessions have not read"),
 ];
 
-/// Numbers of the module that count since it was loaded.
+/// Counters of the module, since it was loaded.
 pub const SINCE: [(&str, &str); 20] = [
     ("grants_at_once", "grants without a wait, re-entries included"),
     ("grants_queued", "grants out of the queue"),
@@ -44,7 +44,7 @@ pub const SINCE: [(&str, &str); 20] = [
     ),
 ];
 
-/// Times of the module: what is measured. Each is a histogram and a longest one.
+/// Times of the module. Each is a histogram and a maximum.
 pub const TIMES: [(&str, &str); 3] = [
     ("wait", "from a request's arrival in the queue to its grant"),
     ("handoff", "from a grant out of the queue to its reply, or until its session has read of it"),
@@ -54,33 +54,33 @@ pub const TIMES: [(&str, &str); 3] = [
 /// How long the oldest waiting request has waited.
 pub const OLDEST: (&str, &str) = ("oldest_wait_msec", "how long the oldest waiting request has waited");
 
-/// Errors that servers count and that say that locks can't be had, or not as asked.
+/// Error codes of servers that mean that locks can't be acquired, or not as requested.
 const ERRORS: [&str; 8] =
     ["NOREPLICAS", "MISCONF", "OOM", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "NOPERM"];
 
 /// The fields of `INFO`.
 pub struct Info(BTreeMap<String, String>);
 
-/// A replica, as its master tells of it.
+/// A replica, as its master reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Replica {
     /// Its address.
     pub host: String,
     /// Its port.
     pub port: u16,
-    /// Whether it gets every write.
+    /// Whether it receives every write.
     pub online: bool,
-    /// What it has acknowledged.
+    /// The offset that it has acknowledged.
     pub offset: u64,
-    /// How long ago, in seconds.
+    /// How long ago it acknowledged, in seconds.
     pub lag: u64,
 }
 
-/// A replica that has acknowledged nothing for longer is not counted, where the server itself does not count.
+/// A replica without an acknowledgement for longer is not counted, if the server itself does not count.
 const GOOD_LAG: u64 = 10;
 
 impl Info {
-    /// Of these fields.
+    /// From these fields.
     pub fn new(fields: Vec<(String, String)>) -> Self {
         Self(fields.into_iter().collect())
     }
@@ -90,17 +90,17 @@ impl Info {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// A field; empty if there is none.
+    /// A field, or an empty string.
     pub fn text(&self, name: &str) -> &str {
         self.0.get(name).map(String::as_str).unwrap_or_default()
     }
 
-    /// A field that is a number.
+    /// A numeric field.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.text(name).parse().ok()
     }
 
-    /// A field that says `ok`, `up`, or the like.
+    /// Whether a field has this word, such as `ok` or `up`.
     pub fn says(&self, name: &str, word: &str) -> Option<bool> {
         self.0.get(name).map(|value| value == word)
     }
@@ -135,18 +135,18 @@ impl Info {
         self.number("min_slaves_good_slaves").unwrap_or_else(counted)
     }
 
-    /// Why a master would refuse a write, and whether it would for this reason.
+    /// The reasons for which a master refuses writes, and whether each applies.
     pub fn refusals(&self) -> [(&'static str, bool); 3] {
         let (limit, used) = (self.number("maxmemory").unwrap_or(0), self.number("used_memory").unwrap_or(0));
         [
-            // The server says how many it counts only where some are needed, so none is too few for certain.
+            // The server reports its count only if `min-replicas-to-write` is set. Without it, only zero replicas are certainly too few.
             ("replicas", self.number("min_slaves_good_slaves") == Some(0)),
             ("disk", self.says("aof_last_write_status", "ok") == Some(false)),
             ("memory", limit > 0 && used > limit),
         ]
     }
 
-    /// How often it answered with each of these errors.
+    /// The number of replies with each of these errors.
     pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         ERRORS.into_iter().map(|code| {
             let count = self.text(&format!("errorstat_{code}")).strip_prefix("count=").and_then(|it| it.parse().ok());

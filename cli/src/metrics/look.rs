@@ -1,6 +1,5 @@
-//! Which servers there are, and what each says. All are asked at once, on connections of this scrape, and none for longer
-//! than a moment: one that hangs costs the others nothing. Those that were there a while ago are asked too, so that a
-//! master that died does not just vanish from the figures.
+//! Finds the servers and reads their state. All are asked in parallel over connections of this scrape, with a short timeout, so that
+//! one that hangs does not delay the others. Recently known servers are asked too: a master that failed must stay in the metrics.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,20 +17,20 @@ use crate::failure::words;
 use crate::report::tell;
 use crate::seen::{Queue, Server};
 
-/// For Sentinel or the cluster, to say which servers there are.
+/// Timeout for Sentinel or the cluster to list the servers.
 const NAMED_WITHIN: Duration = Duration::from_millis(700);
-/// For a server, to connect and answer. Twice this, where a replica has just been heard of, and `NAMED_WITHIN` are a scrape.
+/// Timeout for a server to connect and reply. A scrape takes `NAMED_WITHIN`, and twice this if a new replica was found.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(600);
 
-/// Who looks, and which servers it has seen.
+/// Scrapes the servers, and remembers them.
 pub struct Observer {
     locks: Locks,
     queues: usize,
     replicas: bool,
     forget: Duration,
     known: Mutex<BTreeMap<String, Known>>,
-    /// What was last said of which servers there are. Asked in the background: with a Sentinel that hangs it takes longer
-    /// than a scrape may, and the next scrape needs the answer of the next Sentinel.
+    /// The last list of servers. It is read in the background: if a Sentinel hangs, that takes longer than a scrape may, and the
+    /// next scrape needs the reply of the next Sentinel.
     named: watch::Sender<Option<Named>>,
 }
 
@@ -42,45 +41,45 @@ struct Known {
     seen: Instant,
 }
 
-/// What one server said, or did not.
+/// The state of one server, or why it is missing.
 pub struct Said {
     /// Its address.
     pub server: String,
-    /// Whether clients are sent to it; none: nobody could say.
+    /// Whether clients use it; `None`: unknown.
     pub chosen: Option<bool>,
-    /// What `INFO` has.
+    /// The fields of `INFO`.
     pub info: Option<Info>,
-    /// The longest queues, or why it can't be used.
+    /// The longest queues, or why the server can't be used.
     pub queues: Result<Vec<Queue>, Reason>,
 }
 
 /// Why a server can't be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Nobody is there, or the network is not.
+    /// The connection failed.
     Unreachable,
-    /// No answer in time.
+    /// A timeout.
     Silent,
     /// The module is not loaded.
     NoModule,
-    /// This user may not look.
+    /// This user has no right to read it.
     NoRights,
-    /// The login was refused, or there is none.
+    /// The login was refused, or is missing.
     Login,
-    /// It reads its file.
+    /// The server is loading its data.
     Loading,
-    /// Something else, which is in the log.
+    /// Another error, which is in the log.
     Other,
 }
 
 impl Observer {
-    /// One that has seen nothing.
+    /// An observer that knows no servers yet.
     pub fn new(locks: Locks, task: &Metrics) -> Self {
         let (queues, replicas, forget) = (task.queues, !task.no_replicas, task.forget);
         Self { locks, queues, replicas, forget, known: Mutex::default(), named: watch::Sender::new(None) }
     }
 
-    /// Asks all servers.
+    /// Reads the state of all servers.
     pub async fn look(self: &Arc<Self>) -> Vec<Said> {
         let begin = Instant::now();
         let named = self.name_them().await;
@@ -104,7 +103,7 @@ impl Observer {
         said
     }
 
-    /// Which servers clients are sent to; none: nobody has ever said.
+    /// The servers that clients use; `None`: no list was ever read.
     async fn name_them(self: &Arc<Self>) -> Option<Named> {
         let mut news = self.named.subscribe();
         let asking = self.clone();
@@ -119,7 +118,7 @@ impl Observer {
         self.named.borrow().clone()
     }
 
-    /// Asks these at once. Every one that answers is remembered.
+    /// Reads the state of these in parallel. Every one that replies is remembered.
     async fn ask(&self, clients: Vec<(String, Client)>) -> Vec<Said> {
         let mut asked = JoinSet::new();
         for (server, client) in clients {
@@ -140,7 +139,7 @@ impl Observer {
         all
     }
 
-    /// The replicas that masters have told of and that have not been asked.
+    /// The replicas that masters have reported and that have not been asked.
     fn replicas_of(&self, said: &[Said], now: Instant) -> Vec<(String, Client)> {
         let mut found: BTreeMap<String, Client> = BTreeMap::new();
         for one in said {
@@ -172,7 +171,7 @@ impl Observer {
     }
 }
 
-/// Nobody says which servers there are: that is a server that can't be used, too.
+/// No list of servers: shown as a server that can't be used.
 fn unnamed(error: &Error, said: &[Said]) -> Option<Said> {
     tell(error);
     let Error::Connection { server, source, .. } = error else { return None };
@@ -199,7 +198,7 @@ fn at(like: &Client, host: &str, port: u16) -> Option<Client> {
     Client::open(info.set_addr(address)).ok()
 }
 
-/// What a server says of itself, and of its queues.
+/// The `INFO` fields and the queues of a server.
 async fn ask(name: &str, client: &Client, queues: usize) -> (Option<Info>, Result<Vec<Queue>, Reason>) {
     let mut info = None;
     let asking = async {
@@ -226,7 +225,7 @@ async fn ask(name: &str, client: &Client, queues: usize) -> (Option<Info>, Resul
 }
 
 impl Reason {
-    /// What an error means.
+    /// The reason in an error.
     fn of(error: &RedisError) -> Self {
         let words = words(error);
         match error.code() {

@@ -1,6 +1,6 @@
-//! `holdfast metrics`: what every server says of its locks, its replicas and its disk, as Prometheus reads it.
+//! `holdfast metrics`: the state of every server's locks, replicas and disk, for Prometheus.
 //!
-//! `look` asks the servers, all at once and never for long; `fields` says what each answer is called; `page` writes it down.
+//! `look` reads the servers, in parallel and with timeouts; `fields` names the fields; `page` writes the page.
 
 mod fields;
 mod look;
@@ -19,12 +19,12 @@ use crate::args::Metrics;
 use crate::failure::Failure;
 use crate::report::tell;
 
-/// A client that does not ask, or does not read, within this is not served.
+/// A client that sends no request, or does not read the reply, within this time is disconnected.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A request is a line or two.
+/// The maximum length of a request.
 const LONGEST_REQUEST: usize = 16 * 1024;
 
-/// Serves until it is ended.
+/// Serves until the process ends.
 pub async fn serve(locks: Locks, task: &Metrics) -> Result<u8, Failure> {
     let listening = |error| Failure::of(&task.listen.to_string(), &error, "choose another address with --listen");
     let listener = TcpListener::bind(task.listen).await.map_err(listening)?;
@@ -33,9 +33,9 @@ pub async fn serve(locks: Locks, task: &Metrics) -> Result<u8, Failure> {
     let observer = Arc::new(Observer::new(locks, task));
     loop {
         match listener.accept().await {
-            // A task for each: one that connects and is silent keeps nobody waiting.
+            // A task for each connection, so that a silent one does not delay the others.
             Ok((stream, _)) => drop(tokio::spawn(timeout(PATIENCE, answer(stream, observer.clone())))),
-            // No descriptors are left, or the client has gone already.
+            // No descriptor is free, or the client has disconnected already.
             Err(_) => sleep(Duration::from_millis(100)).await,
         }
     }

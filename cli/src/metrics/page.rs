@@ -1,4 +1,4 @@
-//! The page that Prometheus reads.
+//! The metrics page for Prometheus.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::fields::{Info, NOW, OLDEST, SINCE, TIMES};
 use super::look::Said;
 use crate::seen::{Queue, shown};
 
-/// One metric with all its values: so its type and its meaning stand there once.
+/// One metric with all its values, so that type and help are written once.
 struct Family {
     name: String,
     kind: Kind,
@@ -14,7 +14,7 @@ struct Family {
     values: Vec<Sample>,
 }
 
-/// What Prometheus calls the type of a metric.
+/// The metric's type.
 #[derive(Clone, Copy)]
 enum Kind {
     Counter,
@@ -32,7 +32,7 @@ impl Kind {
     }
 }
 
-/// A line: what stands behind the metric's name, the labels, the value.
+/// A sample: the suffix of the metric's name, the labels, the value.
 struct Sample {
     suffix: &'static str,
     labels: String,
@@ -61,7 +61,7 @@ impl Page {
     fn text(&self) -> String {
         let mut text = String::new();
         for Family { name, kind, help, values } in &self.0 {
-            // Writing to a string does not fail.
+            // Writing to a string can't fail.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
             for Sample { suffix, labels, value } in values {
                 let _ = writeln!(text, "{name}{suffix}{{{labels}}} {value}");
@@ -71,7 +71,7 @@ impl Page {
     }
 }
 
-/// The page of what the servers say.
+/// The page for these servers.
 pub fn text(said: &[Said]) -> String {
     let mut page = Page::default();
     let version = label("version", env!("CARGO_PKG_VERSION"));
@@ -95,15 +95,14 @@ pub fn text(said: &[Said]) -> String {
 }
 
 fn add_state(page: &mut Page, server: &str, said: &Said) {
-    let help = "Whether the server can be used: it answers, has the module, and lets this user look.";
+    let help = "Whether the server can be used: it replies, has the module, and this user may read its state.";
     page.gauge("holdfast_up", help, server.to_owned(), truth(said.queues.is_ok()));
     if let Err(reason) = said.queues {
         let labels = format!("{server},{}", label("reason", reason.label()));
         page.gauge("holdfast_down", "Why a server can't be used, as a label.", labels, 1.0);
     }
     if let Some(chosen) = said.chosen {
-        let help =
-            "Whether clients are sent to this server: by the address, by Sentinel, or as a master of the cluster.";
+        let help = "Whether clients use this server: by its address, by Sentinel, or as a master of the cluster.";
         page.gauge("holdfast_chosen", help, server.to_owned(), truth(chosen));
     }
 }
@@ -120,13 +119,13 @@ fn add_server(page: &mut Page, server: &str, info: &Info) {
         page.gauge("holdfast_maxmemory_policy", help, format!("{server},{}", label("policy", policy)), 1.0);
     }
     for (code, count) in info.errors() {
-        let help = "Errors of this kind that the server has answered, to whatever command.";
+        let help = "Errors of this kind, of all commands.";
         let labels = format!("{server},{}", label("code", code));
         page.counter("holdfast_error_replies_total", help, labels, count as f64);
     }
     if info.is_master() {
         for (reason, refuses) in info.refusals() {
-            let help = "Whether this master refuses writes, releases and renewals among them, and why.";
+            let help = "Whether this master refuses writes, including releases and renewals, and why.";
             let labels = format!("{server},{}", label("reason", reason));
             page.gauge("holdfast_refuses_writes", help, labels, truth(refuses));
         }
@@ -151,7 +150,7 @@ fn add_replicas(page: &mut Page, server: &str, info: &Info) {
         let labels = format!("{server},{}", label("replica", &format!("{}:{}", replica.host, replica.port)));
         let help = "How long ago this replica was last heard from.";
         page.gauge("holdfast_replica_lag_seconds", help, labels.clone(), replica.lag as f64);
-        let help = "What has been written and this replica has not acknowledged.";
+        let help = "Bytes of the replication stream that this replica has not acknowledged.";
         let behind = written.saturating_sub(replica.offset);
         page.gauge("holdfast_replica_behind_bytes", help, labels, behind as f64);
     }
@@ -159,10 +158,10 @@ fn add_replicas(page: &mut Page, server: &str, info: &Info) {
 
 fn add_disk(page: &mut Page, server: &str, info: &Info) {
     let states = [
-        ("holdfast_aof_enabled", "aof_enabled", "1", "Whether every write goes to the append-only file."),
-        ("holdfast_aof_last_write_ok", "aof_last_write_status", "ok", "Whether the last write to that file worked."),
-        ("holdfast_aof_last_rewrite_ok", "aof_last_bgrewrite_status", "ok", "Whether its last rewriting worked."),
-        ("holdfast_rdb_last_save_ok", "rdb_last_bgsave_status", "ok", "Whether the last snapshot (RDB) was saved."),
+        ("holdfast_aof_enabled", "aof_enabled", "1", "Whether the append-only file is enabled."),
+        ("holdfast_aof_last_write_ok", "aof_last_write_status", "ok", "Whether the last write to that file succeeded."),
+        ("holdfast_aof_last_rewrite_ok", "aof_last_bgrewrite_status", "ok", "Whether its last rewrite succeeded."),
+        ("holdfast_rdb_last_save_ok", "rdb_last_bgsave_status", "ok", "Whether the last snapshot (RDB) succeeded."),
     ];
     for (name, field, word, help) in states {
         if let Some(fine) = info.says(field, word) {
@@ -177,9 +176,9 @@ fn add_disk(page: &mut Page, server: &str, info: &Info) {
 
 fn add_queue(page: &mut Page, server: &str, queue: &Queue) {
     let labels = format!("{server},{}", label("key", &shown(&queue.key)));
-    let help = "Requests that wait for one of the locks with the longest queues, in the database of the address.";
+    let help = "Waiters of one of the locks with the longest queues, in the database of the address.";
     page.gauge("holdfast_queue_waiters", help, labels.clone(), queue.waiters as f64);
-    let help = "How long the first in one of the longest queues has waited.";
+    let help = "How long the first waiter of one of the longest queues has waited.";
     page.gauge("holdfast_queue_oldest_seconds", help, labels, queue.oldest as f64 / 1000.0);
 }
 
@@ -191,9 +190,8 @@ fn label(name: &str, value: &str) -> String {
     format!("{name}=\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
 
-/// Adds what a field of `INFO holdfast` says. Times come as a histogram, of which Prometheus makes the percentiles of any
-/// span: those that `INFO` has of the whole time are left out. A field that this program does not know, because the module
-/// is newer, is left out as well: whether it counts or is there now can't be seen.
+/// Adds a field of `INFO holdfast`. Times are histograms, from which Prometheus computes percentiles of any period, so those of
+/// `INFO` are left out. Fields of a newer module are left out as well, because their type is unknown.
 fn add_field(page: &mut Page, server: &str, field: &str, value: &str) {
     let Some(short) = field.strip_prefix("holdfast_") else { return };
     if let Some((what, which)) = short.split_once("_usec_") {
@@ -202,7 +200,7 @@ fn add_field(page: &mut Page, server: &str, field: &str, value: &str) {
     let Ok(value) = value.parse::<f64>() else { return };
     let words = |list: &[(&str, &'static str)]| list.iter().find(|(name, _)| *name == short).map(|(_, words)| *words);
     if short == OLDEST.0 {
-        let help = format!("Now: {}; 0: none waits.", OLDEST.1);
+        let help = format!("Now: {}; 0: no request waits.", OLDEST.1);
         page.gauge("holdfast_oldest_wait_seconds", &help, server.to_owned(), value / 1e3);
     } else if let Some(words) = words(&NOW) {
         page.gauge(field, &format!("Now: {words}."), server.to_owned(), value);
@@ -309,7 +307,7 @@ mod tests {
             assert!(text.contains(&format!("\n{line}\n")), "{line}:\n{text}");
         }
         assert!(!text.contains("used_memory") && !text.contains("p99") && !text.contains("tomorrow"), "{text}");
-        assert!(!text.contains("holdfast_chosen{server=\"c\"}"), "nobody could say: {text}");
+        assert!(!text.contains("holdfast_chosen{server=\"c\"}"), "unknown: {text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `holdfast top`: the locks that most clients wait for, live.
+//! `holdfast top`: the locks with the longest queues, live.
 
 mod state;
 mod view;
@@ -17,12 +17,12 @@ use crate::failure::Failure;
 use crate::report::print;
 use crate::seen::{Queue, Server, failed, failed_at, server_of, servers, shown};
 
-/// The most locks that a server tells at once.
+/// The maximum number of locks that a server returns.
 const MOST: usize = 1_000;
-/// So many waiters of one lock are shown.
+/// The maximum number of waiters shown for one lock.
 const SHOWN: usize = 200;
 
-/// Shows them once, or until it is ended.
+/// Prints the table once, or shows it until the user quits.
 pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
     if task.json {
         print(&lines(locks, task.count).await?)?;
@@ -33,9 +33,9 @@ pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
         print(&view::text(&queues))?;
         return Ok(0);
     }
-    // What can't be reached is said before the screen is taken.
+    // Connection errors are printed before the screen is switched.
     look(locks, task.count).await?;
-    // A panic restores it as well.
+    // A panic restores the screen as well.
     let mut terminal = ratatui::init();
     let outcome = run(&mut terminal, locks, task).await;
     ratatui::restore();
@@ -60,14 +60,14 @@ async fn run(terminal: &mut DefaultTerminal, locks: &Locks, task: &Top) -> Resul
                         renew(locks, task, &mut state).await;
                     }
                 }
-                // Another size: it is drawn anew.
+                // The window size has changed: draw again.
                 Some(_) => {}
             },
         }
     }
 }
 
-/// What a key does; false: it ends.
+/// Handles a key. Returns false to quit.
 fn pressed(state: &mut State, key: KeyEvent) -> bool {
     match key.code {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
@@ -87,7 +87,7 @@ fn pressed(state: &mut State, key: KeyEvent) -> bool {
     true
 }
 
-/// Keys, read by a thread of their own: reading them waits.
+/// Keys, read in a thread because reading blocks.
 fn keys() -> UnboundedReceiver<Event> {
     let (sender, receiver) = unbounded_channel();
     std::thread::spawn(move || {
@@ -101,7 +101,7 @@ fn keys() -> UnboundedReceiver<Event> {
 }
 
 async fn renew(locks: &Locks, task: &Top, state: &mut State) {
-    // Of all of them, the filter may choose others than those with the longest queues.
+    // All queues, because the filter may choose others than the longest.
     let count = if state.filter().is_empty() && !state.is_typing() { task.count } else { MOST };
     match look(locks, count).await {
         Ok((queues, ended)) => state.seen(queues, ended, Instant::now()),
@@ -116,7 +116,7 @@ async fn renew(locks: &Locks, task: &Top, state: &mut State) {
     }
 }
 
-/// The longest queues of all servers, and how many waits have ended, by a grant or in time, as far as this user may know.
+/// The longest queues of all servers, and the number of waits that have ended, if this user may read it.
 async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, Option<u64>), Failure> {
     let (mut queues, mut ended) = (Vec::new(), Some(0));
     for mut server in servers(locks).await? {
@@ -135,13 +135,13 @@ async fn waits_ended(server: &mut Server) -> Option<u64> {
     Some(field("holdfast_grants_queued")? + field("holdfast_timeouts")?)
 }
 
-/// The longest queues of all servers, each lock in a line of JSON.
+/// The longest queues of all servers, one line of JSON for each lock.
 async fn lines(locks: &Locks, count: usize) -> Result<String, Failure> {
     let mut found = Vec::new();
     for mut server in servers(locks).await? {
         let queues = server.top(count).await.map_err(|error| failed_at(&server, &error))?;
         let keys: Vec<_> = queues.iter().map(|queue| queue.key.clone()).collect();
-        // One that has ended since then is not there.
+        // A lock that is free by now is left out.
         let (there, _) = server.locks(&keys).await.map_err(|error| failed_at(&server, &error))?;
         for lock in there {
             let oldest = queues.iter().find(|queue| queue.key == lock.key).map_or(0, |queue| queue.oldest);

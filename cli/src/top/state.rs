@@ -1,28 +1,28 @@
-//! What `top` shows and where in it one is. No terminal, no server.
+//! The state of `top`, independent of terminal and server.
 
 use std::time::Instant;
 
 use crate::seen::{Lock, Queue, Waiter, shown};
 
-/// What is shown.
+/// The state.
 #[derive(Debug, Default)]
 pub struct State {
     queues: Vec<Queue>,
     sort: Sort,
     filter: String,
-    /// Whether keys are typed into the filter.
+    /// Whether keys are added to the filter.
     typing: bool,
-    /// The lock that is chosen, which stays chosen when the order changes.
+    /// The selected lock, which stays selected when the order changes.
     chosen: Option<Vec<u8>>,
     inside: bool,
     look: Option<Look>,
-    /// When how many waits had ended.
+    /// The number of ended waits, and when it was read.
     ended: Option<(Instant, u64)>,
     rate: Option<f64>,
     failure: Option<String>,
 }
 
-/// In which order.
+/// The sort order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
     /// Most waiters first.
@@ -36,19 +36,19 @@ pub enum Sort {
     Key,
 }
 
-/// One lock, looked into.
+/// The details of one lock.
 #[derive(Debug)]
 pub struct Look {
     /// Its key.
     pub key: String,
-    /// What it is; none: it is free now.
+    /// The lock; `None`: it is free now.
     pub lock: Option<Lock>,
-    /// Who waits.
+    /// The waiters.
     pub waiters: Vec<Waiter>,
 }
 
 impl State {
-    /// The queues whose keys contain the filter, in order.
+    /// The queues whose keys contain the filter, sorted.
     pub fn queues(&self) -> impl Iterator<Item = &Queue> {
         self.queues.iter().filter(|queue| shown(&queue.key).contains(&self.filter))
     }
@@ -58,12 +58,12 @@ impl State {
         &self.filter
     }
 
-    /// Whether keys are typed into the filter.
+    /// Whether keys are added to the filter.
     pub fn is_typing(&self) -> bool {
         self.typing
     }
 
-    /// Begins with an empty filter.
+    /// Starts with an empty filter.
     pub fn begin_filter(&mut self) {
         if !self.inside {
             self.filter.clear();
@@ -71,7 +71,7 @@ impl State {
         }
     }
 
-    /// Adds to the filter; none: takes the last letter away.
+    /// Adds a letter to the filter; `None`: removes the last one.
     pub fn type_filter(&mut self, letter: Option<char>) {
         match letter {
             Some(letter) => self.filter.push(letter),
@@ -80,7 +80,7 @@ impl State {
         self.choose_one();
     }
 
-    /// Ends the typing; the filter stays, or goes.
+    /// Ends the input of the filter, and keeps or clears it.
     pub fn end_filter(&mut self, stays: bool) {
         self.typing = false;
         if !stays {
@@ -89,50 +89,50 @@ impl State {
         self.choose_one();
     }
 
-    /// The order.
+    /// The sort order.
     pub fn sort(&self) -> Sort {
         self.sort
     }
 
-    /// Which row is chosen.
+    /// The index of the selected row.
     pub fn row(&self) -> Option<usize> {
         let chosen = self.chosen.as_ref()?;
         self.queues().position(|queue| queue.key == *chosen)
     }
 
-    /// The lock that is looked into.
+    /// The lock whose details are shown.
     pub fn inside(&self) -> Option<&[u8]> {
         self.chosen.as_deref().filter(|_| self.inside)
     }
 
-    /// What was seen in it.
+    /// Its details.
     pub fn look(&self) -> Option<&Look> {
         self.look.as_ref().filter(|_| self.inside)
     }
 
-    /// Whether a lock is to be looked into that nothing has been seen of.
+    /// Whether the details of a lock have to be read.
     pub fn wants_look(&self) -> bool {
         self.inside && self.look.is_none()
     }
 
-    /// Waits that end a second, once there were two looks.
+    /// Ended waits per second, after two reads.
     pub fn rate(&self) -> Option<f64> {
         self.rate
     }
 
-    /// What went wrong when it was last looked.
+    /// The error of the last read.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// What is there now.
+    /// Updates the queues.
     pub fn seen(&mut self, queues: Vec<Queue>, ended: Option<u64>, now: Instant) {
         self.failure = None;
         self.queues = queues;
         self.put_in_order();
         if let Some(((before, count), ended)) = self.ended.zip(ended) {
             let seconds = now.saturating_duration_since(before).as_secs_f64();
-            // Fewer than before: a server began anew.
+            // Fewer than before: a server was restarted.
             self.rate = (seconds > 0.0).then(|| ended.saturating_sub(count) as f64 / seconds);
         }
         self.ended = ended.map(|ended| (now, ended));
@@ -145,27 +145,27 @@ impl State {
         }
     }
 
-    /// What is in the chosen lock now.
+    /// Updates the details of the selected lock.
     pub fn looked(&mut self, look: Look) {
         self.look = Some(look);
     }
 
-    /// It could not be looked.
+    /// Records a failed read.
     pub fn failed(&mut self, failure: String) {
         self.failure = Some(failure);
     }
 
-    /// Chooses the next one.
+    /// Selects the next row.
     pub fn down(&mut self) {
         self.choose(self.row().map_or(0, |row| row + 1));
     }
 
-    /// Chooses the one before.
+    /// Selects the previous row.
     pub fn up(&mut self) {
         self.choose(self.row().map_or(0, |row| row.saturating_sub(1)));
     }
 
-    /// The next order.
+    /// Changes to the next sort order.
     pub fn sort_otherwise(&mut self) {
         self.sort = match self.sort {
             Sort::Waiters => Sort::Oldest,
@@ -176,13 +176,13 @@ impl State {
         self.put_in_order();
     }
 
-    /// Looks into the chosen lock.
+    /// Shows the details of the selected lock.
     pub fn enter(&mut self) {
         self.inside = self.chosen.is_some();
         self.look = None;
     }
 
-    /// Goes back to the table, and there to all locks.
+    /// Goes back to the table, and from there clears the filter.
     pub fn leave(&mut self) {
         if !std::mem::take(&mut self.inside) {
             self.end_filter(false);
@@ -256,7 +256,7 @@ mod tests {
     fn detail_view_stays_until_closed() {
         let mut state = State::default();
         state.enter();
-        assert_eq!(state.inside(), None, "there is none");
+        assert_eq!(state.inside(), None, "no row is selected");
         state.seen(vec![queue("a", 1, 1)], Some(0), Instant::now());
         state.enter();
         assert!(state.wants_look());

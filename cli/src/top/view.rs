@@ -1,4 +1,4 @@
-//! How `top` looks.
+//! The view of `top`.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -70,7 +70,7 @@ fn cells(queue: &Queue) -> [String; 6] {
         [one] => shown(one),
         [first, others @ ..] => format!("{} and {} more", shown(first), others.len()),
     };
-    // Its client was told that somebody waits, and releases it as soon as nobody there uses it.
+    // The client was notified of contention, and releases the lock as soon as it is unused.
     let holders = if queue.cached > 0 { format!("{holders} (cached)") } else { holders };
     let held = queue.held.map_or_else(|| "-".to_owned(), times::show);
     [shown(&queue.key), queue.waiters.to_string(), times::show(queue.oldest), held, times::show(queue.ttl), holders]
@@ -89,7 +89,7 @@ fn last_line(state: &State) -> Line<'_> {
         (Some(failure), _) => Line::styled(failure.lines().next().unwrap_or_default(), red),
         (None, Some(_)) => Line::from("Esc back  q quit"),
         (None, None) if state.is_typing() => Line::from(format!("/{}▏  Enter keep  Esc all", state.filter())),
-        (None, None) if state.filter().is_empty() => Line::from("↑↓ choose  Enter look into  s sort  / filter  q quit"),
-        (None, None) => Line::from(format!("/{}  Esc all  ↑↓ choose  Enter look into  s sort  q quit", state.filter())),
+        (None, None) if state.filter().is_empty() => Line::from("↑↓ select  Enter details  s sort  / filter  q quit"),
+        (None, None) => Line::from(format!("/{}  Esc all  ↑↓ select  Enter details  s sort  q quit", state.filter())),
     }
 }

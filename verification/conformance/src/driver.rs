@@ -52,7 +52,7 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// A description of the fault, with the file's name.
+    /// If the manifest is invalid, with the file's name.
     pub fn read(folder: &Path) -> Result<Self, String> {
         let file = folder.join("driver.yaml");
         let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
@@ -61,7 +61,7 @@ impl Manifest {
         manifest.folder = folder.to_owned();
         for name in manifest.lacks.keys() {
             if !Feature::ALL.iter().any(|it| it.name() == *name) {
-                return Err(wrong(&format!("no feature is called {name}")));
+                return Err(wrong(&format!("unknown feature {name}")));
             }
         }
         Ok(manifest)
@@ -209,7 +209,7 @@ pub struct Driver {
     /// Outcomes of calls that were not fetched yet.
     ended: BTreeMap<u64, Outcome>,
     /// The losses that it reported, in order.
-    pub told: Vec<Loss>,
+    pub losses: Vec<Loss>,
     /// The number of threads and tasks at its start.
     threads: u64,
 }
@@ -246,8 +246,8 @@ impl Driver {
                 }
             }
         });
-        let (ended, told) = (BTreeMap::new(), Vec::new());
-        let mut driver = Self { child, stdin: Some(stdin), lines, calls: 0, ended, told, threads: 0 };
+        let (ended, losses) = (BTreeMap::new(), Vec::new());
+        let mut driver = Self { child, stdin: Some(stdin), lines, calls: 0, ended, losses, threads: 0 };
         driver.threads = driver.count_threads()?;
         Ok(driver)
     }
@@ -308,7 +308,7 @@ impl Driver {
     ///
     /// If the driver ends, or writes an invalid line.
     pub fn loss(&mut self, hold: &str, within: Duration) -> Result<Option<Loss>, String> {
-        self.read_until(within, |it| it.told.iter().find(|loss| loss.hold == hold).cloned())
+        self.read_until(within, |it| it.losses.iter().find(|loss| loss.hold == hold).cloned())
     }
 
     /// Reads its output.
@@ -332,8 +332,8 @@ impl Driver {
             }
             match self.lines.recv_timeout(clock::left(end)) {
                 Ok(Ok(Line::Ended { id, outcome })) => drop(self.ended.insert(id, outcome)),
-                Ok(Ok(Line::Lost { lost: hold, reason, at })) => self.told.push(Loss { hold, reason, at }),
-                Ok(Err(why)) => return Err(format!("no line of a driver: {why}")),
+                Ok(Ok(Line::Lost { lost: hold, reason, at })) => self.losses.push(Loss { hold, reason, at }),
+                Ok(Err(why)) => return Err(format!("not a line of a driver: {why}")),
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => return Err("the driver has ended".to_owned()),
             }

@@ -43,7 +43,7 @@ impl std::str::FromStr for Fault {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text} is no fault: CutBefore@3");
+        let wrong = || format!("{text} is not a fault; example: CutBefore@3");
         let (kind, at) = text.split_once('@').ok_or_else(wrong)?;
         let kind = Kind::ALL.into_iter().find(|it| format!("{it:?}") == kind).ok_or_else(wrong)?;
         Ok(Self { kind, at: at.parse().map_err(|_| wrong())? })
@@ -82,7 +82,7 @@ impl Watched {
                 return Fate::Pass;
             }
             if holds {
-                // The proxy asks again when another rule is set, and this one is gone then.
+                // The proxy asks again when another rule is set. Then this rule's receiver is gone.
                 return Fate::Hold;
             }
             let number = count.fetch_add(1, Ordering::SeqCst);
@@ -114,7 +114,7 @@ impl Watched {
         self.messages.load(Ordering::SeqCst)
     }
 
-    /// Returns once that the program's own action is due.
+    /// Completes when the program's own action is due.
     pub fn is_reached(&self) -> bool {
         self.reached.try_recv().is_ok()
     }

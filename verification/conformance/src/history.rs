@@ -15,17 +15,17 @@ const MARGIN: Micros = 2_000;
 /// The history of a scenario.
 #[derive(Debug, Default)]
 pub struct History {
-    asked: BTreeMap<String, Asked>,
+    asked: BTreeMap<String, Acquisition>,
     seen: Vec<Operation>,
     /// When another client last acted on a lock, or on all locks (none).
-    meddled: BTreeMap<Option<String>, Micros>,
+    changed_by_others: BTreeMap<Option<String>, Micros>,
     /// Two simultaneous uses of a cached lock: to the server they are one hold.
     overlap: Option<String>,
 }
 
 /// An acquisition.
 #[derive(Debug)]
-struct Asked {
+struct Acquisition {
     client: String,
     keys: Vec<String>,
     terms: Terms,
@@ -46,9 +46,9 @@ enum Stage {
     Runs,
     Held,
     /// No use: the client releases it at some time, or uses it again.
-    Kept,
+    Cached,
     /// The same, and its handle was dropped. The report of an earlier loss may not have been read yet.
-    GivenUp,
+    Dropped,
     /// Its end is in the history, or it never started.
     Over,
 }
@@ -57,7 +57,7 @@ impl History {
     /// A client is about to send a request.
     pub fn asks(&mut self, client: &str, hold: &str, keys: &[String], terms: &Terms) {
         let (keys, terms) = (keys.to_vec(), terms.clone());
-        let asked = Asked {
+        let asked = Acquisition {
             client: client.to_owned(),
             keys,
             terms,
@@ -75,7 +75,7 @@ impl History {
     fn first_use(&self, client: &str, hold: &str, fence: u64) -> Option<String> {
         let this = owner(client, hold);
         let keys = &self.asked.get(&this).filter(|it| it.terms.keep.is_some())?.keys;
-        let is_first = |it: &Asked| it.client == client && it.fence == Some(fence) && it.again.is_none();
+        let is_first = |it: &Acquisition| it.client == client && it.fence == Some(fence) && it.again.is_none();
         self.asked.iter().find(|(other, it)| **other != this && is_first(it) && it.keys == *keys).map(|it| it.0.clone())
     }
 
@@ -133,14 +133,14 @@ impl History {
         let Some(asked) = self.asked.get_mut(owner).filter(|it| it.stage == Stage::Runs) else { return };
         (asked.stage, asked.again) = (Stage::Over, Some(first.clone()));
         let from = asked.from;
-        if let Some(kept) = self.asked.get_mut(&first)
-            && kept.stage != Stage::Over
+        if let Some(cached) = self.asked.get_mut(&first)
+            && cached.stage != Stage::Over
         {
-            if kept.released.is_none() {
-                self.overlap = Some(format!("{owner} uses what was kept while another one uses it: {kept:?}"));
+            if cached.released.is_none() {
+                self.overlap = Some(format!("{owner} uses a cached lock while another use has it: {cached:?}"));
             }
             // The release of the previous use may be read later.
-            (kept.stage, kept.released, kept.user) = (Stage::Held, None, owner.to_owned());
+            (cached.stage, cached.released, cached.user) = (Stage::Held, None, owner.to_owned());
         }
         self.holds(&first, from, outcome.at);
     }
@@ -155,7 +155,7 @@ impl History {
     /// A call about a hold has ended.
     pub fn about(&mut self, client: &str, hold: &str, call: &Call, from: Micros, outcome: &Outcome) {
         let (this, owner) = (owner(client, hold), self.hold_of(client, hold));
-        let is_meant = |it: &&mut Asked| it.stage == Stage::Held && it.user == this;
+        let is_meant = |it: &&mut Acquisition| it.stage == Stage::Held && it.user == this;
         let Some(asked) = self.asked.get_mut(&owner).filter(is_meant) else { return };
         let told = match (call, outcome.outcome.as_str()) {
             (_, "lost") => {
@@ -165,12 +165,12 @@ impl History {
             (Call::Check { .. }, "held") => return self.holds(&owner, from, outcome.at),
             // It may end from now on, when its client releases it.
             (Call::Release { .. }, "released") if asked.terms.keep.is_some() => {
-                (asked.stage, asked.released) = (Stage::Kept, Some(from));
+                (asked.stage, asked.released) = (Stage::Cached, Some(from));
                 return;
             }
             // A release that had to be sent again can't tell that from a force (B17 of docs/client-protocol.md).
             (Call::Release { .. }, "released")
-                if asked.keys.iter().any(|it| is_meddled(&self.meddled, it, asked.from)) =>
+                if asked.keys.iter().any(|it| is_changed_by_others(&self.changed_by_others, it, asked.from)) =>
             {
                 Told::Unknown
             }
@@ -195,7 +195,7 @@ impl History {
     fn holds(&mut self, owner: &str, from: Micros, to: Micros) {
         let Some(asked) = self.asked.get(owner) else { return };
         for key in &asked.keys {
-            if !is_meddled(&self.meddled, key, asked.from) {
+            if !is_changed_by_others(&self.changed_by_others, key, asked.from) {
                 let request = Request::Check { owner: owner.to_owned() };
                 self.seen.push(Operation::new(&asked.client, key, request, (from, to), Told::Done));
             }
@@ -204,20 +204,20 @@ impl History {
 
     /// Another client runs a command that may end any hold.
     pub fn forgets(&mut self) {
-        self.meddled.insert(None, clock::now());
+        self.changed_by_others.insert(None, clock::now());
     }
 
     /// A client reported the loss of a hold.
     pub fn lost(&mut self, client: &str, loss: &Loss) {
         let owner = self.hold_of(client, &loss.hold);
         let Some(asked) = self.asked.get_mut(&owner) else { return };
-        if !matches!(asked.stage, Stage::Held | Stage::GivenUp) {
+        if !matches!(asked.stage, Stage::Held | Stage::Dropped) {
             return;
         }
         asked.stage = Stage::Over;
         let from = asked.from;
         match loss.reason.as_str() {
-            // The history already has the force-release. The client releases the other keys by itself.
+            // The history has the force-release already. The client releases the other keys by itself.
             "forced" | "changed" if asked.keys.len() > 1 => self.end(&owner, from, None),
             "forced" | "changed" => {}
             _ => self.end(&owner, from, Some(loss.at)),
@@ -228,7 +228,7 @@ impl History {
     pub fn ends(&mut self, client: &str, hold: &str) {
         let owner = self.hold_of(client, hold);
         if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
-            (asked.stage, asked.released) = (Stage::GivenUp, asked.released.or(Some(clock::now())));
+            (asked.stage, asked.released) = (Stage::Dropped, asked.released.or(Some(clock::now())));
         }
     }
 
@@ -246,7 +246,7 @@ impl History {
                 // Its outcome is part of its own end, if that comes.
                 Stage::Runs => self.end(&owner, from, None),
                 // For these, the end of the history says since when they may have ended.
-                Stage::Kept | Stage::GivenUp | Stage::Over => continue,
+                Stage::Cached | Stage::Dropped | Stage::Over => continue,
             }
             if let Some(asked) = self.asked.get_mut(&owner)
                 && stage == Stage::Held
@@ -258,7 +258,8 @@ impl History {
 
     /// A client's process was killed. What it held may have ended before: it may have been paused for longer than a lease.
     pub fn killed(&mut self, client: &str) {
-        let is_its = |it: &Asked| it.client == client && matches!(it.stage, Stage::Held | Stage::Kept | Stage::GivenUp);
+        let is_its =
+            |it: &Acquisition| it.client == client && matches!(it.stage, Stage::Held | Stage::Cached | Stage::Dropped);
         let asked = self.asked.iter_mut().filter(|(_, it)| is_its(it));
         let owners: Vec<(String, Micros)> = asked
             .map(|(owner, it)| {
@@ -271,7 +272,7 @@ impl History {
 
     /// Another client force-released a lock.
     pub fn broken(&mut self, key: &str, from: Micros) {
-        self.meddled.insert(Some(key.to_owned()), clock::now());
+        self.changed_by_others.insert(Some(key.to_owned()), clock::now());
         self.seen.push(Operation::new("somebody", key, Request::Force, (from, clock::now()), Told::Done));
     }
 
@@ -347,7 +348,7 @@ impl History {
             let (client, hold) = owner.split_once('/').unwrap_or_default();
             self.acquired(client, hold, &unknown);
         }
-        let unused = self.asked.iter_mut().filter(|(_, it)| matches!(it.stage, Stage::Kept | Stage::GivenUp));
+        let unused = self.asked.iter_mut().filter(|(_, it)| matches!(it.stage, Stage::Cached | Stage::Dropped));
         let unused: Vec<(String, Micros)> = unused
             .map(|(owner, it)| {
                 it.stage = Stage::Over;
@@ -359,8 +360,8 @@ impl History {
 }
 
 /// Whether another client has changed a lock, or all of them, since then.
-fn is_meddled(meddled: &BTreeMap<Option<String>, Micros>, key: &str, since: Micros) -> bool {
-    [Some(key.to_owned()), None].iter().filter_map(|it| meddled.get(it)).any(|at| *at >= since)
+fn is_changed_by_others(changed_by_others: &BTreeMap<Option<String>, Micros>, key: &str, since: Micros) -> bool {
+    [Some(key.to_owned()), None].iter().filter_map(|it| changed_by_others.get(it)).any(|at| *at >= since)
 }
 
 /// The owner of an acquisition that was granted.
@@ -463,10 +464,10 @@ mod tests {
             history.asks("A", hold, &["k".to_owned()], &Terms { keep: Some(1_000), ..Terms::default() });
             history.acquired("A", hold, &outcome("held", Some(7), None));
         }
-        assert!(history.verify().is_err_and(|it| it.contains("another one uses it")), "both at once");
+        assert!(history.verify().is_err_and(|it| it.contains("another use has it")), "both at once");
         assert!(seen(7, true, 8).is_err(), "it is in use");
-        assert!(seen(7, false, 7).is_err(), "another has the same fence");
-        assert!(seen(6, false, 8).is_err(), "an older one");
+        assert!(seen(7, false, 7).is_err(), "another hold with the same fence");
+        assert!(seen(6, false, 8).is_err(), "an earlier one");
     }
 
     /// The next use in a process starts before the release of the previous one is read. Then the hold is lost, and only
@@ -497,7 +498,7 @@ mod tests {
             history.verify()
         };
         assert_eq!(seen(true), Ok(()));
-        assert!(seen(false).is_err(), "it was not told");
+        assert!(seen(false).is_err(), "it was not notified");
     }
 
     fn a_moment_later() -> Micros {
@@ -526,7 +527,7 @@ mod tests {
         };
         assert!(seen(a_moment_later, |_| {}).is_err());
         assert_eq!(seen(|| 0, |_| {}), Ok(()));
-        // The report of another client's action may be on its way.
+        // The report of another client's action may still arrive.
         assert_eq!(seen(a_moment_later, |history| history.broken("k", clock::now())), Ok(()));
         assert_eq!(seen(a_moment_later, History::forgets), Ok(()));
     }

@@ -1,4 +1,4 @@
-//! What clients have left behind at the servers.
+//! State that clients leave on the servers.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use support::{Server, eventually};
 
 /// What must be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum Moment {
     /// Clients run, and have released everything: no lock is held or waited for.
     Free,
     /// All clients are closed: their sessions, too.
     Ended,
 }
 
-/// What the servers still have after this time, although it should be gone.
-pub fn after(time: Duration, when: When, servers: &[&Server]) -> Option<String> {
+/// The state that the servers still have after this time.
+pub fn after(time: Duration, when: Moment, servers: &[&Server]) -> Option<String> {
     const FREE: [&str; 2] = ["holdfast_waiters", "holdfast_bound_holds"];
-    let fields = if when == When::Ended { &[FREE[0], FREE[1], "holdfast_sessions"][..] } else { &FREE };
+    let fields = if when == Moment::Ended { &[FREE[0], FREE[1], "holdfast_sessions"][..] } else { &FREE };
     let mut left = Vec::new();
     let is_clean = eventually(time, || {
         left.clear();
@@ -35,8 +35,8 @@ pub fn after(time: Duration, when: When, servers: &[&Server]) -> Option<String> 
         left.is_empty()
     });
     let whose = match when {
-        When::Free => "all clients have given everything back",
-        When::Ended => "all clients are closed",
+        Moment::Free => "all clients have released everything",
+        Moment::Ended => "all clients are closed",
     };
     (!is_clean).then(|| format!("{time:?} after {whose}, the server has {}", left.join(", ")))
 }

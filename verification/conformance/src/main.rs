@@ -19,7 +19,7 @@ use conformance::play::{ClientUnderTest, Drivers, play};
 use conformance::random;
 use conformance::rules;
 use conformance::scenario::{Feature, Scenario, read_all};
-use conformance::table::{self, Kept};
+use conformance::table::{self, Passed};
 
 /// The number of scenarios that are played at once: they wait most of the time.
 const AT_ONCE: usize = 16;
@@ -27,18 +27,18 @@ const AT_ONCE: usize = 16;
 const HELP: &str = "\
 conformance: plays scenarios to clients, through their drivers
 
-  --client NAME      only this one (a folder of verification/conformance/drivers); may be repeated
-  --scenario NAME    only this one; may be repeated
+  --client NAME      only this client (a folder of verification/conformance/drivers); may be repeated
+  --scenario NAME    only this scenario; may be repeated
   --clean            without faults between the messages
-  --fault KIND@N     with this fault only, at message N of each scenario (as a failure says how to repeat it)
-  --rules            only says which scenarios and vectors check which rule of docs/client-protocol.md
+  --fault KIND@N     with this fault only, at message N of each scenario (a failure prints these options)
+  --rules            only prints which scenarios and vectors check which rule of docs/client-protocol.md
   --golden           only the golden tables
-  --random SECONDS   instead, each two clients do what they like for so long
-  --fleet SECONDS    instead, all clients at once do what they like for so long, while their processes and the server are killed, too
-  --seed N           the seed of that
-  --history FOLDER   writes what they were told there, as verification/histories/README.md specifies it
+  --random SECONDS   instead, random calls of each pair of clients, for so long
+  --fleet SECONDS    instead, random calls of all clients at once, for so long; processes and the server are killed meanwhile
+  --seed N           the seed of the random calls
+  --history FOLDER   writes the clients' histories there (format: verification/histories/README.md)
   --python PROGRAM   the Python of the drivers in Python (python3)
-  --table FILE       writes the tables of features and promises into this page, between its marks";
+  --table FILE       writes the tables of features and scenarios into this page, between its marks";
 
 #[derive(Default)]
 struct Arguments {
@@ -63,7 +63,7 @@ struct Verdict {
     /// The file with the history of the first failure, and how to play it again.
     repeat: Option<String>,
     /// Whether it passed without a fault between the messages.
-    kept_clean: bool,
+    passed_clean: bool,
     played: usize,
     positions: u64,
 }
@@ -150,17 +150,17 @@ fn run() -> Result<bool, String> {
         as_expected &= play_tables(&manifests, &under_test)?;
     }
     if let Some(file) = arguments.table {
-        let kept = |client: usize, scenario: usize| {
+        let passed = |client: usize, scenario: usize| {
             let verdict = verdicts.get(&(client, scenario))?;
-            Some(match (verdict.faults.is_empty(), verdict.kept_clean) {
-                (true, _) => Kept::Always,
-                (false, true) => Kept::WithoutFaults,
-                (false, false) => Kept::Never,
+            Some(match (verdict.faults.is_empty(), verdict.passed_clean) {
+                (true, _) => Passed::Always,
+                (false, true) => Passed::WithoutFaults,
+                (false, false) => Passed::Never,
             })
         };
         let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
         let page = fs::read_to_string(&file).map_err(|why| wrong(&why))?;
-        let page = table::put_into(&page, &table::write(&manifests, &scenarios, kept))
+        let page = table::put_into(&page, &table::write(&manifests, &scenarios, passed))
             .ok_or_else(|| wrong(&"has no marks for the tables"))?;
         fs::write(&file, page).map_err(|why| wrong(&why))?;
     }
@@ -193,7 +193,7 @@ fn arguments() -> Result<Option<Arguments>, String> {
 }
 
 fn number(digits: &str) -> Result<u64, String> {
-    digits.parse().map_err(|_| format!("{digits} is no number"))
+    digits.parse().map_err(|_| format!("{digits} is not a number"))
 }
 
 fn folders(of: &Path) -> Result<Vec<PathBuf>, String> {
@@ -205,7 +205,7 @@ fn folders(of: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(folders)
 }
 
-/// Random runs of every pair of clients that can do them, all pairs at once. Writes their histories into a folder.
+/// Random runs of all pairs of clients that support them, concurrently. Writes their histories into a folder.
 fn play_pairs(
     manifests: &[Manifest],
     programs: &BTreeMap<&'static str, String>,
@@ -228,7 +228,7 @@ fn play_pairs(
         let mut all_well = true;
         for (one, other, run) in pairs {
             let report = run.join().map_err(|_| "a run panicked")??;
-            let says = if report.faults.is_empty() { "kept" } else { "NOT KEPT" };
+            let says = if report.faults.is_empty() { "passed" } else { "FAILED" };
             let granted = report.granted;
             println!("{} and {}: random, seed {seed}: {says}, {granted} grants", one.client, other.client);
             report.faults.iter().for_each(|why| println!("    {why}"));
@@ -247,7 +247,7 @@ fn write_history(report: &random::Report, folder: &Path, name: &str) -> Result<(
     written.map_err(|why| format!("{}: {why}", file.display()))
 }
 
-/// Lets all clients that can do what they like at once, and says how much was done, and what was put in their way.
+/// Runs all clients at once, at random, and prints what they did and which faults were injected.
 fn play_fleet(
     manifests: &[Manifest],
     programs: &BTreeMap<&'static str, String>,
@@ -260,7 +260,7 @@ fn play_fleet(
     let named: Vec<(String, ClientUnderTest)> =
         can.map(|it| (name(it), ClientUnderTest { manifest: it, programs })).collect();
     let report = random::run(random::Kind::Fleet, seed, Duration::from_secs(seconds), &named)?;
-    let says = if report.faults.is_empty() { "kept" } else { "NOT KEPT" };
+    let says = if report.faults.is_empty() { "passed" } else { "FAILED" };
     let operations = report.history.operations();
     println!(
         "fleet, seed {seed}, {seconds} s: {says}, {operations} operations in the history, {} grants",
@@ -269,7 +269,7 @@ fn play_fleet(
     for (client, (calls, granted)) in &report.calls {
         println!("    {client}: {calls} calls, {granted} grants");
     }
-    for (fault, times) in &report.put_in {
+    for (fault, times) in &report.injected_faults {
         println!("    {times} times: {fault}");
     }
     report.faults.iter().for_each(|why| println!("    {why}"));
@@ -306,7 +306,7 @@ impl Repeats<'_> {
 }
 
 /// The interval of progress reports.
-const SAYS: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 type Task = ((usize, usize), Option<Fault>);
 
@@ -323,7 +323,7 @@ fn play_all<'a>(
     let begin = Instant::now();
     let progress = |played: usize, failed: usize| {
         eprintln!(
-            "conformance: {what}: {played} of {} played, {failed} not kept, {} s",
+            "conformance: {what}: {played} of {} played, {failed} failed, {} s",
             tasks.len(),
             begin.elapsed().as_secs()
         );
@@ -353,20 +353,20 @@ fn play_all<'a>(
                             verdict.played += 1;
                             let failed = repeat.is_some();
                             if fault.is_none() {
-                                verdict.kept_clean = verdict.faults.is_empty();
+                                verdict.passed_clean = verdict.faults.is_empty();
                                 verdict.positions = report.messages;
                             }
                             let why = verdict.faults.last().filter(|_| failed).cloned();
                             results.2.1 += usize::from(failed);
                             if let Some(why) = why {
                                 let client = &repeats.manifests[*client].client;
-                                eprintln!("conformance: not kept: {client}: {}: {why}", scenarios[*scenario].name);
+                                eprintln!("conformance: failed: {client}: {}: {why}", scenarios[*scenario].name);
                             }
                         }
                         Err(why) => results.1 = Some(why),
                     }
                     results.2.0 += 1;
-                    if results.3.elapsed() > SAYS || results.2.0 == tasks.len() {
+                    if results.3.elapsed() > PROGRESS_INTERVAL || results.2.0 == tasks.len() {
                         results.3 = Instant::now();
                         progress(results.2.0, results.2.1);
                     }
@@ -403,12 +403,12 @@ fn play_tables<'a>(
             let known: Vec<&String> = manifest.fails.keys().filter(|it| it.split('/').next() == Some(name)).collect();
             let over = known.iter().filter(|it| !differences.iter().any(|(row, _)| is_known(it, row)));
             let over: Vec<String> =
-                over.map(|it| format!("    {it} IS AS GOLDEN, and the manifest says that it is not\n")).collect();
+                over.map(|it| format!("    {it} PASSES, but the manifest lists it as failing\n")).collect();
             differences.retain(|(row, _)| !known.iter().any(|it| is_known(it, row)));
             let says = match (differences.len() + over.len(), known.len()) {
                 (0, 0) if rows == 0 => "can't".to_owned(),
-                (0, 0) => format!("as golden, {rows} rows"),
-                (0, known) => format!("as golden, {rows} rows, but for {known} that are known to differ"),
+                (0, 0) => format!("passed, {rows} rows"),
+                (0, known) => format!("passed, {rows} rows, except {known} known differences"),
                 _ => "NOT AS GOLDEN".to_owned(),
             };
             println!("{}: {name}: {says}", manifest.client);
@@ -431,16 +431,16 @@ fn report(
     let mut as_expected = true;
     for ((client, scenario), verdict) in verdicts {
         let (manifest, scenario) = (&manifests[*client], &scenarios[*scenario]);
-        let between = manifest.fails_between.get(&scenario.name).filter(|_| verdict.kept_clean);
+        let between = manifest.fails_between.get(&scenario.name).filter(|_| verdict.passed_clean);
         let known = manifest.fails.get(&scenario.name).or(between.filter(|_| !verdict.faults.is_empty()));
         let of_positions = match verdict.played {
             0 | 1 => String::new(),
             played => format!(", {} positions, {} faults", verdict.positions, played - 1),
         };
         let says = match (verdict.faults.is_empty(), known) {
-            (true, None) => "kept".to_owned(),
-            (true, Some(_)) => "KEPT, and the manifest says that it is not".to_owned(),
-            (false, Some(why)) => format!("not kept, as is known: {why}"),
+            (true, None) => "passed".to_owned(),
+            (true, Some(_)) => "PASSED, but the manifest lists it as failing".to_owned(),
+            (false, Some(why)) => format!("failed, as known: {why}"),
             (false, None) => "NOT KEPT".to_owned(),
         };
         println!("{}: {}: {says}{of_positions}", manifest.client, scenario.name);
@@ -456,18 +456,18 @@ fn report(
         }
     }
     println!();
-    println!("{:<28} {:>9} {:>6} {:>9} {:>6} {:>7}", "client", "scenarios", "kept", "not kept", "known", "faults");
+    println!("{:<28} {:>9} {:>6} {:>9} {:>6} {:>7}", "client", "scenarios", "passed", "failed", "known", "faults");
     for (index, manifest) in manifests.iter().enumerate() {
         let of: Vec<_> = verdicts.iter().filter(|((client, _), _)| *client == index).collect();
-        let kept = of.iter().filter(|(_, it)| it.faults.is_empty()).count();
+        let passed = of.iter().filter(|(_, it)| it.faults.is_empty()).count();
         let is_known = |scenario: usize| {
             let name = &scenarios[scenario].name;
             manifest.fails.contains_key(name) || manifest.fails_between.contains_key(name)
         };
         let known = of.iter().filter(|((_, scenario), it)| !it.faults.is_empty() && is_known(*scenario)).count();
         let faults: usize = of.iter().map(|(_, it)| it.played.saturating_sub(1)).sum();
-        let bad = of.len() - kept - known;
-        println!("{:<28} {:>9} {kept:>6} {bad:>9} {known:>6} {faults:>7}", manifest.client, of.len());
+        let bad = of.len() - passed - known;
+        println!("{:<28} {:>9} {passed:>6} {bad:>9} {known:>6} {faults:>7}", manifest.client, of.len());
     }
     let faults: usize = verdicts.values().map(|it| it.played.saturating_sub(1)).sum();
     let positions: u64 = verdicts.values().filter(|it| it.played > 1).map(|it| it.positions).sum();

@@ -1,4 +1,4 @@
-//! A server of a later version, as a current client may meet it.
+//! A server of a later version, as a current client may see it.
 
 use std::str;
 
@@ -9,8 +9,7 @@ const UNKNOWN: &str = "*7\r\n$4\r\nmore\r\n:0\r\n*1\r\n$1\r\nk\r\n$5\r\nowner\r\
 /// The beginning of a current heartbeat event.
 const HEARTBEAT: &str = "*6\r\n$9\r\nheartbeat\r\n";
 
-/// From now on, every reply with events begins with an unknown event, and its heartbeat has more numbers and one more
-/// element.
+/// From now on, every reply with events begins with an unknown event, and its heartbeat has more numbers and one more element.
 pub fn speaks(proxy: &Proxy) {
     proxy.rule(|toward, message| match newer(message).filter(|_| toward == Toward::Client) {
         Some(more) => Fate::Instead(more),

@@ -13,7 +13,7 @@ use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Manifest, Outcome};
 use crate::fault::{Fault, Kind, Watched};
 use crate::history::History;
-use crate::left::{self, When};
+use crate::left::{self, Moment};
 use crate::newer;
 use crate::scenario::{self, Acquire, Callback, Feature, Network, Scenario, Step, Terms};
 use crate::servers::Servers;
@@ -26,7 +26,7 @@ pub const SOON: Duration = Duration::from_secs(30);
 /// The same if a fault may prevent it.
 const WITH_A_FAULT: Duration = Duration::from_secs(2);
 /// The interval at which the runner checks whether the message for a cancellation was reached.
-const LOOK: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// The time in which closed clients leave nothing behind.
 pub const CLEAN: Duration = Duration::from_secs(20);
 
@@ -57,14 +57,14 @@ struct Client {
     name: String,
     driver: Driver,
     proxy: Proxy,
-    holds: BTreeMap<String, Held>,
+    holds: BTreeMap<String, DriverHold>,
     /// The hold, its running call, and the call's time limit.
     running: BTreeMap<String, (u64, Duration)>,
     killed: bool,
 }
 
 /// A hold that a driver reports.
-struct Held {
+struct DriverHold {
     keys: Vec<String>,
     fence: u64,
     watched: bool,
@@ -158,7 +158,7 @@ fn play_once(
     play.finish();
     play.report.messages = play.watched.as_ref().map_or(0, Watched::messages);
     if !play.report.faults.is_empty() {
-        // Memory accepts all writes.
+        // With enough memory, the server accepts all writes.
         let _ = play.history.write(&mut play.report.history);
     }
     let Play { clients, report, .. } = play;
@@ -174,8 +174,8 @@ impl Client {
     fn counts(&mut self, key: &str) -> Vec<u64> {
         // The next call shows whether the driver still runs.
         let _ = self.driver.read();
-        let is_lost = |hold: &str| self.driver.told.iter().any(|it| it.hold == hold);
-        let is_of = |held: &Held| held.watched && held.keys.iter().any(|it| it == key);
+        let is_lost = |hold: &str| self.driver.losses.iter().any(|it| it.hold == hold);
+        let is_of = |held: &DriverHold| held.watched && held.keys.iter().any(|it| it == key);
         self.holds.iter().filter(|(hold, held)| is_of(held) && !is_lost(hold)).map(|(_, held)| held.fence).collect()
     }
 }
@@ -234,7 +234,7 @@ impl Play<'_> {
         loop {
             self.act_if_reached();
             let left = clock::left(end);
-            let outcome = self.client(client).driver.outcome(id, left.min(LOOK))?;
+            let outcome = self.client(client).driver.outcome(id, left.min(CHECK_INTERVAL))?;
             if outcome.is_some() || left.is_zero() {
                 return Ok(outcome);
             }
@@ -261,7 +261,7 @@ impl Play<'_> {
                 self.history.forgets();
                 let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
                 if let Value::ServerError(why) = self.raw.call(&words) {
-                    self.wrong(format!("the scenario says what the server does not understand: {why}"));
+                    self.wrong(format!("the scenario's command is invalid: {why}"));
                 }
             }
             Step::Restart { data } => {
@@ -273,29 +273,29 @@ impl Play<'_> {
             }
             Step::Failover => {
                 self.servers.fail_over();
-                self.turn();
+                self.switch_server();
             }
             Step::Demote { time } => {
                 self.servers.demote();
-                // How long clients find no primary here; not a wait for a condition.
+                // The period in which clients find no primary here.
                 thread::sleep(Duration::from_millis(*time));
-                self.turn();
+                self.switch_server();
             }
             Step::Opened { client, at_most } => {
                 let count = self.client(client).proxy.flows();
                 self.expect(count <= *at_most, || {
-                    format!("{client}: {count} connections were opened, and {at_most} at most are right")
+                    format!("{client}: {count} connections were opened, at most {at_most} are expected")
                 });
             }
             Step::MoveSlot { key } => {
                 self.servers.move_slot(key);
-                self.turn();
+                self.switch_server();
             }
             Step::Asked { command, at_most } => {
                 let field = format!("cmdstat_{}", command.to_lowercase());
                 let calls = self.servers.now().info("commandstats", &field).and_then(|it| calls_of(&it)).unwrap_or(0);
                 self.expect(calls <= *at_most, || {
-                    format!("{command} was sent {calls} times, and {at_most} at most are right")
+                    format!("{command} was sent {calls} times, at most {at_most} are expected")
                 });
             }
             Step::Block { client, time } => {
@@ -313,7 +313,7 @@ impl Play<'_> {
             Step::Connections { client, at_most } => {
                 let count = self.client(client).proxy.connections();
                 self.expect(count <= *at_most, || {
-                    format!("{client}: {count} connections are open, and {at_most} at most are right")
+                    format!("{client}: {count} connections are open, at most {at_most} are expected")
                 });
             }
             Step::Lost { client, hold, reason, within } => {
@@ -364,7 +364,7 @@ impl Play<'_> {
 
     fn ended(&mut self, client: &str, hold: &str, (ends, at_most): (&str, Option<u64>), within: Duration) {
         let Some((id, _)) = self.client(client).running.get(hold).copied() else {
-            return self.expect(false, || format!("{client}: no acquisition of {hold} runs"));
+            return self.expect(false, || format!("{client}: no pending acquisition of {hold}"));
         };
         if self.strict {
             if let Some(outcome) = self.outcome(client, id, within, &format!("acquire {hold}")) {
@@ -389,7 +389,7 @@ impl Play<'_> {
         of.running.remove(hold);
         if outcome.outcome == "held" {
             let watched = terms.lease.is_none() || terms.watched;
-            let held = Held { keys, fence: outcome.fence.unwrap_or_default(), watched };
+            let held = DriverHold { keys, fence: outcome.fence.unwrap_or_default(), watched };
             of.holds.insert(hold.to_owned(), held);
             self.report.granted += 1;
         }
@@ -406,7 +406,7 @@ impl Play<'_> {
     /// A call about a hold.
     fn about(&mut self, it: &scenario::Call, call: Call) {
         if !self.client(&it.client).holds.contains_key(&it.hold) {
-            return self.expect(false, || format!("{}: {call:?}: it holds no such thing", it.client));
+            return self.expect(false, || format!("{}: {call:?}: no such hold", it.client));
         }
         let from = clock::now();
         if matches!(call, Call::Release { .. }) {
@@ -440,7 +440,7 @@ impl Play<'_> {
             self.expect(text.contains(&name), || format!("{client}: {what}: \"{text}\" does not name {name}"));
         }
         self.history.about(client, hold, &call, from, &outcome);
-        // The client must end whatever a failed release leaves.
+        // The client must release whatever a failed release leaves.
         if matches!(call, Call::Release { .. }) || outcome.outcome == "lost" {
             self.client(client).holds.remove(hold);
         }
@@ -499,7 +499,7 @@ impl Play<'_> {
             Ok(Some(loss)) => self.expect(reason.split('|').any(|it| it == loss.reason), || {
                 format!("{client}: {hold} is lost because {}, not {reason}", loss.reason)
             }),
-            Ok(None) => self.expect(false, || format!("{client}: not told after {within:?} that {hold} is lost")),
+            Ok(None) => self.expect(false, || format!("{client}: no loss of {hold} after {within:?}")),
             Err(why) => self.wrong(format!("{client}: {why}")),
         }
     }
@@ -518,7 +518,7 @@ impl Play<'_> {
         if cut {
             self.clients.iter().filter(|it| client.is_none_or(|name| name == it.name)).for_each(|it| it.proxy.cut());
         }
-        // The duration of the pause; not a wait for a condition.
+        // The duration of the pause.
         thread::sleep(time);
         let asked = check.and_then(|it| {
             let (call, from) = (Call::Check { hold: it.hold.clone() }, clock::now());
@@ -533,8 +533,8 @@ impl Play<'_> {
         }
     }
 
-    /// Another server has the locks now.
-    fn turn(&mut self) {
+    /// Switches to the server that has the locks now.
+    fn switch_server(&mut self) {
         let server = self.servers.now();
         self.clients.iter().for_each(|it| it.proxy.turn_to(server.addr()));
         self.raw = server.raw();
@@ -572,19 +572,19 @@ impl Play<'_> {
             self.compare();
         }
         // With a fault, endless waits are cancelled, and the others time out.
-        self.all_that_live().iter().for_each(|name| self.give_back(name));
+        self.running_clients().iter().for_each(|name| self.release_all(name));
         // Silent connections stay silent, for the client to notice. All other faults end.
         if self.fault.is_none_or(|it| it.kind != Kind::Swallow) {
             self.clients.iter().for_each(|it| it.proxy.pass());
         }
-        if let Some(left) = left::after(CLEAN, When::Free, &self.servers.all()) {
+        if let Some(left) = left::after(CLEAN, Moment::Free, &self.servers.all()) {
             self.wrong(left);
         }
-        self.works_again();
-        let closed = self.all_that_live();
+        self.check_recovery();
+        let closed = self.running_clients();
         closed.iter().for_each(|name| if self.closes { self.close(name) } else { self.kill(name) });
         self.clients.iter().for_each(|it| it.proxy.pass());
-        if let Some(left) = left::after(CLEAN, When::Ended, &self.servers.all()) {
+        if let Some(left) = left::after(CLEAN, Moment::Ended, &self.servers.all()) {
             self.wrong(left);
         }
         for name in closed {
@@ -598,12 +598,12 @@ impl Play<'_> {
         for index in 0..self.clients.len() {
             let client = &mut self.clients[index];
             let _ = client.driver.read();
-            for loss in std::mem::take(&mut client.driver.told) {
+            for loss in std::mem::take(&mut client.driver.losses) {
                 self.history.lost(&client.name, &loss);
             }
         }
         if let Err(violation) = self.history.verify() {
-            self.wrong(format!("what was told can't be explained: {violation}"));
+            self.wrong(format!("the history can't be explained: {violation}"));
         }
     }
 
@@ -633,7 +633,7 @@ impl Play<'_> {
     }
 
     /// The client recovers from any fault: it can acquire a lock, and release it.
-    fn works_again(&mut self) {
+    fn check_recovery(&mut self) {
         let Some(name) = self.scenario.positions.clone().filter(|_| self.fault.is_some()) else { return };
         if self.client(&name).killed {
             return;
@@ -653,7 +653,7 @@ impl Play<'_> {
                 return;
             }
             if clock::left(end).is_zero() {
-                return self.wrong(format!("{name}: it takes no lock afterwards: {}", describe(&outcome)));
+                return self.wrong(format!("{name}: it acquires no lock afterwards: {}", describe(&outcome)));
             }
         }
     }
@@ -669,16 +669,16 @@ impl Play<'_> {
                 held = self.holders(key);
                 counted.iter().all(|it| held.contains(it))
             });
-            self.expect(is_so, || format!("{key}: the clients count {counted:?}, and the server {held:?}"));
+            self.expect(is_so, || format!("{key}: the clients report {counted:?}, the server {held:?}"));
         }
     }
 
-    fn all_that_live(&self) -> Vec<String> {
+    fn running_clients(&self) -> Vec<String> {
         self.clients.iter().filter(|it| !it.killed).map(|it| it.name.clone()).collect()
     }
 
     /// A client cancels its waits and releases its holds.
-    fn give_back(&mut self, name: &str) {
+    fn release_all(&mut self, name: &str) {
         let running: Vec<(String, u64, Duration)> =
             self.client(name).running.iter().map(|(hold, (id, wait))| (hold.clone(), *id, *wait)).collect();
         let waits_for_ever = running.iter().any(|(.., wait)| *wait == Duration::MAX);

@@ -1,8 +1,8 @@
-//! Clients use eight locks at random for a while, from a seed: two of different languages, or a fleet of all.
-//! Meanwhile their connections break and their processes are paused. In a fleet, processes are also killed and started
-//! again, and the server is paused, restarted with its data, and replaced by its replica, which has confirmed every grant.
+//! Clients use eight locks at random for a while, from a seed: two of different languages, or a fleet of all. Meanwhile their
+//! connections break and their processes are paused. In a fleet, processes are also killed and restarted, and the server is
+//! paused, restarted with its data, and replaced by its replica, which has confirmed every grant.
 //!
-//! Their observations are one history, checked as the simulator's are.
+//! The reports are one history, which is checked like the simulator's.
 
 use std::collections::BTreeMap;
 use std::thread::{self, JoinHandle};
@@ -14,7 +14,7 @@ use support::{Proxy, Random, Raw, Server};
 use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
 use crate::history::History;
-use crate::left::{self, When};
+use crate::left::{self, Moment};
 use crate::play::{BOUND, CLEAN, ClientUnderTest};
 use crate::scenario::{Feature, Terms};
 use crate::servers::DEFAULT_LEASE;
@@ -26,12 +26,12 @@ const LOCKS: [(&str, u64); 8] =
 const AT_ONCE: usize = 5;
 /// The interval between actions.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How much a fleet does each time.
+/// The number of actions of a fleet at a time.
 const ACTS: usize = 4;
-/// After so many of them, a fleet goes on to other locks, so that no lock's history becomes too long to be searched.
+/// After so many actions, a fleet changes to other locks, so that no lock's history is too long for the search.
 const ROUND: usize = 5_000;
 
-/// Who does it, and what happens to them.
+/// The participants, and their faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Two clients and a server.
@@ -52,7 +52,7 @@ struct Client<'a> {
     /// Until when its process is paused, or its connections are refused.
     frozen: Option<Instant>,
     refused: Option<Instant>,
-    /// The process that takes the place of one that was killed.
+    /// The process that replaces one that was killed.
     starts: Option<JoinHandle<Result<Driver, String>>>,
 }
 
@@ -65,17 +65,17 @@ pub struct Report {
     pub granted: usize,
     /// How many calls of each client have ended, and how many of them were grants.
     pub calls: BTreeMap<String, (u64, u64)>,
-    /// How often each fault was put in.
-    pub put_in: BTreeMap<&'static str, u64>,
-    /// What the clients were told.
+    /// How often each fault was injected.
+    pub injected_faults: BTreeMap<&'static str, u64>,
+    /// The history of the clients.
     pub history: History,
 }
 
-/// Lets clients work for so long, each under its name.
+/// Runs clients for so long, each with its name.
 ///
 /// # Errors
 ///
-/// If it can't be done: a driver doesn't start.
+/// If a driver does not start.
 pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, ClientUnderTest)]) -> Result<Report, String> {
     let lease = DEFAULT_LEASE.as_millis().to_string();
     let start = |builder: support::Builder| builder.module_args(&["default-lease", &lease]).start();
@@ -127,11 +127,11 @@ pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, ClientUnderT
 
 struct Run<'a> {
     kind: Kind,
-    /// How much was done so far.
+    /// The number of actions so far.
     acts: usize,
-    /// The one that has the locks, and its replica, if there is one.
+    /// The server that has the locks, and its replica, if there is one.
     servers: Vec<Server>,
-    /// Until when the server is stopped.
+    /// Until when the server is paused.
     paused: Option<Instant>,
     raw: Raw,
     clients: Vec<Client<'a>>,
@@ -145,10 +145,10 @@ impl Run<'_> {
     }
 
     fn count(&mut self, fault: &'static str) {
-        *self.report.put_in.entry(fault).or_default() += 1;
+        *self.report.injected_faults.entry(fault).or_default() += 1;
     }
 
-    /// What a lock is called now.
+    /// The current name of a lock.
     fn name_of(&self, lock: &str) -> String {
         match self.kind {
             Kind::Pair => lock.to_owned(),
@@ -156,11 +156,11 @@ impl Run<'_> {
         }
     }
 
-    /// Something happens to a client's process, or to the server.
+    /// Injects a fault into a client's process, or into the server.
     fn disturb(&mut self, index: usize, random: &mut Random) {
         match random.below(20_000) {
             0..10 => self.kill(index),
-            // Nothing can be asked of a server that is paused.
+            // No command is sent to a server that is paused.
             10..21 if self.paused.is_some() => {}
             10..15 => {
                 self.servers[0].stop();
@@ -179,14 +179,14 @@ impl Run<'_> {
         }
     }
 
-    /// Ends a client's process, and starts another one.
+    /// Kills a client's process, and starts another one.
     fn kill(&mut self, index: usize) {
         if self.clients[index].starts.is_some() {
             return;
         }
-        self.hear(index);
+        self.read_reports(index);
         let client = &mut self.clients[index];
-        for loss in std::mem::take(&mut client.driver.told) {
+        for loss in std::mem::take(&mut client.driver.losses) {
             self.report.history.lost(&client.name, &loss);
         }
         self.report.history.killed(&client.name);
@@ -199,9 +199,9 @@ impl Run<'_> {
         self.count("process killed");
     }
 
-    /// The server is killed, its replica takes its place, and the server comes back as the replica's.
+    /// Kills the server, promotes its replica, and restarts the server as a replica.
     fn fail_over(&mut self) {
-        // What another client forced needs no replica's word, so that has to be there.
+        // A force of another client needs no confirmation, so wait until the replica has it.
         self.servers[0].wait_for_replica(&self.servers[1]);
         self.servers[0].kill9();
         self.servers[1].replica_of_no_one();
@@ -296,7 +296,7 @@ impl Run<'_> {
             0 if client.under_test.manifest.has(Feature::SeveralKeys) => random.some(&["m1", "m2", "m3"], 2),
             _ => vec![key],
         };
-        // A lock with readers has writers, too.
+        // A lock with readers also has writers.
         let limit = if keys.len() > 1 || (limit == 0 && random.chance(30)) { 1 } else { limit };
         // The same options each time, so that a cached lock is used again.
         let keep = limit == 1 && random.chance(40) && client.under_test.manifest.has(Feature::Keep);
@@ -307,7 +307,7 @@ impl Run<'_> {
             limit: (limit > 1).then_some(limit),
             keep: keep.then_some(200),
             keep_uses: (keep && random.chance(30)).then_some(3),
-            // With as many as there are, a promoted replica has every grant.
+            // The replica must confirm, so that it has every grant when it is promoted.
             replicas: (self.kind == Kind::Fleet).then_some(1),
             ..Terms::default()
         };
@@ -322,7 +322,7 @@ impl Run<'_> {
         let end = clock::after(time);
         loop {
             for index in 0..self.clients.len() {
-                self.hear(index);
+                self.read_reports(index);
             }
             if Instant::now() >= end {
                 return;
@@ -331,7 +331,7 @@ impl Run<'_> {
         }
     }
 
-    fn hear(&mut self, index: usize) {
+    fn read_reports(&mut self, index: usize) {
         if self.paused.take_if(|at| Instant::now() >= *at).is_some() {
             self.servers[0].cont();
         }
@@ -369,7 +369,7 @@ impl Run<'_> {
             } else if let Some((call, .., bound)) = client.calls.get(&id)
                 && Instant::now() > *bound
             {
-                let why = format!("{}: {call:?} has not ended {BOUND:?} after its own time", client.name);
+                let why = format!("{}: {call:?} has not ended {BOUND:?} after its timeout", client.name);
                 client.calls.remove(&id);
                 self.report.faults.push(why);
             }
@@ -388,9 +388,9 @@ impl Run<'_> {
             }
         } else {
             // A client can't confirm a hold after it has reported its loss.
-            let was_told = client.driver.told.iter().any(|loss| loss.hold == hold && loss.at < asked);
+            let was_told = client.driver.losses.iter().any(|loss| loss.hold == hold && loss.at < asked);
             if was_told && matches!(outcome.outcome.as_str(), "held" | "released") {
-                let why = format!("{}: {call:?} after its loss was told: {outcome:?}", client.name);
+                let why = format!("{}: {call:?} after its loss was reported: {outcome:?}", client.name);
                 self.report.faults.push(why);
             }
             self.report.history.about(&client.name, hold, call, asked, outcome);
@@ -403,7 +403,7 @@ impl Run<'_> {
     fn end(&mut self) {
         let wait = Duration::from_secs(5);
         self.paused = self.paused.map(|_| Instant::now());
-        // A driver that starts does so within a time of its own.
+        // A driver that starts has its own time limit.
         while self.clients.iter().any(|it| it.starts.is_some()) {
             self.listen(PAUSE);
         }
@@ -424,9 +424,9 @@ impl Run<'_> {
         while self.clients.iter().any(|it| !it.calls.is_empty()) && Instant::now() < end {
             self.listen(PAUSE);
         }
-        self.report.faults.extend(left::after(CLEAN, When::Free, &[&self.servers[0]]));
+        self.report.faults.extend(left::after(CLEAN, Moment::Free, &[&self.servers[0]]));
         for index in 0..self.clients.len() {
-            for loss in std::mem::take(&mut self.clients[index].driver.told) {
+            for loss in std::mem::take(&mut self.clients[index].driver.losses) {
                 self.report.history.lost(&self.clients[index].name, &loss);
             }
             if self.clients[index].under_test.manifest.has(Feature::Close) {
@@ -436,9 +436,9 @@ impl Run<'_> {
                 self.clients[index].driver.kill();
             }
         }
-        self.report.faults.extend(left::after(CLEAN, When::Ended, &[&self.servers[0]]));
+        self.report.faults.extend(left::after(CLEAN, Moment::Ended, &[&self.servers[0]]));
         if let Err(violation) = self.report.history.verify_certain_operations() {
-            self.report.faults.push(format!("what was told can't be explained: {violation}"));
+            self.report.faults.push(format!("the history can't be explained: {violation}"));
         }
     }
 }

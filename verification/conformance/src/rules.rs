@@ -33,7 +33,7 @@ pub struct Vector {
 /// The first lines of the vectors of a folder.
 ///
 /// # Errors
-///
+/// If a vector is invalid, with the file's name.
 /// What is wrong, with the file's name.
 pub fn vectors(folder: &Path) -> Result<Vec<Vector>, String> {
     let mut found = Vec::new();
@@ -48,7 +48,7 @@ pub fn vectors(folder: &Path) -> Result<Vec<Vector>, String> {
     Ok(found)
 }
 
-/// For each rule, what checks it.
+/// The checks of each rule.
 pub fn checks(scenarios: &[Scenario], vectors: &[Vector]) -> BTreeMap<String, Vec<String>> {
     let of_scenarios = scenarios.iter().map(|it| (&it.rules, it.name.clone()));
     let of_vectors = vectors.iter().map(|it| (&it.rules, format!("vector: {}", it.vector)));
@@ -75,9 +75,9 @@ mod tests {
         assert!(rules.len() > 40, "{rules:?}");
         let unchecked: Vec<_> =
             rules.iter().filter(|(number, can)| **can && !checks.contains_key(&name(number))).collect();
-        assert!(unchecked.is_empty(), "nothing checks {unchecked:?}");
+        assert!(unchecked.is_empty(), "no check for {unchecked:?}");
         let unknown: Vec<_> = checks.keys().filter(|it| !rules.keys().any(|number| name(number) == **it)).collect();
-        assert!(unknown.is_empty(), "no rule is called {unknown:?}");
+        assert!(unknown.is_empty(), "unknown rules {unknown:?}");
     }
 
     #[test]

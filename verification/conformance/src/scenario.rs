@@ -1,22 +1,22 @@
-//! Scenarios (`scenarios/*.yaml`): the promises of a client. README.md explains how to write one.
+//! Scenarios (`scenarios/*.yaml`): the guarantees of a client. README.md explains how to write one.
 
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// A promise, and the steps that show whether it is kept.
+/// A guarantee, and the steps that test it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// The name of its file.
     #[serde(skip)]
     pub name: String,
-    /// The promise, in one sentence.
+    /// The guarantee, in one sentence.
     pub promise: String,
     /// The rules of docs/client-protocol.md that it checks.
     pub rules: Vec<String>,
-    /// The profile that it concerns; none: all.
+    /// The profile that it applies to; `None`: all.
     #[serde(default)]
     pub profile: Option<Profile>,
     /// The features that a client needs for it.
@@ -25,9 +25,9 @@ pub struct Scenario {
     /// The servers of the locks.
     #[serde(default)]
     pub servers: Shape,
-    /// Each is a client in a process of its own.
+    /// The clients, each in its own process.
     pub clients: Vec<String>,
-    /// The client between whose messages faults are injected, one after the other.
+    /// The client with the faults, one at a time.
     #[serde(default)]
     pub positions: Option<String>,
     /// The steps, in this order.
@@ -137,23 +137,23 @@ impl Feature {
         match self {
             Self::Shared => "readers and writers",
             Self::Semaphore => "semaphores",
-            Self::SeveralKeys => "several keys in one step",
-            Self::WatchedLease => "a watched lease of a given length",
+            Self::SeveralKeys => "several keys in one command",
+            Self::WatchedLease => "a watched lease with a given duration",
             Self::Ephemeral => "released when the connection ends",
             Self::Replicas => "confirmed by replicas",
             Self::Cancel => "a wait can be cancelled",
-            Self::Drop => "an unreachable hold is released",
+            Self::Drop => "a garbage-collected hold is released",
             Self::Close => "closing releases everything",
-            Self::Told => "a loss is reported unasked",
-            Self::Callbacks => "calls back with a loss",
-            Self::Fork => "may be forked",
+            Self::Told => "reports a loss by itself",
+            Self::Callbacks => "callback on a loss",
+            Self::Fork => "can be forked",
             Self::EventLoop => "runs in its program's event loop",
-            Self::Runtimes => "used by several runtimes, one of which may end",
+            Self::Runtimes => "several runtimes, one of which may end",
             Self::Sentinel => "finds its server by Sentinel",
             Self::Cluster => "finds its server in a cluster",
             Self::MultiLock => "locks of several servers, all or none",
             Self::RedLock => "a lock on a majority of servers",
-            Self::Keep => "a lock is kept at hand until somebody else wants it",
+            Self::Keep => "lock caching until contention",
         }
     }
 }
@@ -463,7 +463,7 @@ pub struct Which {
 ///
 /// # Errors
 ///
-/// A description of the fault, with the file's name.
+/// If a scenario is invalid, with the file's name.
 pub fn read_all(folder: &Path) -> Result<Vec<Scenario>, String> {
     let why = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut files: Vec<_> = fs::read_dir(folder)
@@ -487,7 +487,7 @@ fn read(file: &Path) -> Result<Scenario, String> {
         if let Some(client) = step.client()
             && !scenario.clients.iter().any(|it| it == client)
         {
-            return Err(wrong(&format!("no client is called {client}")));
+            return Err(wrong(&format!("unknown client {client}")));
         }
     }
     Ok(scenario)
@@ -581,7 +581,7 @@ mod tests {
     fn scenario_with_unknown_client_step_or_field_is_refused() {
         let file = std::env::temp_dir().join(format!("holdfast-scenario-{}.yaml", std::process::id()));
         for (steps, part) in [
-            ("- acquire: {client: B, hold: b, keys: [k], ends: held}", "no client is called B"),
+            ("- acquire: {client: B, hold: b, keys: [k], ends: held}", "unknown client B"),
             ("- acquire: {client: A, hold: a, keys: [k], ends: held, lease: 3}", "lease"),
             ("- obtain: {client: A, hold: a, keys: [k], ends: held}", "obtain"),
         ] {

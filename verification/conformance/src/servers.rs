@@ -9,18 +9,18 @@ use crate::scenario::{Scenario, Shape, Step};
 /// The server's default lease: short, so that leaks show soon.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
 
-/// The servers, and which of them has the locks.
+/// The servers, and which one has the locks.
 pub enum Servers {
-    /// One, and what takes its place.
+    /// One server, and its replacement.
     One(Box<Server>, Option<Box<Server>>),
-    /// A master and its replica under a sentinel, and which of them is master.
+    /// A master and its replica under a sentinel, and the index of the master.
     Sentinel(Box<Trio>, usize),
-    /// Masters that share the slots, and which of them has that of the scenario's keys.
+    /// Masters that share the slots, and the index of the one with the scenario's slot.
     Cluster(Cluster, usize),
 }
 
 impl Servers {
-    /// What a scenario needs.
+    /// Starts the servers of a scenario.
     pub fn start(scenario: &Scenario) -> Self {
         let has = |wanted: fn(&Step) -> bool| scenario.steps.iter().any(wanted);
         let keeps = if has(|step| matches!(step, Step::Restart { data: true })) { "yes" } else { "no" };
@@ -48,7 +48,7 @@ impl Servers {
         }
     }
 
-    /// The one that has the locks.
+    /// The server that has the locks.
     pub fn now(&self) -> &Server {
         match self {
             Self::One(server, _) => server,
@@ -57,7 +57,7 @@ impl Servers {
         }
     }
 
-    /// All that live.
+    /// All running servers.
     pub fn all(&self) -> Vec<&Server> {
         match self {
             Self::One(..) | Self::Sentinel(..) => vec![self.now()],
@@ -65,7 +65,7 @@ impl Servers {
         }
     }
 
-    /// Where a client finds them; none: at the one server, over a proxy.
+    /// The address for clients; `None`: that of the proxy of the one server.
     pub fn url(&self) -> Option<String> {
         match self {
             Self::One(..) => None,
@@ -74,7 +74,7 @@ impl Servers {
         }
     }
 
-    /// Kills the one that has the locks, and starts it again, with its data or without.
+    /// Kills the server that has the locks, and restarts it, with its data or without.
     pub fn restart(&mut self) {
         if let Self::One(server, _) = self {
             server.kill9();
@@ -82,7 +82,7 @@ impl Servers {
         }
     }
 
-    /// Kills the one that has the locks, and has the replica, which had everything, take its place.
+    /// Kills the server that has the locks, and promotes the replica, which is in step.
     pub fn fail_over(&mut self) {
         match self {
             Self::One(server, replica) => {
@@ -100,7 +100,7 @@ impl Servers {
         }
     }
 
-    /// Makes the replica, which had everything, the master of the one that has the locks.
+    /// Demotes the server that has the locks, and promotes the replica, which is in step.
     pub fn demote(&mut self) {
         if let Self::One(server, replica) = self
             && let Some(next) = replica.as_mut()
@@ -112,7 +112,7 @@ impl Servers {
         }
     }
 
-    /// Moves a key's slot to the other one of a cluster.
+    /// Moves a key's slot to the other node of a cluster.
     pub fn move_slot(&mut self, key: &str) {
         if let Self::Cluster(cluster, node) = self {
             let other = 1 - *node;

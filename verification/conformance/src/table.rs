@@ -1,23 +1,23 @@
-//! The tables of what each client has and keeps.
+//! The tables of the clients' features and of the scenarios that they pass.
 
 use std::fmt::Write;
 
 use crate::driver::Manifest;
 use crate::scenario::{Feature, Scenario};
 
-/// Whether a client keeps a promise.
+/// Whether a client passes a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
-    /// Also with a fault between any two messages, where that was tried.
+pub enum Passed {
+    /// Also with every fault between two messages, as far as these were tried.
     Always,
-    /// Not with each fault between two messages.
+    /// Not with every fault between two messages.
     WithoutFaults,
-    /// Not even without.
+    /// Not even without faults.
     Never,
 }
 
-/// Two tables in Markdown. `kept` says whether a client keeps a scenario, and nothing if it was not played.
-pub fn write(clients: &[Manifest], scenarios: &[Scenario], kept: impl Fn(usize, usize) -> Option<Kept>) -> String {
+/// Two tables in Markdown. `kept` returns whether a client passes a scenario, or `None` if it was not played.
+pub fn write(clients: &[Manifest], scenarios: &[Scenario], passed: impl Fn(usize, usize) -> Option<Passed>) -> String {
     let mut page = String::new();
     let names = || clients.iter().map(|it| it.client.as_str());
     row(&mut page, "", names());
@@ -29,18 +29,18 @@ pub fn write(clients: &[Manifest], scenarios: &[Scenario], kept: impl Fn(usize, 
     row(&mut page, "promise", names());
     row(&mut page, "---", clients.iter().map(|_| "---"));
     for (index, scenario) in scenarios.iter().enumerate() {
-        let says = |client| match kept(client, index) {
-            Some(Kept::Always) => "kept",
-            Some(Kept::WithoutFaults) => "**not always**",
-            Some(Kept::Never) => "**not kept**",
+        let cell = |client| match passed(client, index) {
+            Some(Passed::Always) => "passed",
+            Some(Passed::WithoutFaults) => "**not always**",
+            Some(Passed::Never) => "**failed**",
             None => "can't",
         };
-        row(&mut page, &scenario.promise, (0..clients.len()).map(says));
+        row(&mut page, &scenario.promise, (0..clients.len()).map(cell));
     }
     page
 }
 
-/// Where the tables stand in a page.
+/// The marks around the tables in a page.
 const BEGIN: &str = "<!-- made by scripts/conformance --table -->\n";
 const END: &str = "<!-- end -->";
 
@@ -52,7 +52,7 @@ pub fn put_into(page: &str, tables: &str) -> Option<String> {
 }
 
 fn row<'a>(page: &mut String, first: &str, cells: impl Iterator<Item = &'a str>) {
-    // A string takes everything.
+    // Writing to a string can't fail.
     let _ = writeln!(page, "| {first} | {} |", cells.collect::<Vec<_>>().join(" | "));
 }
 

@@ -124,7 +124,7 @@ impl Batch {
             Ok(()) => ControlFlow::Continue(()),
             Err(why) => {
                 tally.broke_off(&why, shards.crashes());
-                ControlFlow::ForcedLock(())
+                ControlFlow::Break(())
             }
         }
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-/// How long a server of a majority may take to answer: longer than a busy machine does.
+/// The timeout of a majority's server, longer than a reply takes on a busy machine.
 const ANSWERS: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
@@ -48,33 +48,33 @@ struct Line {
     keep_uses: Option<u32>,
 }
 
-/// What is asked of a hold, and whom to tell.
-enum Ask {
+/// A call about a hold, with the channel for its outcome.
+enum HoldCall {
     Release(oneshot::Sender<Value>),
     Renew(Duration, oneshot::Sender<Value>),
     Check(oneshot::Sender<Value>),
     Drop,
 }
 
-/// What is held: of one server, of several, or of a majority.
-enum Held {
+/// A hold: on one server, on several, or on a majority.
+enum AnyGuard {
     One(Guard),
     Several(MultiGuard),
     Majority(RedGuard),
 }
 
-/// The same for all three.
+/// The common methods of all three.
 macro_rules! of_each {
     ($held:expr, $guard:ident => $what:expr) => {
         match $held {
-            Held::One($guard) => $what,
-            Held::Several($guard) => $what,
-            Held::Majority($guard) => $what,
+            AnyGuard::One($guard) => $what,
+            AnyGuard::Several($guard) => $what,
+            AnyGuard::Majority($guard) => $what,
         }
     };
 }
 
-impl Held {
+impl AnyGuard {
     fn fence(&self) -> u64 {
         match self {
             Self::One(guard) => guard.fence(),
@@ -110,7 +110,7 @@ impl Clients {
 
 #[derive(Default)]
 struct Holds {
-    holds: HashMap<String, mpsc::UnboundedSender<Ask>>,
+    holds: HashMap<String, mpsc::UnboundedSender<HoldCall>>,
     running: HashMap<String, Arc<Notify>>,
 }
 
@@ -122,7 +122,7 @@ fn of(holds: &Shared) -> MutexGuard<'_, Holds> {
 
 fn main() -> std::io::Result<()> {
     let (mut clients, mut holds) = (Clients::default(), Shared::default());
-    // All calls run in the last one.
+    // All calls run in the last runtime.
     let mut runtimes = VecDeque::from([Runtime::new()?]);
     for text in std::io::stdin().lock().lines() {
         let line: Line = serde_json::from_str(&text?)?;
@@ -135,8 +135,8 @@ fn main() -> std::io::Result<()> {
                 let opened = clients.of(&line.url);
                 say(line.id, json!({"outcome": if opened.is_ok() { "ok" } else { "invalid" }}));
             }
-            "acquire" => match asked(&mut clients, &line) {
-                Ok(asked) => drop(tokio::spawn(acquire(asked, line, holds.clone()))),
+            "acquire" => match request(&mut clients, &line) {
+                Ok(request) => drop(tokio::spawn(acquire(request, line, holds.clone()))),
                 Err(error) => say(line.id, failure(&error)),
             },
             "cancel" => {
@@ -146,13 +146,13 @@ fn main() -> std::io::Result<()> {
                 say(line.id, json!({"outcome": "ok"}));
             }
             "drop" => {
-                of(&holds).holds.remove(&line.hold).map(|hold| hold.send(Ask::Drop));
+                of(&holds).holds.remove(&line.hold).map(|hold| hold.send(HoldCall::Drop));
                 say(line.id, json!({"outcome": "ok"}));
             }
             "close" => {
                 let all = std::mem::take(&mut *of(&holds));
                 all.running.values().for_each(|given_up| given_up.notify_one());
-                all.holds.values().for_each(|hold| drop(hold.send(Ask::Drop)));
+                all.holds.values().for_each(|hold| drop(hold.send(HoldCall::Drop)));
                 for (_, locks) in std::mem::take(&mut clients.all) {
                     runtime.block_on(locks.settle());
                 }
@@ -176,14 +176,14 @@ fn main() -> std::io::Result<()> {
             }
             _ => {
                 let hold = of(&holds).holds.get(&line.hold).cloned();
-                tokio::spawn(ask(line, hold));
+                tokio::spawn(call_hold(line, hold));
             }
         }
     }
     Ok(())
 }
 
-/// Has every thread of a runtime do something else for so long.
+/// Blocks every thread of a runtime for this long.
 fn block(runtime: &Runtime, time: Duration) {
     let threads = runtime.metrics().num_workers();
     let all_in_it = Arc::new(Barrier::new(threads + 1));
@@ -201,31 +201,31 @@ fn block(runtime: &Runtime, time: Duration) {
     }
 }
 
-type Asked = std::pin::Pin<Box<dyn Future<Output = Result<Option<Held>, Error>> + Send>>;
+type PendingAcquire = std::pin::Pin<Box<dyn Future<Output = Result<Option<AnyGuard>, Error>> + Send>>;
 
-/// What the call asks the client for.
-fn asked(clients: &mut Clients, line: &Line) -> Result<Asked, Error> {
+/// The acquisition of a call.
+fn request(clients: &mut Clients, line: &Line) -> Result<PendingAcquire, Error> {
     let (wait, lease) = (line.wait.map(Duration::from_millis), line.lease.map(Duration::from_millis));
     if !line.majority.is_empty() {
         let servers = line.majority.iter().map(|url| clients.of(url)).collect::<Result<Vec<_>, _>>()?;
         let lock = RedLock::new(servers, line.keys.first().map_or("", String::as_str)).server_timeout(ANSWERS);
         let lock = wait.map_or(lock.clone().wait_forever(), |time| lock.wait(time));
         let lock = lease.map_or(lock.clone(), |lease| lock.lease(lease));
-        return Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::Majority)) }));
+        return Ok(Box::pin(async move { Ok(lock.acquire().await?.map(AnyGuard::Majority)) }));
     }
     if !line.at.is_empty() {
-        let each = line.at.iter().zip(&line.keys).map(|(url, key)| Ok(on_terms(clients.of(url)?.lock(key), line)));
+        let each = line.at.iter().zip(&line.keys).map(|(url, key)| Ok(with_options(clients.of(url)?.lock(key), line)));
         let lock = MultiLock::new(each.collect::<Result<Vec<_>, Error>>()?);
         let lock = wait.map_or(lock.clone().wait_forever(), |time| lock.wait(time));
-        return Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::Several)) }));
+        return Ok(Box::pin(async move { Ok(lock.acquire().await?.map(AnyGuard::Several)) }));
     }
     let url = clients.url.clone();
-    let lock = on_terms(clients.of(&url)?.lock_all(&line.keys), line);
+    let lock = with_options(clients.of(&url)?.lock_all(&line.keys), line);
     let lock = wait.map_or(lock.clone().wait_forever(), |time| lock.wait(time));
-    Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::One)) }))
+    Ok(Box::pin(async move { Ok(lock.acquire().await?.map(AnyGuard::One)) }))
 }
 
-fn on_terms(mut lock: Lock, line: &Line) -> Lock {
+fn with_options(mut lock: Lock, line: &Line) -> Lock {
     lock = match line.lease.map(Duration::from_millis) {
         None => lock,
         Some(lease) if line.watched => lock.watched(lease),
@@ -243,65 +243,65 @@ fn on_terms(mut lock: Lock, line: &Line) -> Lock {
     line.keep_uses.map_or(lock.clone(), |uses| lock.clone().keep_uses(uses))
 }
 
-async fn acquire(asked: Asked, line: Line, holds: Shared) {
+async fn acquire(request: PendingAcquire, line: Line, holds: Shared) {
     let given_up = Arc::new(Notify::new());
     of(&holds).running.insert(line.hold.clone(), given_up.clone());
     let outcome = tokio::select! {
-        outcome = asked => outcome,
+        outcome = request => outcome,
         () = given_up.notified() => return say(line.id, json!({"outcome": "cancelled"})),
     };
     of(&holds).running.remove(&line.hold);
     match outcome {
         Ok(Some(held)) => {
-            let (sender, asked) = mpsc::unbounded_channel();
+            let (sender, request) = mpsc::unbounded_channel();
             of(&holds).holds.insert(line.hold.clone(), sender);
             say(line.id, json!({"outcome": "held", "fence": held.fence()}));
-            keep(line.hold, held, asked).await;
+            serve_hold(line.hold, held, request).await;
         }
         Ok(None) => say(line.id, json!({"outcome": "not-granted"})),
         Err(error) => say(line.id, failure(&error)),
     }
 }
 
-/// A hold, from its grant on.
-async fn keep(hold: String, held: Held, mut asked: mpsc::UnboundedReceiver<Ask>) {
-    let mut told = false;
+/// Serves the calls about a hold, from its grant on.
+async fn serve_hold(hold: String, held: AnyGuard, mut request: mpsc::UnboundedReceiver<HoldCall>) {
+    let mut reported = false;
     loop {
         tokio::select! {
-            why = held.lost(), if !told => {
-                told = true;
+            why = held.lost(), if !reported => {
+                reported = true;
                 println!("{}", json!({"lost": hold, "reason": why.to_string(), "at": clock::now()}));
             }
-            ask = asked.recv() => match ask {
-                Some(Ask::Release(answer)) => {
+            call = request.recv() => match call {
+                Some(HoldCall::Release(reply)) => {
                     let outcome = of_each!(held, guard => guard.release().await);
-                    let _ = answer.send(outcome.map_or_else(|error| failure(&error), |()| json!({"outcome": "released"})));
+                    let _ = reply.send(outcome.map_or_else(|error| failure(&error), |()| json!({"outcome": "released"})));
                     return;
                 }
-                Some(Ask::Renew(lease, answer)) => {
+                Some(HoldCall::Renew(lease, reply)) => {
                     let outcome = of_each!(&held, guard => guard.renew(lease).await);
-                    let _ = answer.send(outcome.map_or_else(|error| failure(&error), |()| json!({"outcome": "renewed"})));
+                    let _ = reply.send(outcome.map_or_else(|error| failure(&error), |()| json!({"outcome": "renewed"})));
                 }
-                Some(Ask::Check(answer)) => {
+                Some(HoldCall::Check(reply)) => {
                     let checked = of_each!(&held, guard => guard.check());
-                    let _ = answer.send(checked.map_or_else(|error| failure(&error), |()| json!({"outcome": "held"})));
+                    let _ = reply.send(checked.map_or_else(|error| failure(&error), |()| json!({"outcome": "held"})));
                 }
-                // The guard goes.
-                Some(Ask::Drop) | None => return,
+                // The guard is dropped.
+                Some(HoldCall::Drop) | None => return,
             },
         }
     }
 }
 
-async fn ask(line: Line, hold: Option<mpsc::UnboundedSender<Ask>>) {
+async fn call_hold(line: Line, hold: Option<mpsc::UnboundedSender<HoldCall>>) {
     let (answer, outcome) = oneshot::channel();
-    let ask = match line.call.as_str() {
-        "release" => Ask::Release(answer),
-        "renew" => Ask::Renew(Duration::from_millis(line.lease.unwrap_or_default()), answer),
-        _ => Ask::Check(answer),
+    let call_hold = match line.call.as_str() {
+        "release" => HoldCall::Release(answer),
+        "renew" => HoldCall::Renew(Duration::from_millis(line.lease.unwrap_or_default()), answer),
+        _ => HoldCall::Check(answer),
     };
-    let _ = hold.map(|hold| hold.send(ask));
-    say(line.id, outcome.await.unwrap_or_else(|_| json!({"outcome": "invalid", "text": "it holds no such thing"})));
+    let _ = hold.map(|hold| hold.send(call_hold));
+    say(line.id, outcome.await.unwrap_or_else(|_| json!({"outcome": "invalid", "text": "no such hold"})));
 }
 
 fn failure(error: &Error) -> Value {

@@ -1,4 +1,4 @@
-//! What becomes of an error that the server answers to an acquisition.
+//! How acquisitions end when the server returns an error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,27 +13,27 @@ use crate::scenario::{Profile, Terms};
 /// The lock.
 const KEY: &str = "k";
 
-/// An error, and how the call ends to which it is the answer.
+/// An error, and how the call that gets it ends.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// The server's words; none: it is one without the module.
+    /// The error's text; `None`: the server has no module.
     #[serde(default)]
     error: Option<String>,
-    /// An answer that is no error, and that no version of the server would give.
+    /// A reply that is not an error, and that no version of the server returns.
     #[serde(default)]
     nonsense: Option<String>,
-    /// The clients that it is about; none: all.
+    /// The clients that the row applies to; empty: all.
     #[serde(default)]
     profile: Option<Profile>,
-    /// Whether only the first request is answered so.
+    /// Whether only the first request gets this reply.
     #[serde(default)]
     once: bool,
-    /// How long is waited.
+    /// The timeout of the acquisition.
     #[serde(default)]
     wait: u64,
     outcome: String,
-    /// What the text names.
+    /// What the error's text must name.
     #[serde(default)]
     names: Vec<String>,
 }
@@ -69,8 +69,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     Ok(played)
 }
 
-/// Has the server answer requests for locks with what a script returns, which it gets in their place, so that all replies come in their
-/// order.
+/// Replaces requests for locks by a script, whose result is their reply. So all replies come in order.
 fn answer(proxy: &Proxy, script: &str, once: bool) {
     let instead = encode([["EVAL", script, "0"]]);
     let answered = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! Why a hold is lost, and how soon its holder is told.
+//! The reasons of losses, and how soon the holder is notified.
 
 use serde::Deserialize;
 
@@ -6,7 +6,7 @@ use super::{Played, can, rows};
 use crate::play::{ClientUnderTest, Drivers, play as play_scenario};
 use crate::scenario::{Acquire, Call, Feature, Scenario, Shape, Step, Terms};
 
-/// A cause, the terms on which the lock is held, and what the holder is told.
+/// A cause, the options of the hold, and the reported reason.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -34,7 +34,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     Ok(played)
 }
 
-/// A scenario of one client, which reports its loss unasked, and again at the release of what it lost.
+/// A scenario of one client, which reports the loss by itself, and again when it releases the lost hold.
 fn scenario(row: &Row, terms: &Terms) -> Scenario {
     let (client, hold) = (|| "A".to_owned(), || "a".to_owned());
     let ends = "held".to_owned();

@@ -1,4 +1,4 @@
-//! Tables that are the same for all clients, as `golden/*.yaml` have them: each is played to a client row by row.
+//! Tables that apply to all clients (`golden/*.yaml`). Each row is played to each client.
 
 mod errors;
 mod losses;
@@ -16,16 +16,16 @@ use crate::driver::{Call, Driver, Outcome};
 use crate::play::{BOUND, ClientUnderTest};
 use crate::scenario::{Feature, Terms};
 
-/// What came of a table.
+/// The result of a table.
 #[derive(Debug, Default)]
 pub struct Played {
-    /// How many rows were played: those that the client can.
+    /// The number of rows played. Rows that the client does not support are left out.
     pub rows: usize,
-    /// Where the client is not as the table says: the name of the row, and a sentence.
+    /// The differences: the name of the row, and a sentence.
     pub differences: Vec<(String, String)>,
 }
 
-/// Plays a table to a client; an error says why it could not be.
+/// Plays a table to a client. The error says why it could not be played.
 type Table = fn(&ClientUnderTest) -> Result<Played, String>;
 
 /// All tables, by the names of their files.
@@ -45,7 +45,7 @@ fn rows<T: DeserializeOwned>(name: &str) -> Result<Vec<T>, String> {
     serde_saphyr::from_str(&text).map_err(|why| wrong(&why))
 }
 
-/// Whether a client has what an acquisition on these terms needs.
+/// Whether a client supports these options of an acquisition.
 fn can(client: &ClientUnderTest, terms: &Terms, keys: usize) -> bool {
     let has = |is_needed: bool, feature| !is_needed || client.manifest.has(feature);
     has(terms.watched, Feature::WatchedLease)
@@ -58,7 +58,7 @@ fn can(client: &ClientUnderTest, terms: &Terms, keys: usize) -> bool {
         && has(keys > 1, Feature::SeveralKeys)
 }
 
-/// Makes a call, and waits for its end.
+/// Makes a call, and waits for its outcome.
 fn end_of(driver: &mut Driver, call: &Call) -> Result<Outcome, String> {
     let id = driver.call(call)?;
     driver.outcome(id, BOUND)?.ok_or_else(|| format!("{call:?} has not ended after {BOUND:?}"))
@@ -81,7 +81,7 @@ fn words_of(message: &[u8]) -> Option<Vec<String>> {
     Some(words.iter().map(text).collect())
 }
 
-/// How many keys a request for locks names, and none for any other.
+/// The keys in a request for locks, and `None` for other requests.
 fn keys_asked_for(words: &[String]) -> Option<&[String]> {
     match words.first()?.as_str() {
         "LOCK.ACQUIRE" => words.get(1..2),

@@ -1,4 +1,4 @@
-//! In which order locks of several servers are asked for.
+//! The order in which locks of several servers are requested.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -9,18 +9,18 @@ use support::{Fate, Proxy, Server, Toward};
 
 use super::{Played, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
-use crate::left::{self, When};
+use crate::left::{self, Moment};
 use crate::play::{CLEAN, ClientUnderTest};
 use crate::scenario::{Feature, Terms};
 
-/// Locks as a program names them, one after the other, and the requests that it becomes.
+/// Locks in the program's order, and the expected requests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// Where each is: `host/database`.
+    /// The server and database of each: `host/database`.
     locks: BTreeMap<String, String>,
     requests: Vec<Vec<String>>,
-    /// What somebody else holds.
+    /// The locks that another client holds.
     #[serde(default)]
     taken: Option<String>,
 }
@@ -30,7 +30,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     if !client.manifest.has(Feature::MultiLock) {
         return Ok(played);
     }
-    // One server under several names.
+    // One server under several host names.
     let server = Server::start();
     let requests: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
     let mut proxies: BTreeMap<Ipv4Addr, Proxy> = BTreeMap::new();
@@ -41,7 +41,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
         }
         let (mut keys, mut each) = (Vec::new(), Vec::new());
         for (key, place) in &row.locks {
-            let (host, database) = place.split_once('/').ok_or_else(|| format!("{place} is no host/database"))?;
+            let (host, database) = place.split_once('/').ok_or_else(|| format!("{place} is not host/database"))?;
             let host: Ipv4Addr = host.parse().map_err(|why| format!("{host}: {why}"))?;
             let proxy = proxies.entry(host).or_insert_with(|| watched(&server, host, requests.clone()));
             keys.push(key.clone());
@@ -60,18 +60,18 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
         if outcome.outcome == "held" {
             end_of(&mut driver, &Call::Release { hold })?;
         }
-        // All or none: what was granted before is released.
+        // All or none: locks that were granted before are released.
         if let Some(key) = &row.taken {
             server.raw().call(&[b"LOCK.FORCE", key.as_bytes()]);
         }
-        let left = left::after(CLEAN, When::Free, &[&server]);
+        let left = left::after(CLEAN, Moment::Free, &[&server]);
         played.differences.extend(left.map(|left| (format!("{:?}", row.locks), left)));
     }
     end_of(&mut driver, &Call::Close)?;
     Ok(played)
 }
 
-/// A server by this name; the keys of each request for locks are noted.
+/// A proxy to the server with this host name. It records the keys of each request for locks.
 fn watched(server: &Server, host: Ipv4Addr, requests: Arc<Mutex<Vec<Vec<String>>>>) -> Proxy {
     let proxy = Proxy::at(host, server.addr());
     proxy.rule(move |toward, message| {

@@ -1,4 +1,4 @@
-//! For how long a lock on a majority of servers is valid, and what its fence is.
+//! The validity and the fence of a lock on a majority of servers.
 
 use std::net::Ipv4Addr;
 use std::thread;
@@ -11,7 +11,7 @@ use support::{Proxy, Server, eventually};
 use super::{Played, end_of, open, rows};
 use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
-use crate::left::{self, When};
+use crate::left::{self, Moment};
 use crate::play::{CLEAN, ClientUnderTest, SOON, holders};
 use crate::scenario::{Feature, Terms};
 
@@ -19,34 +19,34 @@ use crate::scenario::{Feature, Terms};
 const KEY: &str = "k";
 /// The hold.
 const HOLD: &str = "h";
-/// How much greater than its clock the tokens of a server are that is ahead, in µs.
+/// By how much the tokens of a server that is ahead exceed its clock, in µs.
 const AHEAD: u64 = 60_000_000;
-/// How often the client is asked whether it holds it.
+/// The interval at which the client is asked whether it holds the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Servers, and what becomes of an acquisition at them. Servers are named by their numbers, from 0.
+/// The state of the servers, and the outcome of an acquisition. Servers are named by their numbers, from 0.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
     case: String,
     servers: usize,
-    /// Those whose tokens are greater.
+    /// The servers with greater tokens.
     #[serde(default)]
     ahead: Vec<usize>,
-    /// Those that nobody can reach.
+    /// The servers that are unreachable.
     #[serde(default)]
     away: Vec<usize>,
-    /// Those that somebody else holds it at.
+    /// The servers at which another client holds the lock.
     #[serde(default)]
     taken: Vec<usize>,
-    /// Those at which somebody breaks it once it is held.
+    /// The servers at which the lock is forced once it is held.
     #[serde(default)]
     broken: Vec<usize>,
-    /// For how many ms it is waited for.
+    /// The timeout in ms.
     #[serde(default)]
     wait: u64,
     lease: u64,
-    /// By how much the lock is valid for less than the lease.
+    /// By how much the validity is less than the lease.
     #[serde(default)]
     drift: u64,
     ends: String,
@@ -67,7 +67,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
 
 fn play_row(row: &Row, client: &ClientUnderTest) -> Result<Vec<String>, String> {
     let servers: Vec<Server> = (0..row.servers).map(|_| Server::start()).collect();
-    // Their names are in the order of their numbers, which is the order in which clients ask (docs/redlock.md).
+    // Their names are in the order of their numbers, in which clients request the lock (docs/redlock.md).
     let named = (1..).map(|number| Ipv4Addr::new(127, 0, 0, number));
     let proxies: Vec<Proxy> = servers.iter().zip(named).map(|(server, name)| Proxy::at(name, server.addr())).collect();
     let mut greatest = 0;
@@ -84,7 +84,7 @@ fn play_row(row: &Row, client: &ClientUnderTest) -> Result<Vec<String>, String> 
             return Err(format!("taken: {taken:?}"));
         }
     }
-    // A majority is away for some; the client itself is opened elsewhere.
+    // Some rows have no majority. The client itself is opened at another server.
     let own = Server::start();
     let mut driver = open(client, own.addr())?;
     let majority = proxies.iter().map(|proxy| format!("redis://{}/", proxy.addr())).collect();
@@ -98,16 +98,16 @@ fn play_row(row: &Row, client: &ClientUnderTest) -> Result<Vec<String>, String> 
     }
     if outcome.outcome == "held" {
         wrong.extend(fence(row, &servers, greatest, outcome.fence.unwrap_or_default()));
-        // A client may have its majority before it holds the lock at all of them. Broken before that, it would be joined there afterwards;
-        // and where one of a majority of two is broken, none is left.
+        // A client may have its majority before it holds the lock at all servers. A lock that is forced before that would be acquired
+        // there again. If one of a majority of two is forced, no majority is left.
         let is_joined = || servers.iter().all(|it| holders(&mut it.raw(), KEY).len() == 1);
         if !row.broken.is_empty() && !eventually(SOON, is_joined) {
-            wrong.push(format!("not all servers are joined within {SOON:?}"));
+            wrong.push(format!("the lock is not held at all servers within {SOON:?}"));
         }
         for number in &row.broken {
             server(&servers, *number)?.raw().call(&[b"LOCK.FORCE", KEY.as_bytes()]);
         }
-        // Where a majority is left, it is valid as if nothing had been broken.
+        // With a majority left, the validity is the same as without the force.
         if row.servers - row.broken.len() > row.servers / 2 {
             wrong.extend(validity(row, &mut driver, from, &outcome)?);
         } else {
@@ -116,7 +116,7 @@ fn play_row(row: &Row, client: &ClientUnderTest) -> Result<Vec<String>, String> 
     }
     end_of(&mut driver, &Call::Close)?;
     for (number, server) in servers.iter().enumerate().filter(|(number, _)| !row.taken.contains(number)) {
-        wrong.extend(left::after(CLEAN, When::Ended, &[server]).map(|left| format!("server {number}: {left}")));
+        wrong.extend(left::after(CLEAN, Moment::Ended, &[server]).map(|left| format!("server {number}: {left}")));
     }
     Ok(wrong)
 }
@@ -125,7 +125,7 @@ fn server(servers: &[Server], number: usize) -> Result<&Server, String> {
     servers.get(number).ok_or_else(|| format!("no server {number}"))
 }
 
-/// A server's tokens are greater than its clock from now on, and the greatest so far is this.
+/// Raises the server's tokens above its clock. Returns the greatest token so far.
 fn go_ahead(server: &Server) -> Result<u64, String> {
     let mut raw = server.raw();
     let Value::Int(token) = raw.call(&[b"LOCK.ACQUIRE", KEY.as_bytes(), b"ahead", b"LEASE", b"60000"]) else {
@@ -141,24 +141,24 @@ fn go_ahead(server: &Server) -> Result<u64, String> {
     }
 }
 
-/// A majority knows the fence, and it is greater than whatever was granted before at one of them.
+/// A majority has the fence, and it is greater than each earlier token at one of them.
 fn fence(row: &Row, servers: &[Server], greatest: u64, fence: u64) -> Option<String> {
     let tokens: Vec<u64> = servers.iter().flat_map(|server| holders(&mut server.raw(), KEY)).collect();
     let known = tokens.iter().filter(|token| **token == fence).count();
     (known <= row.servers / 2 || fence <= greatest)
-        .then(|| format!("the fence is {fence}, the servers' tokens are {tokens:?}, and before there was {greatest}"))
+        .then(|| format!("the fence is {fence}, the servers' tokens are {tokens:?}, and the earlier one is {greatest}"))
 }
 
-/// It is told unasked that no majority is left, and said again when asked.
+/// The client reports by itself that no majority is left, and again when it is asked.
 fn loss(driver: &mut Driver) -> Result<Option<String>, String> {
-    let told = driver.loss(HOLD, SOON)?.map(|it| it.reason);
+    let reason = driver.loss(HOLD, SOON)?.map(|it| it.reason);
     let checked = end_of(driver, &Call::Check { hold: HOLD.to_owned() })?;
-    let is_lost = told.as_deref() == Some("forced") && checked.outcome == "lost";
-    Ok((!is_lost).then(|| format!("told {told:?}, and {checked:?}")))
+    let is_lost = reason.as_deref() == Some("forced") && checked.outcome == "lost";
+    Ok((!is_lost).then(|| format!("reason {reason:?}, and {checked:?}")))
 }
 
-/// It is valid for the lease, less the drift, from a moment between the call and its end: what is asked before that is over is not
-/// answered by a loss, and what is asked when it is over not by a hold.
+/// The lock is valid for the lease, less the drift, from a moment between the call and its end: a check before its end does not
+/// report a loss, and one after it does not report a hold.
 fn validity(row: &Row, driver: &mut Driver, from: Micros, held: &Outcome) -> Result<Option<String>, String> {
     let valid = (row.lease - row.drift) * 1_000;
     loop {

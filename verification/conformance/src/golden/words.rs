@@ -1,4 +1,4 @@
-//! What a client's requests are on the wire.
+//! The arguments of a client's requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,23 +14,23 @@ use crate::driver::{At, Call};
 use crate::play::ClientUnderTest;
 use crate::scenario::{Profile, Terms};
 
-/// The default of the server that hears them.
+/// The server's default lease.
 const SERVERS_LEASE: &str = " LEASE 30000";
 
-/// A request, and its words.
+/// A request, and its arguments.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
     keys: Vec<String>,
     terms: Terms,
-    /// A new client hears of its session so much later (ms).
+    /// Delay of a new client's session, in ms.
     #[serde(default)]
     late: u64,
     words: String,
 }
 
 pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
-    // Those of the basic profile stand in vectors/.
+    // The vectors cover the basic profile.
     if client.manifest.profile == Profile::Basic {
         return Ok(Played::default());
     }
@@ -45,7 +45,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
             thread::sleep(Duration::from_millis(how_late.load(Ordering::SeqCst)));
         }
         if let Some(words) = golden(&words) {
-            // Nobody listens any more at the end.
+            // The receiver is gone at the end.
             let _ = sender.send(words);
         }
         Fate::Pass
@@ -70,7 +70,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
             }
             continue;
         };
-        // A client may name the lease that it counts by where the program names none.
+        // A client may name its own lease if the program names none.
         let words = if it.terms.lease.is_none() { words.replace(SERVERS_LEASE, "") } else { words };
         if words != it.words {
             played.differences.push((it.words.clone(), format!("{words}, not {}", it.words)));
@@ -79,7 +79,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     Ok(played)
 }
 
-/// The words of an acquisition, with names for what is different each time, and its options in order.
+/// The arguments of an acquisition, with placeholders for values that vary, and its options in order.
 fn golden(words: &[String]) -> Option<String> {
     let keys = keys_asked_for(words)?;
     let several = usize::from(keys.len() > 1);

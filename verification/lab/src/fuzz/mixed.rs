@@ -17,7 +17,7 @@ use support::Raw;
 use support::resp::{self, Value, encode};
 
 use super::requests::DATABASES;
-use ledger::{Ledger, LockRequest, Results, Step, text};
+use ledger::{Ledger, LockRequest, LockState, Step, text};
 
 /// The database of the locks, which no other request uses.
 pub const DATABASE: u32 = DATABASES;
@@ -507,7 +507,7 @@ impl Player {
         let Value::Array(seen) = reply(raw)? else { return Err("EXEC has no reply".to_owned().into()) };
         for (lock, seen) in locks.iter().zip(seen.chunks(2)) {
             let [info, waiters] = seen else { continue };
-            self.ledger.check(lock, &Results::read(info, waiters))?;
+            self.ledger.check(lock, &LockState::read(info, waiters))?;
         }
         Ok(())
     }
@@ -586,8 +586,8 @@ impl Player {
     }
 }
 
-impl Results {
-    fn read(info: &Value, waiters: &Value) -> Results {
+impl LockState {
+    fn read(info: &Value, waiters: &Value) -> LockState {
         let owners = |list: &Value| match list {
             Value::Array(list) => list.iter().map(|of| text(&field(of, "owner"))).collect(),
             _ => Vec::new(),
@@ -597,7 +597,7 @@ impl Results {
             _ => Vec::new(),
         };
         let token = |holder: &Value| resp::int(&field(holder, "token")).unwrap_or_default();
-        Results {
+        LockState {
             limit: if holders.is_empty() { 0 } else { resp::int(&field(info, "limit")).unwrap_or_default() },
             holders: holders.iter().map(|holder| (text(&field(holder, "owner")), token(holder))).collect(),
             waiters: owners(waiters),

@@ -54,7 +54,7 @@ pub struct Ledger {
 
 /// The holders and waiters of a lock, as the server reports them.
 #[derive(Debug)]
-pub struct Results {
+pub struct LockState {
     /// The limit; 0: none.
     pub limit: i64,
     /// The holders and their tokens.
@@ -195,7 +195,7 @@ impl Ledger {
     }
 
     /// Compares the state of a lock on the server with the expected state.
-    pub fn check(&mut self, key: &str, seen: &Results) -> Result<(), String> {
+    pub fn check(&mut self, key: &str, seen: &LockState) -> Result<(), String> {
         let wrong = |why: String| Err(format!("{key}: {why} in {seen:?}"));
         if seen.limit > 0 && seen.holders.len() as i64 > seen.limit {
             return wrong("too many holders".into());
@@ -261,9 +261,9 @@ mod tests {
         ledger
     }
 
-    fn seen(limit: i64, holders: &[(&str, i64)], waiters: &[&str]) -> Results {
+    fn seen(limit: i64, holders: &[(&str, i64)], waiters: &[&str]) -> LockState {
         let holders = holders.iter().map(|(owner, token)| ((*owner).to_owned(), *token)).collect();
-        Results { limit, holders, waiters: waiters.iter().map(|owner| (*owner).to_owned()).collect() }
+        LockState { limit, holders, waiters: waiters.iter().map(|owner| (*owner).to_owned()).collect() }
     }
 
     #[test]

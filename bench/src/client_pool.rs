@@ -1,11 +1,11 @@
-//! Many clients of one contender, each on a connection of its own, served by one thread.
+//! Many clients of one contender, each with its own connection, in one thread.
 //!
-//! Clients with sessions (`LOCK.EVENTS`) are tasks of processes: those of one process share a connection for their requests,
-//! which go out together once all that has arrived is dealt with, and one that tells them of their grants.
+//! Clients with sessions (`LOCK.EVENTS`) are tasks of processes. The tasks of one process share a connection for requests, which are
+//! sent together once all incoming data is processed, and one for events.
 //!
-//! A client is told to [`want`](Crowd::want) its lock and to [`release`](Crowd::release) it; what comes of it is told by
-//! [`next`](Crowd::next). Between the two the crowd waits as the contender does: by the server's queue, by polling, by
-//! listening to the channel, or by reading the events of a session.
+//! [`want`](Crowd::want) makes a client request its lock, and [`release`](Crowd::release) makes it release it. [`next`](Crowd::next)
+//! returns the outcomes. In between, clients wait as their contender does: in the server's queue, by polling, by subscribing to the
+//! channel, or by reading the events of a session.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -22,22 +22,22 @@ use support::resp::{self, Replies, Request, Value};
 use crate::alarm::Alarm;
 use crate::contenders::{Answer, Contender, Lock, Redisson, Session, Waiting};
 
-/// Redisson clients that wait are threads of at most so many processes; up to that number each is a process of its own.
+/// Waiting Redisson clients are threads of at most this many processes. Up to this number, each is a process of its own.
 const PROCESSES: usize = 100;
 
-/// What a client was waiting for has come.
+/// An outcome for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happened {
+pub enum ClientEvent {
     /// The client has its lock. The instant is when the reply was read.
     Granted(usize, Instant),
-    /// The server has confirmed that the client gave its lock back.
+    /// The server has confirmed the release.
     Released(usize),
-    /// The client wants its lock and does not have it. Where the server keeps the queue nobody tells; there it is so as soon
-    /// as the request is sent, for the server takes it in before whatever is sent later.
+    /// The client waits for its lock. With a queue in the server, this is returned when the request is sent: the server reads it before
+    /// all that is sent later.
     Waits(usize),
 }
 
-/// What went over the wire, of all connections together.
+/// The network traffic of all connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Traffic {
     /// Requests sent.
@@ -53,15 +53,15 @@ impl std::ops::Sub for Traffic {
     }
 }
 
-/// Where a client stands.
+/// The state of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
-    /// It has asked for the lock. Redisson asks a last time when its subscription stands.
+    /// It has requested the lock. Redisson tries once more when it has subscribed.
     Asking,
-    /// Its process' subscription is under way.
+    /// Its process is subscribing.
     Subscribing,
-    /// It sleeps: until its timer, or until a message wakes it.
+    /// It sleeps until its timer, or until a message wakes it.
     Sleeping,
     Holding,
     Releasing,
@@ -70,9 +70,9 @@ enum State {
 struct Member {
     lock: Lock,
     state: State,
-    /// Whether it was refused since it wants the lock; if it listens, it then keeps its process' subscription alive.
+    /// Whether it was refused since its request. A client that subscribes keeps its process' subscription until it has the lock.
     refused: bool,
-    /// Tells a timer that it belongs to a sleep that is over.
+    /// The number of the current sleep. A timer of an earlier sleep is ignored.
     sleep: u64,
 }
 
@@ -83,7 +83,7 @@ struct Subscription {
     confirmed: bool,
     awaiting_confirmation: Vec<usize>,
     sleepers: VecDeque<usize>,
-    /// Messages that nobody slept for: the next who would sleep tries again instead.
+    /// Messages without a sleeping thread: the next thread that would sleep tries again instead.
     permits: usize,
 }
 
@@ -91,42 +91,42 @@ struct Connection {
     stream: TcpStream,
     replies: Replies,
     unsent: Vec<u8>,
-    /// Whose requests have not been answered, in order; a process' own connection is nobody's.
+    /// The clients of pending requests, in order; `None` for a request of the process itself.
     asked: VecDeque<usize>,
 }
 
 /// Clients 0 to n-1 of one contender.
-pub struct Crowd {
+pub struct ClientPool {
     contender: Box<dyn Contender>,
     poll: Poll,
     events: Events,
     connections: Vec<Connection>,
     members: Vec<Member>,
-    /// Over so many connections go the requests of members; the processes' own connections follow.
+    /// The first connections are for requests of members. The processes' own connections follow.
     requests: usize,
     processes: usize,
-    /// Connections whose requests go out together.
+    /// Connections whose requests are sent together.
     unflushed: Vec<usize>,
     alarm: Alarm,
     subscriptions: HashMap<(usize, String), Subscription>,
     timers: BinaryHeap<Reverse<(Instant, usize, u64)>>,
-    happened: VecDeque<Happened>,
+    events: VecDeque<ClientEvent>,
     traffic: Traffic,
     random: Random,
     chunk: Vec<u8>,
 }
 
-impl Crowd {
-    /// Connects one client for each lock. Each is a process of its own, as far as that goes.
+impl ClientPool {
+    /// Connects one client for each lock. Each is a process of its own, up to the limit.
     pub fn connect(port: u16, contender: Box<dyn Contender>, locks: Vec<Lock>) -> Result<Self> {
         let processes = match contender.waiting() {
             Waiting::Listening => locks.len().min(PROCESSES),
-            Waiting::Told | Waiting::Queued | Waiting::Polling(_) => locks.len(),
+            Waiting::Notified | Waiting::Queued | Waiting::Polling(_) => locks.len(),
         };
         Self::of_processes(port, contender, locks, processes)
     }
 
-    /// Connects one client for each lock; they are threads or tasks of so many processes, by turns.
+    /// Connects one client for each lock. They are threads or tasks of this many processes, alternately.
     pub fn of_processes(
         port: u16,
         contender: Box<dyn Contender>,
@@ -135,7 +135,7 @@ impl Crowd {
     ) -> Result<Self> {
         let (requests, processes) = match contender.waiting() {
             Waiting::Listening => (locks.len(), processes),
-            Waiting::Told => (processes, processes),
+            Waiting::Notified => (processes, processes),
             Waiting::Queued | Waiting::Polling(_) => (locks.len(), 0),
         };
         let poll = Poll::new()?;
@@ -144,7 +144,7 @@ impl Crowd {
             (0..requests).map(|index| Connection::open(port, &poll, index)).collect::<Result<Vec<_>>>()?;
         for process in 0..processes {
             let mut connection = Connection::open(port, &poll, requests + process)?;
-            if contender.waiting() == Waiting::Told {
+            if contender.waiting() == Waiting::Notified {
                 let session: Arc<str> = connection.begin_session()?.into();
                 locks.iter_mut().skip(process).step_by(processes).for_each(|lock| lock.session = Some(session.clone()));
             }
@@ -163,51 +163,51 @@ impl Crowd {
             alarm,
             subscriptions: HashMap::new(),
             timers: BinaryHeap::new(),
-            happened: VecDeque::new(),
+            events: VecDeque::new(),
             traffic: Traffic::default(),
             random: Random::new(),
             chunk: vec![0; 1 << 16],
         })
     }
 
-    /// How many clients there are.
+    /// The number of clients.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// What went over the wire so far.
+    /// The traffic so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
 
-    /// The client asks for its lock.
+    /// The client requests its lock.
     pub fn want(&mut self, client: usize) -> Result<()> {
         self.members[client].state = State::Asking;
         let request = self.contender.wait(&self.members[client].lock);
         self.ask(client, &request)?;
-        if matches!(self.contender.waiting(), Waiting::Queued | Waiting::Told) {
-            self.happened.push_back(Happened::Waits(client));
+        if matches!(self.contender.waiting(), Waiting::Queued | Waiting::Notified) {
+            self.events.push_back(ClientEvent::Waits(client));
         }
         Ok(())
     }
 
-    /// The client, which has no lock and wants none, asks for the lock `key` from now on.
-    pub fn turn_to(&mut self, client: usize, key: &str) {
+    /// An idle client uses the lock `key` from now on.
+    pub fn switch_to(&mut self, client: usize, key: &str) {
         key.clone_into(&mut self.members[client].lock.key);
     }
 
-    /// The client gives its lock back.
+    /// The client releases its lock.
     pub fn release(&mut self, client: usize) -> Result<()> {
         self.members[client].state = State::Releasing;
         let request = self.contender.release(&self.members[client].lock);
         self.ask(client, &request)
     }
 
-    /// The next thing that happens, or `None` at the deadline.
-    pub fn next(&mut self, deadline: Instant) -> Result<Option<Happened>> {
+    /// The next outcome, or `None` at the deadline.
+    pub fn next(&mut self, deadline: Instant) -> Result<Option<ClientEvent>> {
         loop {
-            if let Some(happened) = self.happened.pop_front() {
-                return Ok(Some(happened));
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
             }
             let now = Instant::now();
             if now >= deadline {
@@ -224,7 +224,7 @@ impl Crowd {
 
     fn wait_for_events(&mut self, timeout: Duration) -> Result<()> {
         let mut events = std::mem::replace(&mut self.events, Events::with_capacity(0));
-        // epoll itself counts in milliseconds.
+        // epoll's timeout is in milliseconds.
         self.alarm.set(timeout)?;
         let polled = self.poll.poll(&mut events, None);
         if let Err(error) = polled
@@ -277,14 +277,14 @@ impl Crowd {
             while let Some(reply) = self.connections[connection].replies.next()? {
                 if connection < self.requests {
                     let client = self.connections[connection].asked.pop_front();
-                    self.replied(client.context("a reply that nobody asked for")?, &reply, at)?;
-                } else if self.contender.waiting() == Waiting::Told {
-                    self.told(connection, &reply, at)?;
+                    self.replied(client.context("a reply without a request")?, &reply, at)?;
+                } else if self.contender.waiting() == Waiting::Notified {
+                    self.read_events(connection, &reply, at)?;
                 } else {
                     self.pushed(connection - self.requests, reply)?;
                 }
             }
-            // A short read has emptied the socket; the next byte brings the next event.
+            // A short read has emptied the socket. More data causes another event.
             if length < self.chunk.len() {
                 return Ok(());
             }
@@ -292,8 +292,8 @@ impl Crowd {
     }
 
     fn replied(&mut self, client: usize, reply: &Value, at: Instant) -> Result<()> {
-        // The grant may have been told already, over the other connection.
-        if self.contender.waiting() == Waiting::Told && self.contender.answer(reply).is_ok_and(is_busy) {
+        // The grant may have arrived already, over the other connection.
+        if self.contender.waiting() == Waiting::Notified && self.contender.answer(reply).is_ok_and(is_busy) {
             return Ok(());
         }
         match self.members[client].state {
@@ -304,7 +304,7 @@ impl Crowd {
             State::Releasing => {
                 self.contender.check_released(reply)?;
                 self.members[client].state = State::Idle;
-                self.happened.push_back(Happened::Released(client));
+                self.events.push_back(ClientEvent::Released(client));
                 Ok(())
             }
             state => bail!("{}: {reply:?} for client {client}, which is {state:?}", self.contender.name()),
@@ -313,7 +313,7 @@ impl Crowd {
 
     fn granted(&mut self, client: usize, at: Instant) -> Result<()> {
         self.members[client].state = State::Holding;
-        self.happened.push_back(Happened::Granted(client, at));
+        self.events.push_back(ClientEvent::Granted(client, at));
         let refused = std::mem::take(&mut self.members[client].refused);
         if refused && self.contender.waiting() == Waiting::Listening { self.unsubscribe(client) } else { Ok(()) }
     }
@@ -322,15 +322,15 @@ impl Crowd {
         let first = !self.members[client].refused;
         if first {
             self.members[client].refused = true;
-            self.happened.push_back(Happened::Waits(client));
+            self.events.push_back(ClientEvent::Waits(client));
         }
         match self.contender.waiting() {
-            Waiting::Queued | Waiting::Told => {
-                bail!("{}: refused, and was to wait for ever", self.contender.name())
+            Waiting::Queued | Waiting::Notified => {
+                bail!("{}: refused, although the wait has no timeout", self.contender.name())
             }
             Waiting::Polling(pause) => {
-                // Our waiters come the moment that the lock changes hands. Left so, all would poll in step with it; a
-                // first pause of random length puts each where a waiter is that came at any moment.
+                // Clients here request in step with the hand-offs. Without this, all would poll in step. A first pause of random length makes them
+                // independent.
                 let pause = if first { pause * self.random.below(1_000) as u32 / 1_000 } else { pause };
                 self.sleep(client, Some(pause));
                 Ok(())
@@ -375,7 +375,7 @@ impl Crowd {
         self.subscriptions.entry((self.process_of(client), channel.to_owned())).or_default()
     }
 
-    /// After the first refusal a thread sees to it that its process is subscribed, and tries again.
+    /// After the first refusal, a thread makes sure that its process is subscribed, and tries again.
     fn subscribe(&mut self, client: usize) -> Result<()> {
         let channel = self.channel_of(client);
         let subscription = self.subscription(client, &channel);
@@ -389,7 +389,7 @@ impl Crowd {
         if first { self.send_of_process(client, "SUBSCRIBE", &channel) } else { Ok(()) }
     }
 
-    /// After every other refusal it sleeps until a message wakes it or the holder's lease is over.
+    /// After each further refusal, it sleeps until a message wakes it or the holder's lease has expired.
     fn listen(&mut self, client: usize, left: Option<Duration>) -> Result<()> {
         let channel = self.channel_of(client);
         let subscription = self.subscription(client, &channel);
@@ -417,12 +417,12 @@ impl Crowd {
         self.send(self.requests + self.process_of(client), &Request::new(&[command, channel]))
     }
 
-    /// Something came on the connection on which a process is subscribed.
+    /// Handles data on a process' subscription.
     fn pushed(&mut self, process: usize, reply: Value) -> Result<()> {
         let Value::Array(parts) = &reply else { bail!("not a message: {reply:?}") };
         let [kind, channel, _] = parts.as_slice() else { bail!("not a message: {reply:?}") };
         let Some(subscription) = self.subscriptions.get_mut(&(process, resp::text(channel)?)) else {
-            bail!("a message on a channel that nobody asked for: {reply:?}")
+            bail!("a message on a channel without a subscription: {reply:?}")
         };
         match resp::text(kind)?.as_str() {
             "subscribe" => {
@@ -442,13 +442,13 @@ impl Crowd {
         Ok(())
     }
 
-    /// Events of a session. It reads on at once.
-    fn told(&mut self, connection: usize, reply: &Value, at: Instant) -> Result<()> {
+    /// Handles events of a session, and reads on.
+    fn read_events(&mut self, connection: usize, reply: &Value, at: Instant) -> Result<()> {
         let Value::Array(events) = reply else { bail!("not a list of events: {reply:?}") };
         for event in events {
             let Value::Array(fields) = event else { bail!("not an event: {event:?}") };
             let [kind, _, _, owner, ..] = fields.as_slice() else { bail!("not an event: {event:?}") };
-            let client = Lock::client_of(&resp::text(owner)?).context("an event of nobody")?;
+            let client = Lock::client_of(&resp::text(owner)?).context("an event of an unknown owner")?;
             if resp::text(kind)? != "granted" || self.members[client].state != State::Asking {
                 bail!("{event:?} for client {client}, which is {:?}", self.members[client].state);
             }
@@ -491,7 +491,7 @@ impl Connection {
         Ok(Self { stream, replies: Replies::default(), unsent: Vec::new(), asked: VecDeque::new() })
     }
 
-    /// Asks for the connection's name as a session, and reads its events from then on.
+    /// Opens a session on the connection, and reads its events from then on.
     fn begin_session(&mut self) -> Result<String> {
         self.send(Request::typed("LOCK.SESSION").bytes())?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -506,7 +506,7 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_micros(50));
                 }
-                Err(error) => return Err(error).context("asking for a session's name"),
+                Err(error) => return Err(error).context("opening a session"),
             }
         };
         self.send(Request::typed(Session::NEXT).bytes())?;

@@ -3,7 +3,7 @@
 //! Clients with sessions (`LOCK.EVENTS`) are tasks of processes. The tasks of one process share a connection for requests, which are
 //! sent together once all incoming data is processed, and one for events.
 //!
-//! [`want`](Crowd::want) makes a client request its lock, and [`release`](Crowd::release) makes it release it. [`next`](Crowd::next)
+//! [`want`](ClientPool::want) makes a client request its lock, and [`release`](ClientPool::release) makes it release it. [`next`](ClientPool::next)
 //! returns the outcomes. In between, clients wait as their contender does: in the server's queue, by polling, by subscribing to the
 //! channel, or by reading the events of a session.
 
@@ -110,7 +110,7 @@ pub struct ClientPool {
     alarm: Alarm,
     subscriptions: HashMap<(usize, String), Subscription>,
     timers: BinaryHeap<Reverse<(Instant, usize, u64)>>,
-    events: VecDeque<ClientEvent>,
+    outcomes: VecDeque<ClientEvent>,
     traffic: Traffic,
     random: Random,
     chunk: Vec<u8>,
@@ -163,7 +163,7 @@ impl ClientPool {
             alarm,
             subscriptions: HashMap::new(),
             timers: BinaryHeap::new(),
-            events: VecDeque::new(),
+            outcomes: VecDeque::new(),
             traffic: Traffic::default(),
             random: Random::new(),
             chunk: vec![0; 1 << 16],
@@ -186,7 +186,7 @@ impl ClientPool {
         let request = self.contender.wait(&self.members[client].lock);
         self.ask(client, &request)?;
         if matches!(self.contender.waiting(), Waiting::Queued | Waiting::Notified) {
-            self.events.push_back(ClientEvent::Waits(client));
+            self.outcomes.push_back(ClientEvent::Waits(client));
         }
         Ok(())
     }
@@ -206,7 +206,7 @@ impl ClientPool {
     /// The next outcome, or `None` at the deadline.
     pub fn next(&mut self, deadline: Instant) -> Result<Option<ClientEvent>> {
         loop {
-            if let Some(event) = self.events.pop_front() {
+            if let Some(event) = self.outcomes.pop_front() {
                 return Ok(Some(event));
             }
             let now = Instant::now();
@@ -304,7 +304,7 @@ impl ClientPool {
             State::Releasing => {
                 self.contender.check_released(reply)?;
                 self.members[client].state = State::Idle;
-                self.events.push_back(ClientEvent::Released(client));
+                self.outcomes.push_back(ClientEvent::Released(client));
                 Ok(())
             }
             state => bail!("{}: {reply:?} for client {client}, which is {state:?}", self.contender.name()),
@@ -313,7 +313,7 @@ impl ClientPool {
 
     fn granted(&mut self, client: usize, at: Instant) -> Result<()> {
         self.members[client].state = State::Holding;
-        self.events.push_back(ClientEvent::Granted(client, at));
+        self.outcomes.push_back(ClientEvent::Granted(client, at));
         let refused = std::mem::take(&mut self.members[client].refused);
         if refused && self.contender.waiting() == Waiting::Listening { self.unsubscribe(client) } else { Ok(()) }
     }
@@ -322,7 +322,7 @@ impl ClientPool {
         let first = !self.members[client].refused;
         if first {
             self.members[client].refused = true;
-            self.events.push_back(ClientEvent::Waits(client));
+            self.outcomes.push_back(ClientEvent::Waits(client));
         }
         match self.contender.waiting() {
             Waiting::Queued | Waiting::Notified => {

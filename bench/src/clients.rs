@@ -17,11 +17,11 @@ const MOST_LATENCY: f64 = 1.1;
 /// Measures on each server.
 pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     let scale = &settings.scale;
-    let (mut pairs, mut crowds) = (Vec::new(), Vec::new());
+    let (mut pairs, mut contended) = (Vec::new(), Vec::new());
     for program in programs {
         let mut server = Running::start(program, With::Module)?;
         pairs.push(overhead::measure(scale, program, &mut server).with_context(|| program.label.clone())?);
-        crowds.extend(tasks::measure(scale, program, &mut server).with_context(|| program.label.clone())?);
+        contended.extend(tasks::measure(scale, program, &mut server).with_context(|| program.label.clone())?);
     }
     let goal = |row: &overhead::Row| {
         let what = format!("latency of acquire and release, client for Rust / raw commands ({})", row.server);
@@ -29,10 +29,10 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     };
     Ok(Findings {
         section: "clients",
-        tables: vec![pair_table(&pairs), crowd_table(&crowds)],
+        tables: vec![pair_table(&pairs), contention_table(&contended)],
         goals: pairs.iter().map(goal).collect(),
         plots: vec![],
-        data: json!({ "rounds": scale.client_rounds, "pairs": pairs, "crowds": crowds }),
+        data: json!({ "rounds": scale.client_rounds, "pairs": pairs, "contended": contended }),
     })
 }
 
@@ -54,7 +54,7 @@ fn pair_table(rows: &[overhead::Row]) -> Table {
     table
 }
 
-fn crowd_table(rows: &[tasks::Row]) -> Table {
+fn contention_table(rows: &[tasks::Row]) -> Table {
     let note = format!(
         "{} tasks of one process want {} locks, all of which are held until all tasks wait. Then each takes its turn (1 ms), and \
          asks again, until all had one, or for {} s.",

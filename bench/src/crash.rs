@@ -11,9 +11,9 @@ use serde_json::json;
 use support::resp::{self, Request};
 
 use crate::client::Client;
+use crate::client_pool::{ClientEvent, ClientPool};
 use crate::contenders::{Contender, Holdfast, Lock};
 use crate::plot::Plot;
-use crate::pool::{ClientEvent, ClientPool};
 use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};

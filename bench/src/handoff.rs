@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::client_pool::{ClientEvent, ClientPool};
 use crate::contenders::{Contender, List, Lock};
 use crate::figures::{micros, ratio, whole};
 use crate::plot::Plot;
-use crate::pool::{ClientEvent, ClientPool};
 use crate::redis_py::{REDIS_PY, RedisPy};
 use crate::relay::{Next, Relay};
 use crate::report::{Findings, Goal, Table};

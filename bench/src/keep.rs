@@ -13,9 +13,9 @@ use serde_json::json;
 use support::Random;
 
 use crate::client::Client;
+use crate::client_pool::{ClientEvent, ClientPool};
 use crate::contenders::{Lock, Redisson};
 use crate::figures::{ratio, whole};
-use crate::pool::{ClientEvent, ClientPool};
 use crate::process::Process;
 use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
@@ -26,7 +26,7 @@ use crate::stats::{Percentiles, Spread, jain};
 pub const PROCESS: &str = "one-that-keeps";
 
 /// The number of processes, the number of locks, and the percentage of uses with a lock of the process' own.
-const SCENES: [(usize, usize, usize); 3] = [(1, 1, 100), (10, 1_000, 90), (10, 1, 100)];
+const SCENARIOS: [(usize, usize, usize); 3] = [(1, 1, 100), (10, 1_000, 90), (10, 1, 100)];
 
 /// The contenders: those that this program can run, and those in Python.
 const RUST: [&str; 4] = ["holdfast, keep", "holdfast", "redisson", "rslock"];
@@ -107,7 +107,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     let mut rows = Vec::new();
     for program in programs {
         let mut server = Running::start(program, With::Module)?;
-        for scene in SCENES {
+        for scene in SCENARIOS {
             rows.extend(measure(settings, program, &mut server, scene).with_context(|| program.label.clone())?);
         }
     }

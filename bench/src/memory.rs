@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::json;
 use support::resp;
 
+use crate::client_pool::{ClientEvent, ClientPool};
 use crate::contenders::{Answer, Contender, Holdfast, List, Lock};
 use crate::figures::whole;
-use crate::pool::{ClientEvent, ClientPool};
 use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};

@@ -13,11 +13,11 @@ use serde_json::json;
 use support::resp::{self, Request};
 
 use crate::client::Client;
+use crate::client_pool::{ClientEvent, ClientPool};
 use crate::contenders::{Answer, Contender, Holdfast, Lock, Redisson, SetNx};
 use crate::figures::{micros, ratio, whole};
 use crate::machine;
 use crate::plot::Plot;
-use crate::pool::{ClientEvent, ClientPool};
 use crate::relay::{Next, Relay};
 use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use crate::pool::ClientEvent;
+use crate::client_pool::ClientEvent;
 
 /// The state of one lock.
 #[derive(Default)]

@@ -22,14 +22,14 @@ const WAITERS: [usize; 3] = [1, 10, 1_000];
 /// A scenario of hand-offs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Scene {
+enum Scenario {
     /// One lock among this many waiters and a holder, each with its own session.
     OneLock(usize),
     /// Many locks among the tasks of ten processes.
     Busy,
 }
 
-impl Scene {
+impl Scenario {
     fn all() -> impl Iterator<Item = Self> {
         WAITERS.into_iter().map(Self::OneLock).chain([Self::Busy])
     }
@@ -67,7 +67,7 @@ impl Scene {
 #[derive(Serialize)]
 struct Row {
     server: String,
-    scene: Scene,
+    scenario: Scenario,
     name: String,
     per_second: Spread,
     p50_us: Spread,
@@ -87,13 +87,14 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     scale.handoff_most = scale.session_window * 2;
     for program in programs {
         memory.extend(memory::measure(&scale, program).with_context(|| program.label.clone())?);
-        for scene in Scene::all() {
+        for scenario in Scenario::all() {
             rows.extend(
-                measure(&scale, program, scene).with_context(|| format!("{}, {}", program.label, scene.name()))?,
+                measure(&scale, program, scenario)
+                    .with_context(|| format!("{}, {}", program.label, scenario.name()))?,
             );
         }
     }
-    let tables = rows.chunk_by(|a, b| a.server == b.server && a.scene == b.scene).map(table);
+    let tables = rows.chunk_by(|a, b| a.server == b.server && a.scenario == b.scenario).map(table);
     Ok(Findings {
         section: "sessions",
         tables: std::iter::once(memory_table(&memory)).chain(tables).collect(),
@@ -103,7 +104,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     })
 }
 
-fn measure(scale: &Scale, program: &Program, scene: Scene) -> Result<Vec<Row>> {
+fn measure(scale: &Scale, program: &Program, scenario: Scenario) -> Result<Vec<Row>> {
     let mut server = Running::start(program, With::Module)?;
     let mut rounds: Vec<(&str, Vec<Round>)> = Vec::new();
     for round in 0..scale.session_rounds {
@@ -120,24 +121,24 @@ fn measure(scale: &Scale, program: &Program, scene: Scene) -> Result<Vec<Row>> {
         contenders.rotate_left(first);
         for contender in contenders {
             let name = contender.name();
-            let measured = scene.round(&mut server, contender, scale).context(name)?;
+            let measured = scenario.round(&mut server, contender, scale).context(name)?;
             rounds.iter_mut().filter(|(of, _)| *of == name).for_each(|(_, rounds)| rounds.push(measured.clone()));
             server.clear()?;
         }
     }
     let floor =
         rounds.iter().find(|(name, _)| *name == List::NAME).map(|(_, rounds)| rounds.clone()).unwrap_or_default();
-    Ok(rounds.iter().map(|(name, rounds)| row(program, scene, name, rounds, &floor)).collect())
+    Ok(rounds.iter().map(|(name, rounds)| row(program, scenario, name, rounds, &floor)).collect())
 }
 
-fn row(program: &Program, scene: Scene, name: &str, rounds: &[Round], floor: &[Round]) -> Row {
+fn row(program: &Program, scenario: Scenario, name: &str, rounds: &[Round], floor: &[Round]) -> Row {
     let all = |rounds: &[Round], of: fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
     let spread = |of: fn(&Round) -> f64| Spread::of(&all(rounds, of));
     let over =
         |of: fn(&Round) -> f64| (name != List::NAME).then(|| Spread::of_ratios(&all(rounds, of), &all(floor, of)));
     Row {
         server: program.label.clone(),
-        scene,
+        scenario,
         name: name.to_owned(),
         per_second: spread(|r| r.per_second),
         p50_us: spread(|r| r.times.p50),
@@ -153,11 +154,11 @@ fn goals(row: &Row) -> Vec<Goal> {
         return Vec::new();
     }
     let goal = |what: &str, most, measured: Option<Spread>| {
-        let what = format!("{what} of a hand-off, sessions / {}: {} ({})", List::NAME, row.scene.name(), row.server);
+        let what = format!("{what} of a hand-off, sessions / {}: {} ({})", List::NAME, row.scenario.name(), row.server);
         measured.map(|measured| Goal::at_most(what, most, measured))
     };
-    let cpu = goal("CPU", row.scene.most_cpu(), row.cpu_over_floor);
-    let p99 = if row.scene == Scene::Busy { goal("p99", 1.0, row.p99_over_floor) } else { None };
+    let cpu = goal("CPU", row.scenario.most_cpu(), row.cpu_over_floor);
+    let p99 = if row.scenario == Scenario::Busy { goal("p99", 1.0, row.p99_over_floor) } else { None };
     cpu.into_iter().chain(p99).collect()
 }
 
@@ -174,7 +175,8 @@ fn memory_table(rows: &[memory::Row]) -> Table {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let title = rows.first().map_or_else(String::new, |row| format!("Sessions: {}, {}", row.server, row.scene.name()));
+    let title =
+        rows.first().map_or_else(String::new, |row| format!("Sessions: {}, {}", row.server, row.scenario.name()));
     let columns = ["who", "per s", "p50", "p99", "server CPU", "p99 / floor", "CPU / floor"];
     let mut table = Table::new(title, "", &columns);
     for row in rows {

@@ -19,7 +19,7 @@ use crate::settings::{Scale, Settings};
 use crate::stats::Spread;
 use pinger::{Longest, Pinger};
 use stage::{Size, Stage};
-use states::{IDLE, Scene};
+use states::{IDLE, Scenario};
 
 /// The limit for an iteration, in milliseconds.
 const BOUND: f64 = 5.0;
@@ -60,7 +60,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
 }
 
 fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
-    let with = |with: With, scene: Scene| cost(scale, program, with, scene);
+    let with = |with: With, scenario: Scenario| cost(scale, program, with, scenario);
     let idle = (with(With::Module, IDLE)?, with(With::Nothing, IDLE)?);
     let mut rows = vec![row(program, "nothing", idle.0, Some(("nothing", idle.1)))];
     for state in states::all() {
@@ -68,7 +68,7 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
         eprintln!("  {}: {}", program.label, state.name);
         let module = with(With::Module, state.module).context(state.name)?;
         let plain = match state.plain {
-            Some((name, scene)) => Some((name, with(With::Nothing, scene).context(name)?)),
+            Some((name, scenario)) => Some((name, with(With::Nothing, scenario).context(name)?)),
             None => None,
         };
         rows.push(row(program, state.name, module, plain));
@@ -81,13 +81,13 @@ fn row(program: &Program, state: &str, module: Cost, plain: Option<(&str, Cost)>
     Row { server: program.label.clone(), state: state.to_owned(), module, plain }
 }
 
-fn cost(scale: &Scale, program: &Program, with: With, scene: Scene) -> Result<Cost> {
+fn cost(scale: &Scale, program: &Program, with: With, scenario: Scenario) -> Result<Cost> {
     let size = if scale.judged { Size::FULL } else { Size::QUICK };
     let mut longest = Vec::new();
     let mut reply = String::new();
     for _ in 0..scale.worst_rounds {
         let mut stage = Stage::new(Running::start(program, with)?, size);
-        let (one, reply_text) = round(&mut stage, scene)?;
+        let (one, reply_text) = round(&mut stage, scenario)?;
         longest.push(one);
         reply = reply_text;
     }
@@ -95,11 +95,11 @@ fn cost(scale: &Scale, program: &Program, with: With, scene: Scene) -> Result<Co
     Ok(Cost { ping_us: spread(|one| one.took), server_us: spread(|one| one.server), reply })
 }
 
-fn round(stage: &mut Stage, scene: Scene) -> Result<(Longest, String)> {
-    (scene.build)(stage)?;
+fn round(stage: &mut Stage, scenario: Scenario) -> Result<(Longest, String)> {
+    (scenario.build)(stage)?;
     let pinger = Pinger::start(stage.server.port(), stage.server.server.pid())?;
     let begin = Instant::now();
-    let reply = (scene.step)(stage)?;
+    let reply = (scenario.step)(stage)?;
     stage.wait_for_aftermath();
     Ok((pinger.longest(begin, Instant::now())?, reply))
 }
@@ -118,7 +118,7 @@ fn table(scale: &Scale, rows: &[Row]) -> Table {
     let size = if scale.judged { Size::FULL } else { Size::QUICK };
     let note = format!(
         "The longest PING of a second client during the step, and the most processor time that the server used while one \
-         PING waited: medians of the rounds' maxima ({}). A crowd is {} connections, many keys 128, many holders or locks {}, \
+         PING waited: medians of the rounds' maxima ({}). Many clients are {} connections, many keys 128, many holders or locks {}, \
          or fewer where the server has a limit.",
         scale.worst_rounds, size.clients, size.many
     );

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::client_pool::{ClientEvent, ClientPool};
 use crate::contenders::{Contender, Lock};
 use crate::handoff::Round;
 use crate::memory::LEASE;
-use crate::pool::{ClientEvent, ClientPool};
 use crate::relay::{Next, Relay};
 use crate::server::Running;
 use crate::settings::{IDLE, Scale};

@@ -17,7 +17,7 @@ const LONG_AFTERMATH: Duration = Duration::from_secs(1);
 
 /// A state and a step, on one kind of server.
 #[derive(Clone, Copy)]
-pub struct Scene {
+pub struct Scenario {
     /// Builds the state.
     pub build: fn(&mut Stage) -> Result<()>,
     /// Runs the step and waits until it is complete. Returns the reply.
@@ -29,35 +29,35 @@ pub struct State {
     /// The state and the step.
     pub name: &'static str,
     /// With the module.
-    pub module: Scene,
+    pub module: Scenario,
     /// The comparison on a server without the module, and its name, if there is one.
-    pub plain: Option<(&'static str, Scene)>,
+    pub plain: Option<(&'static str, Scenario)>,
 }
 
 /// An idle server.
-pub const IDLE: Scene = Scene { build: |_| Ok(()), step: |stage| Ok(stage.wait_for(LONG_AFTERMATH)) };
+pub const IDLE: Scenario = Scenario { build: |_| Ok(()), step: |stage| Ok(stage.wait_for(LONG_AFTERMATH)) };
 
 /// All states.
 pub fn all() -> Vec<State> {
-    [several_keys(), searches(), crowds(), sessions(), ends(), looks(), large()].into_iter().flatten().collect()
+    [several_keys(), searches(), many_waiters(), sessions(), ends(), reads(), large()].into_iter().flatten().collect()
 }
 
-fn state(name: &'static str, module: Scene) -> State {
+fn state(name: &'static str, module: Scenario) -> State {
     State { name, module, plain: None }
 }
 
 impl State {
-    fn beside(self, name: &'static str, plain: Scene) -> Self {
+    fn beside(self, name: &'static str, plain: Scenario) -> Self {
         Self { plain: Some((name, plain)), ..self }
     }
 }
 
 /// One request for many keys waits because of one of them, or many such requests do.
 fn several_keys() -> Vec<State> {
-    let one = |step| Scene { build: one_request, step };
-    let apart = |step| Scene { build: requests_apart, step };
-    let alike = |step| Scene { build: requests_alike, step };
-    let lists = |step| Scene { build: one_pop, step };
+    let one = |step| Scenario { build: one_request, step };
+    let apart = |step| Scenario { build: requests_apart, step };
+    let alike = |step| Scenario { build: requests_alike, step };
+    let lists = |step| Scenario { build: one_pop, step };
     vec![
         state(
             "MACQUIRE of many keys waits: ACQUIRE of one of them",
@@ -77,20 +77,23 @@ fn several_keys() -> Vec<State> {
         state("the same: RELEASE of it", apart(|stage| stage.step("LOCK.RELEASE hot holder"))),
         state("MACQUIREs of the same 128 keys: ACQUIRE of one", alike(|stage| stage.step("LOCK.ACQUIRE hot v WAIT 1"))),
         state("the same: RELEASE of one", alike(|stage| stage.step("LOCK.RELEASE hot holder"))),
-        state("MACQUIRE of many keys, all free", Scene { build: |_| Ok(()), step: take_free_keys })
-            .beside("MSET of as many", Scene { build: |_| Ok(()), step: set_keys }),
-        state("MRELEASE of many keys, each waited for", Scene { build: keys_waited_for, step: release_keys })
-            .beside("a script that pushes to as many lists with BLPOP", Scene { build: pops_apart, step: push_apart }),
+        state("MACQUIRE of many keys, all free", Scenario { build: |_| Ok(()), step: take_free_keys })
+            .beside("MSET of as many", Scenario { build: |_| Ok(()), step: set_keys }),
+        state("MRELEASE of many keys, each waited for", Scenario { build: keys_waited_for, step: release_keys })
+            .beside(
+                "a script that pushes to as many lists with BLPOP",
+                Scenario { build: pops_apart, step: push_apart },
+            ),
     ]
 }
 
 /// Long searches for cycles.
 fn searches() -> Vec<State> {
-    let chain = |step| Scene { build: chain, step };
+    let chain = |step| Scenario { build: chain, step };
     vec![
         state(
             "holders of two locks wait, each for its own: ACQUIRE of one of the two",
-            Scene { build: wide, step: |stage| stage.step("LOCK.ACQUIRE T c WAIT 1") },
+            Scenario { build: wide, step: |stage| stage.step("LOCK.ACQUIRE T c WAIT 1") },
         ),
         state("a chain of waiting holders: ACQUIRE at its end", chain(|stage| stage.step("LOCK.ACQUIRE c:0 v WAIT 1"))),
         state(
@@ -98,20 +101,20 @@ fn searches() -> Vec<State> {
             chain(|stage| stage.step(&format!("LOCK.ACQUIRE c:0 o:{} WAIT 1", stage.size.clients))),
         ),
         state(
-            "locks are waited for, and a MACQUIRE of two of them waits: a crowd of a session queues for another",
-            Scene { build: request_among_contended, step: crowd_of_a_session },
+            "contended locks, and a MACQUIRE of two of them waits: many requests of a session for another lock",
+            Scenario { build: request_among_contended, step: session_queues },
         ),
     ]
 }
 
 /// Many waiting clients get their replies at once.
-fn crowds() -> Vec<State> {
-    let readers = |step| Scene { build: readers, step };
-    let apart = |step| Scene { build: waiters_apart, step };
-    let pops = |step| Scene { build: pops, step };
+fn many_waiters() -> Vec<State> {
+    let readers = |step| Scenario { build: readers, step };
+    let apart = |step| Scenario { build: waiters_apart, step };
+    let pops = |step| Scenario { build: pops, step };
     vec![
-        state("a crowd of readers waits: RELEASE", readers(|stage| after(stage, "LOCK.RELEASE hot holder"))).beside(
-            "a crowd in BLPOP: a script pushes for all",
+        state("many readers wait: RELEASE", readers(|stage| after(stage, "LOCK.RELEASE hot holder"))).beside(
+            "many clients in BLPOP: a script pushes for all",
             pops(|stage| {
                 stage.script(PUSH, "hot", stage.size.clients)?;
                 stage.read_all_replies()
@@ -119,8 +122,8 @@ fn crowds() -> Vec<State> {
         ),
         state("the same: DEL", readers(|stage| after(stage, "DEL hot"))),
         state(
-            "the same: RELEASE, and at once MRENEW of 128 other keys",
-            Scene { build: readers_and_keys, step: let_in_and_renew },
+            "the same: RELEASE, followed immediately by MRENEW of 128 other keys",
+            Scenario { build: readers_and_keys, step: let_in_and_renew },
         ),
         state(
             "the same: the lease ends",
@@ -131,7 +134,7 @@ fn crowds() -> Vec<State> {
         ),
         state("locks with a waiter each: FLUSHALL", apart(|stage| after(stage, "FLUSHALL"))).beside(
             "streams with an XREADGROUP each: FLUSHALL",
-            Scene { build: groups_apart, step: |stage| after(stage, "FLUSHALL") },
+            Scenario { build: groups_apart, step: |stage| after(stage, "FLUSHALL") },
         ),
         state(
             "the same: a script releases all",
@@ -140,11 +143,11 @@ fn crowds() -> Vec<State> {
                 stage.read_all_replies()
             }),
         )
-        .beside("lists with a BLPOP each: a script pushes to all", Scene { build: pops_apart, step: push_apart }),
+        .beside("lists with a BLPOP each: a script pushes to all", Scenario { build: pops_apart, step: push_apart }),
         state("the same: one DEL of all", apart(delete_all)),
         state(
-            "all of these wait for one owner: a script releases all",
-            Scene {
+            "the same waiters with one owner: a script releases all",
+            Scenario {
                 build: waiters_of_one_owner,
                 step: |stage| {
                     stage.script(RELEASE_EACH, "hot:", stage.size.clients)?;
@@ -152,91 +155,101 @@ fn crowds() -> Vec<State> {
                 },
             },
         ),
-        state("a crowd's waits end together", Scene { build: short_waits, step: waits_end })
-            .beside("a crowd's BLPOPs end together", Scene { build: short_pops, step: waits_end }),
-        state("a crowd's connections end together", Scene { build: crowd_of_a_user, step: user_goes })
-            .beside("a crowd's in BLPOP do", Scene { build: pops_of_a_user, step: user_goes }),
-        state("a crowd waits: the server becomes a replica", readers(|stage| after(stage, "REPLICAOF 127.0.0.1 1")))
-            .beside("the same with BLPOP", pops(|stage| after(stage, "REPLICAOF 127.0.0.1 1"))),
+        state("many waits time out together", Scenario { build: short_waits, step: waits_end })
+            .beside("many BLPOPs time out together", Scenario { build: short_pops, step: waits_end }),
+        state("many waiting connections end together", Scenario { build: waits_of_a_user, step: user_goes })
+            .beside("many in BLPOP do", Scenario { build: pops_of_a_user, step: user_goes }),
+        state(
+            "many clients wait: the server becomes a replica",
+            readers(|stage| after(stage, "REPLICAOF 127.0.0.1 1")),
+        )
+        .beside("the same with BLPOP", pops(|stage| after(stage, "REPLICAOF 127.0.0.1 1"))),
     ]
 }
 
 /// One connection waits for many locks, or holds them.
 fn sessions() -> Vec<State> {
-    let waits = |step| Scene { build: session_that_waits, step };
-    let holds = |step| Scene { build: session_that_holds, step };
-    let keys = |step| Scene { build: many_hashes, step };
+    let waits = |step| Scenario { build: session_that_waits, step };
+    let holds = |step| Scenario { build: session_that_holds, step };
+    let keys = |step| Scenario { build: many_hashes, step };
     vec![
-        state("a session joins the queues of many locks", Scene { build: many_locks, step: join_all }),
-        state("it waits for all of them: its connection ends", waits(leave))
-            .beside("a connection with as many subscriptions ends", Scene { build: subscribed, step: connection_ends }),
-        state("the same: all fall free at once (FLUSHALL)", waits(flush_and_be_granted))
+        state("a session joins the queues of many locks", Scenario { build: many_locks, step: join_all }),
+        state("it waits for all of them: its connection ends", waits(leave)).beside(
+            "a connection with as many subscriptions ends",
+            Scenario { build: subscribed, step: connection_ends },
+        ),
+        state("the same: all become free at once (FLUSHALL)", waits(flush_and_read_grants))
             .beside("FLUSHALL of as many hashes", keys(|stage| stage.step("FLUSHALL"))),
         state(
             "a session waits for many locks under one owner: its connection ends",
-            Scene { build: session_that_waits_as_one, step: leave },
+            Scenario { build: session_that_waits_as_one, step: leave },
         ),
         state(
             "a session has many waits of 128 keys: its connection ends",
-            Scene { build: session_that_waits_for_several, step: leave },
+            Scenario { build: session_that_waits_for_several, step: leave },
         ),
         state(
-            "all waits of a session end at one moment: the last is told late by",
-            Scene { build: session_whose_waits_end, step: all_waits_end },
+            "all waits of a session time out together: delay of the last event",
+            Scenario { build: session_whose_waits_end, step: all_waits_end },
         ),
         state(
-            "a session reads many grants, and all connections of a user are killed in the same turn",
-            Scene { build: session_with_grants_and_a_user, step: read_and_kill_user },
+            "a session reads many grants, and all connections of a user are killed in the same iteration",
+            Scenario { build: session_with_grants_and_a_user, step: read_and_kill_user },
         ),
-        state("a session holds many locks: all are lost at once (FLUSHALL)", holds(flush_and_be_told)),
-        state("the same: all expire at once", Scene { build: session_whose_holds_expire, step: expire })
-            .beside("as many keys expire", Scene { build: keys_that_expire, step: expire }),
+        state("a session holds many locks: all are lost at once (FLUSHALL)", holds(flush_and_read_losses)),
+        state("the same: all expire at once", Scenario { build: session_whose_holds_expire, step: expire })
+            .beside("as many keys expire", Scenario { build: keys_that_expire, step: expire }),
     ]
 }
 
 /// Many holds end, or are renewed, at once.
 fn ends() -> Vec<State> {
     vec![
-        state("one lock's many holders expire together", Scene { build: holders_that_expire, step: expire }),
-        state("the same, waited for", Scene { build: holders_that_expire_waited_for, step: expire }),
-        state("many locks expire together", Scene { build: locks_that_expire, step: expire })
-            .beside("as many keys do", Scene { build: keys_that_expire, step: expire }),
+        state("one lock's many holders expire together", Scenario { build: holders_that_expire, step: expire }),
+        state("the same, waited for", Scenario { build: holders_that_expire_waited_for, step: expire }),
+        state("many locks expire together", Scenario { build: locks_that_expire, step: expire })
+            .beside("as many keys do", Scenario { build: keys_that_expire, step: expire }),
         state(
-            "holders past their deadline on keys without one: a look at each",
-            Scene { build: persisted, step: look_at_each },
+            "holders past their deadline on keys without expiry: LOCK.INFO of each",
+            Scenario { build: persisted, step: read_each },
         ),
-        state("many locks are watched", Scene { build: |stage| watched(stage, stage.size.many, 3_000), step: renewed }),
+        state(
+            "many locks are watched",
+            Scenario { build: |stage| watched(stage, stage.size.many, 3_000), step: renewed },
+        ),
         state(
             "2,500 locks with LEASE 30 are watched",
-            Scene { build: |stage| watched(stage, 2_500.min(stage.size.many), 30), step: renewed },
+            Scenario { build: |stage| watched(stage, 2_500.min(stage.size.many), 30), step: renewed },
         ),
-        state("a connection with many EPHEMERAL holds ends", Scene { build: ephemeral, step: connection_ends })
-            .beside("one with as many subscriptions does", Scene { build: subscribed, step: connection_ends }),
-        state("the same, many of them waited for", Scene { build: ephemeral_waited_for, step: connection_ends }),
+        state("a connection with many EPHEMERAL holds ends", Scenario { build: ephemeral, step: connection_ends })
+            .beside("one with as many subscriptions does", Scenario { build: subscribed, step: connection_ends }),
+        state("the same, many of them waited for", Scenario { build: ephemeral_waited_for, step: connection_ends }),
     ]
 }
 
 /// Commands that read holders and waiters.
-fn looks() -> Vec<State> {
-    let holders = |step| Scene { build: |stage| shared(stage, "big", LEASE), step };
-    let fields = |step| Scene { build: fields, step };
-    let readers = |step| Scene { build: readers, step };
-    let apart = |step| Scene { build: waiters_apart, step };
+fn reads() -> Vec<State> {
+    let holders = |step| Scenario { build: |stage| shared(stage, "big", LEASE), step };
+    let fields = |step| Scenario { build: fields, step };
+    let readers = |step| Scenario { build: readers, step };
+    let apart = |step| Scenario { build: waiters_apart, step };
     vec![
         state("a lock with many holders: LOCK.INFO", holders(|stage| stage.step("LOCK.INFO big")))
             .beside("a hash with as many fields: HGETALL", fields(|stage| stage.step("HGETALL big"))),
         state("the same: ACQUIRE after somebody's HSET", holders(|stage| touch(stage, "LOCK.ACQUIRE big v SHARED")))
             .beside("the same: HGETALL after HSET", fields(|stage| touch(stage, "HGETALL big"))),
         state(
-            "the same: a holder's RELEASE after somebody's HSET",
+            "the same: a holder's RELEASE after another client's HSET",
             holders(|stage| touch(stage, "LOCK.RELEASE big h2")),
         ),
         state(
             "three such locks, waited for: LOCK.TOP",
-            Scene { build: three_with_holders, step: |stage| stage.step("LOCK.TOP") },
+            Scenario { build: three_with_holders, step: |stage| stage.step("LOCK.TOP") },
         ),
-        state("a crowd waits for one lock: LOCK.WAITERS", readers(|stage| stage.step("LOCK.WAITERS hot")))
-            .beside("a crowd in BLPOP: CLIENT LIST", Scene { build: pops, step: |stage| stage.step("CLIENT LIST") }),
+        state("many clients wait for one lock: LOCK.WAITERS", readers(|stage| stage.step("LOCK.WAITERS hot"))).beside(
+            "many clients in BLPOP: CLIENT LIST",
+            Scenario { build: pops, step: |stage| stage.step("CLIENT LIST") },
+        ),
         state("the same: LOCK.WAITERS COUNT 1000000", readers(|stage| stage.step("LOCK.WAITERS hot COUNT 1000000"))),
         state("locks with a waiter each: LOCK.TOP COUNT 1000000", apart(|stage| stage.step("LOCK.TOP COUNT 1000000"))),
     ]
@@ -244,39 +257,42 @@ fn looks() -> Vec<State> {
 
 /// Large locks, keys and fields that other clients wrote.
 fn large() -> Vec<State> {
-    let crowds = |step| Scene { build: written_crowds, step };
-    let long = |step| Scene { build: long_hash, step };
+    let many_waiters = |step| Scenario { build: large_locks, step };
+    let long = |step| Scenario { build: long_hash, step };
     vec![
         state(
-            "a hundred locks with many holders each, all written by others: MACQUIRE",
-            crowds(|stage| {
-                let keys = numbered("crowd", CROWDS);
-                stage.step(&format!("LOCK.MACQUIRE {CROWDS} {keys} v"))
+            "a hundred locks with many holders each, written by other clients: MACQUIRE",
+            many_waiters(|stage| {
+                let keys = numbered("large", LARGE_LOCKS);
+                stage.step(&format!("LOCK.MACQUIRE {LARGE_LOCKS} {keys} v"))
             }),
         )
         .beside(
             "the same hashes: a script with HGETALL of each",
-            crowds(|stage| Ok(format!("{:?}", stage.script(READ_EACH, "crowd:", CROWDS)?))),
+            many_waiters(|stage| Ok(format!("{:?}", stage.script(READ_EACH, "large:", LARGE_LOCKS)?))),
         ),
-        state("the same, each waited for: LOCK.TOP COUNT 1000", Scene { build: waited_for_crowds, step: top_of_all }),
+        state(
+            "the same, each waited for: LOCK.TOP COUNT 1000",
+            Scenario { build: contended_large_locks, step: top_of_all },
+        ),
         state(
             "ACQUIRE of a key of 10 MB",
-            Scene { build: |_| Ok(()), step: |stage| long_key(stage, "LOCK.ACQUIRE # v") },
+            Scenario { build: |_| Ok(()), step: |stage| long_key(stage, "LOCK.ACQUIRE # v") },
         )
-        .beside("SET of one", Scene { build: |_| Ok(()), step: |stage| long_key(stage, "SET # v") }),
+        .beside("SET of one", Scenario { build: |_| Ok(()), step: |stage| long_key(stage, "SET # v") }),
         state("a lock with a foreign field of 10 MB: LOCK.INFO", long(|stage| stage.step("LOCK.INFO long")))
             .beside("such a hash: HGETALL", long(|stage| stage.step("HGETALL long"))),
     ]
 }
 
 /// How many locks with many holders other clients have written.
-const CROWDS: usize = 100;
+const LARGE_LOCKS: usize = 100;
 /// Holders of each: the default maximum.
 const WRITTEN: usize = 2_500;
 /// The length of long keys and fields.
 const LONG: usize = 10 << 20;
 
-const WRITE_CROWD: &str = "redis.call('hset', KEYS[1], '#limit', 100000) \
+const WRITE_HOLDERS: &str = "redis.call('hset', KEYS[1], '#limit', 100000) \
      for i = 1, tonumber(ARGV[1]) do redis.call('hset', KEYS[1], 'h' .. i, 1, '#@h' .. i, '9223372036854775807:1') end";
 const READ_EACH: &str = "for i = 0, ARGV[1] - 1 do redis.call('hgetall', KEYS[1] .. i) end return ARGV[1]";
 const PUSH: &str = "for i = 1, tonumber(ARGV[1]) do redis.call('rpush', KEYS[1], i) end";
@@ -397,7 +413,7 @@ fn request_among_contended(stage: &mut Stage) -> Result<()> {
     stage.connect_all(waiting.chain(iter::once("LOCK.MACQUIRE 2 k:0 k:1 z WAIT 0".into())))
 }
 
-fn crowd_of_a_session(stage: &mut Stage) -> Result<String> {
+fn session_queues(stage: &mut Stage) -> Result<String> {
     let (session, count) = (stage.session()?, stage.size.clients);
     stage.run_all((0..count).map(|owner| format!("LOCK.ACQUIRE hot o:{owner} WAIT 0 SESSION {session}")))?;
     Ok(String::new())
@@ -462,21 +478,21 @@ fn waits_end(stage: &mut Stage) -> Result<String> {
     stage.read_all_replies()
 }
 
-fn crowd_of_a_user(stage: &mut Stage) -> Result<()> {
+fn waits_of_a_user(stage: &mut Stage) -> Result<()> {
     stage.run_ok(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
-    stage.run_ok("ACL SETUSER crowd on >crowd ~* &* +@all")?;
+    stage.run_ok("ACL SETUSER bench on >bench ~* &* +@all")?;
     stage.connect_all(
-        (0..stage.size.clients).map(|owner| format!("AUTH crowd crowd\nLOCK.ACQUIRE hot o:{owner} WAIT 0")),
+        (0..stage.size.clients).map(|owner| format!("AUTH bench bench\nLOCK.ACQUIRE hot o:{owner} WAIT 0")),
     )
 }
 
 fn pops_of_a_user(stage: &mut Stage) -> Result<()> {
-    stage.run_ok("ACL SETUSER crowd on >crowd ~* &* +@all")?;
-    stage.connect_all((0..stage.size.clients).map(|_| "AUTH crowd crowd\nBLPOP hot 0".to_owned()))
+    stage.run_ok("ACL SETUSER bench on >bench ~* &* +@all")?;
+    stage.connect_all((0..stage.size.clients).map(|_| "AUTH bench bench\nBLPOP hot 0".to_owned()))
 }
 
 fn user_goes(stage: &mut Stage) -> Result<String> {
-    let reply = stage.step("ACL DELUSER crowd")?;
+    let reply = stage.step("ACL DELUSER bench")?;
     stage.wait_for(LONG_AFTERMATH);
     Ok(reply)
 }
@@ -502,15 +518,15 @@ fn holders_that_expire_waited_for(stage: &mut Stage) -> Result<()> {
     stage.connect_all((0..10).map(|owner| format!("LOCK.ACQUIRE big v:{owner} WAIT 0")))
 }
 
-fn written_crowds(stage: &mut Stage) -> Result<()> {
+fn large_locks(stage: &mut Stage) -> Result<()> {
     let count = WRITTEN.min(stage.size.many);
-    (0..CROWDS).try_for_each(|clients| stage.script(WRITE_CROWD, &format!("crowd:{clients}"), count).map(drop))
+    (0..LARGE_LOCKS).try_for_each(|lock| stage.script(WRITE_HOLDERS, &format!("large:{lock}"), count).map(drop))
 }
 
-fn waited_for_crowds(stage: &mut Stage) -> Result<()> {
-    written_crowds(stage)?;
-    stage.connect_all((0..CROWDS).map(|clients| format!("LOCK.ACQUIRE crowd:{clients} v WAIT 0")))?;
-    (0..CROWDS).try_for_each(|clients| stage.run_ok(&format!("HSET crowd:{clients} h1 2")).map(drop))
+fn contended_large_locks(stage: &mut Stage) -> Result<()> {
+    large_locks(stage)?;
+    stage.connect_all((0..LARGE_LOCKS).map(|lock| format!("LOCK.ACQUIRE large:{lock} v WAIT 0")))?;
+    (0..LARGE_LOCKS).try_for_each(|lock| stage.run_ok(&format!("HSET large:{lock} h1 2")).map(drop))
 }
 
 fn top_of_all(stage: &mut Stage) -> Result<String> {
@@ -569,7 +585,7 @@ fn persisted(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-fn look_at_each(stage: &mut Stage) -> Result<String> {
+fn read_each(stage: &mut Stage) -> Result<String> {
     stage.run_all((0..stage.size.many / 10).map(|key| format!("LOCK.INFO p:{key}")))?;
     Ok(stage.wait_for(LONG_AFTERMATH))
 }
@@ -672,13 +688,13 @@ fn all_waits_end(stage: &mut Stage) -> Result<String> {
 }
 
 fn session_with_grants_and_a_user(stage: &mut Stage) -> Result<()> {
-    crowd_of_a_user(stage)?;
+    waits_of_a_user(stage)?;
     session_that_waits(stage)
 }
 
 /// In one packet, so that the grants are read in the event-loop iteration in which the connections end.
 fn read_and_kill_user(stage: &mut Stage) -> Result<String> {
-    stage.run_all(["FLUSHALL".to_owned(), "CLIENT KILL USER crowd".to_owned()].into_iter())?;
+    stage.run_all(["FLUSHALL".to_owned(), "CLIENT KILL USER bench".to_owned()].into_iter())?;
     Ok(stage.wait_for(LONG_AFTERMATH))
 }
 
@@ -698,13 +714,13 @@ fn leave(stage: &mut Stage) -> Result<String> {
     Ok(stage.wait_for(LONG_AFTERMATH))
 }
 
-fn flush_and_be_granted(stage: &mut Stage) -> Result<String> {
+fn flush_and_read_grants(stage: &mut Stage) -> Result<String> {
     let reply = stage.step("FLUSHALL")?;
     stage.wait_for_keys(stage.size.many)?;
     Ok(reply)
 }
 
-fn flush_and_be_told(stage: &mut Stage) -> Result<String> {
+fn flush_and_read_losses(stage: &mut Stage) -> Result<String> {
     let reply = stage.step("FLUSHALL")?;
     stage.wait_for(LONG_AFTERMATH);
     Ok(reply)

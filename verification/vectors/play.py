@@ -1,4 +1,4 @@
-"""Plays the vectors of this folder to a driver: a fake server reads what it expects, and answers what a vector says.
+"""Plays the vectors of this folder to a driver. A fake server checks the requests, and replies as the vector says.
 
 python3 play.py DRIVER-FOLDER [VECTOR ...]     README.md says what the lines of a vector mean
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOON = 30
-"""Seconds within which whatever is expected happens, on a busy machine."""
+"""Timeout for everything that is expected, in seconds, on a busy machine."""
 VERSION = {"protocol": [4, 4], "version": "0.4.0", "replicas-timeout": 1000}
 
 
-class Wrong(Exception):
-    """The client did something else than the vector says."""
+class Mismatch(Exception):
+    """The client differs from the vector."""
 
 
 def pack(value):
@@ -40,7 +40,7 @@ def pack(value):
 
 
 class Server:
-    """Puts every request but those of a handshake into a queue."""
+    """A server that queues every request except those of a handshake."""
 
     def __init__(self, version):
         self.version, self.requests, self.is_over, self.sockets = version, queue.Queue(), False, []
@@ -84,7 +84,7 @@ class Play:
         self.driver = subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, text=True, bufsize=1)
         threading.Thread(target=self.listen, daemon=True).start()
         self.call({"call": "open", "url": f"redis://127.0.0.1:{self.server.listener.getsockname()[1]}/"})
-        # Some build their program first.
+        # Some drivers build their program first.
         self.hear(lambda: 1 in self.ended, "open", 300)
 
     def listen(self):
@@ -103,9 +103,9 @@ class Play:
             try:
                 line = self.lines.get(timeout=max(end - time.monotonic(), 0.001))
             except queue.Empty:
-                raise Wrong(f"{what}: not within {seconds} s") from None
+                raise Mismatch(f"{what}: not within {seconds} s") from None
             if line is None:
-                raise Wrong(f"{what}: the driver has ended")
+                raise Mismatch(f"{what}: the driver has ended")
             if "lost" in line:
                 self.told[line["lost"]] = line
             else:
@@ -123,10 +123,10 @@ class Play:
     def compare(self, line, step, what):
         for field in ("outcome", "reason", "fence"):
             if field in step and str(line.get(field)) not in str(step[field]).split("|"):
-                raise Wrong(f"{what}: {field} is {line.get(field)}, not {step[field]}: {line}")
+                raise Mismatch(f"{what}: {field} is {line.get(field)}, not {step[field]}: {line}")
         for name in step.get("names", ()):
             if name not in line.get("text", ""):
-                raise Wrong(f"{what}: {line.get('text')!r} does not name {name!r}")
+                raise Mismatch(f"{what}: {line.get('text')!r} does not name {name!r}")
 
     def reads(self, step):
         what = " ".join(step["reads"])
@@ -136,20 +136,20 @@ class Play:
             while not self.lines.empty():
                 self.told[len(self.told)] = self.lines.get()
             said = list(self.ended.values())[1:] + list(self.told.values())
-            raise Wrong(f"{what}: not sent within {SOON} s; the driver said {said}") from None
+            raise Mismatch(f"{what}: not sent within {SOON} s; the driver said {said}") from None
         said = " ".join(words)
         if at - self.at < step.get("after", 0) / 1000:
-            raise Wrong(f"{said}: {(at - self.at) * 1000:.0f} ms after the one before, not {step['after']}")
+            raise Mismatch(f"{said}: {(at - self.at) * 1000:.0f} ms after the one before, not {step['after']}")
         self.at = at
         expected = step["reads"]
         if len(words) < len(expected) or not all(map(self.fits, words, expected)):
-            raise Wrong(f"{said}: not {what}")
+            raise Mismatch(f"{said}: not {what}")
         self.options(words[len(expected) :], step.get("options", {}), said)
         name = step.get("over")
         if name in self.connections and self.connections[name] is not connection:
-            raise Wrong(f"{said}: not over connection {name}")
+            raise Mismatch(f"{said}: not over connection {name}")
         if name and name not in self.connections and connection in self.connections.values():
-            raise Wrong(f"{said}: over a connection that is under way")
+            raise Mismatch(f"{said}: over a connection that is under way")
         self.last = connection
         if name:
             self.connections[name] = connection
@@ -158,14 +158,14 @@ class Play:
         if not expected.startswith("$"):
             return word == expected
         if expected not in self.names and word in self.names.values():
-            raise Wrong(f"{expected} is the same as another: {word}")
+            raise Mismatch(f"{expected} is the same as another: {word}")
         return self.names.setdefault(expected, word) == word
 
     def options(self, words, expected, said):
         left, words = dict(expected), iter(words)
         for name in words:
             if name not in left:
-                raise Wrong(f"{said}: {name} is too much")
+                raise Mismatch(f"{said}: {name} is too much")
             value = left.pop(name)
             if value is None:
                 continue
@@ -174,9 +174,9 @@ class Play:
                 continue
             least, most = value if isinstance(value, list) else (value, value)
             if not least <= number <= most:
-                raise Wrong(f"{said}: {name} {number}, not {value}")
+                raise Mismatch(f"{said}: {name} {number}, not {value}")
         if left and not all(isinstance(value, str) for value in left.values()):
-            raise Wrong(f"{said}: without {', '.join(left)}")
+            raise Mismatch(f"{said}: without {', '.join(left)}")
 
     def fill(self, value):
         if isinstance(value, str):
@@ -202,13 +202,13 @@ class Play:
                 words = self.server.requests.get(timeout=step["quiet"] / 1000)[2]
             except queue.Empty:
                 return
-            raise Wrong(f"{' '.join(words)}: nothing was to be sent")
+            raise Mismatch(f"{' '.join(words)}: nothing was to be sent")
         elif "ends" in step:
             self.ends(step)
         elif "told" in step:
             self.tells(step)
         else:
-            raise ValueError(f"what is {step}?")
+            raise ValueError(f"unknown step {step}")
 
     def close(self):
         self.server.is_over = True
@@ -224,7 +224,7 @@ class Play:
 
 
 def manifest(folder):
-    """The command, the profile, what the client lacks, and which vectors it is known to fail: this much of YAML, so that nothing else is needed."""
+    """The command, the profile, the missing features, and the known failures. Parses this much of YAML without a library."""
     text = (folder / "driver.yaml").read_text()
     command = json.loads(re.search(r"^command: (.*)$", text, re.MULTILINE)[1])
     lacks = re.search(r"^lacks:\n((?:  .*\n)*)", text, re.MULTILINE)
@@ -235,7 +235,7 @@ def manifest(folder):
 
 
 def run(folder, file):
-    """None: played; or what was wrong; or why it was left out, in brackets."""
+    """None: passed. Otherwise the mismatch, or in brackets why the vector was left out."""
     head, *steps = map(json.loads, file.read_text().splitlines())
     command, profile, lacks, fails = manifest(folder)
     if head["format"] != 1:
@@ -245,7 +245,7 @@ def run(folder, file):
         return f"(left out: the client has no {', '.join(missing) or head['profile']})"
     wrong = played(Play(folder, command, head), steps)
     if file.stem in fails:
-        return f"(not kept, as is known: {fails[file.stem]})" if wrong else "it is kept, and the manifest says that it is not"
+        return f"(failed, as known: {fails[file.stem]})" if wrong else "passed, but the manifest lists it as failing"
     return wrong
 
 
@@ -254,7 +254,7 @@ def played(play, steps):
         for number, step in enumerate(steps, 2):
             try:
                 play.step(step)
-            except Wrong as wrong:
+            except Mismatch as wrong:
                 return f"line {number}: {wrong}"
     finally:
         play.close()
@@ -270,7 +270,7 @@ def main():
         for done in concurrent.futures.as_completed(results):
             said = done.result()
             failed += said is not None and not said.startswith("(")
-            print(f"{folder.name}: {results[done].stem}: {said or 'as it should'}", flush=True)
+            print(f"{folder.name}: {results[done].stem}: {said or 'passed'}", flush=True)
     print(f"{folder.name}: {len(files)} vectors in {time.monotonic() - began:.0f} s, {failed} failed")
     return 1 if failed else 0
 

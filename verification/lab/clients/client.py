@@ -1,10 +1,10 @@
-"""A client of the lab in Python: locks, waits, renews and releases through redis-py, and writes down what it saw.
+"""A client of the lab in Python: acquires, waits, renews and releases through redis-py, and records what it sees.
 
 usage: client.py sentinel|cluster HOST:PORT,... KEY-PREFIX nothing|wait|N THREADS THIN SEED
 
-THIN threads more share one object of Holdfast's own client.
+In addition, THIN threads share one object of Holdfast's own client.
 
-Works until its standard input is closed, then prints its record (the format is described in verification/lab/src/record.rs).
+Runs until its standard input is closed, then prints its record (format: verification/lab/src/record.rs).
 """
 
 import random
@@ -24,11 +24,11 @@ PATIENCE = 2.0
 REPLICAS_TIMEOUT = 1_000_000
 WAIT_FOR_REPLICA = 50
 LONGEST_WAIT = 1500
-# What Holdfast's client allows for an answer, before it gives a connection up.
+# The timeout of Holdfast's client for a reply. After it, the client closes the connection.
 TO_ANSWER = 5_000_000
-# Of the locks of Holdfast's client, which renews them, in seconds.
+# The lease of the locks of Holdfast's client, which renews them, in seconds.
 LEASE = 3
-# Longer than any request may take, so that the client gives up by itself only where the server owes an answer.
+# Longer than any request may take, so that a timeout means a missing reply.
 SOCKET_TIMEOUT = (LONGEST_WAIT + 1000) / 1000 + PATIENCE
 
 FAILED = (redis.RedisError, OSError)
@@ -39,14 +39,14 @@ def now():
 
 
 class BySentinel:
-    """The primary that the Sentinels name at the moment."""
+    """The current primary according to the Sentinels."""
 
     attempts = 1
 
     def __init__(self, addresses, rng):
         rng.shuffle(addresses)
         sentinel = Sentinel(addresses, socket_timeout=0.5, sentinel_kwargs={"socket_timeout": 0.5})
-        # A retry of our own must carry its own times, so the library does none.
+        # A retry needs its own times in the record, so the library must not retry.
         self.redis = sentinel.master_for(
             MASTER_NAME,
             socket_timeout=SOCKET_TIMEOUT,
@@ -55,7 +55,7 @@ class BySentinel:
         )
 
     def ask(self, *command):
-        """The reply, and the life of the server that gave it: both on one connection, in one go."""
+        """The reply and the server's replication id, read in one pipeline over one connection."""
         pipe = self.redis.pipeline(transaction=False)
         pipe.info("replication")
         pipe.execute_command(*command)
@@ -63,7 +63,7 @@ class BySentinel:
         return reply, info["master_replid"]
 
     def confirmed(self, _key, command):
-        """As ask, with a WAIT on the same connection."""
+        """Like ask, with a WAIT on the same connection."""
         pipe = self.redis.pipeline(transaction=False)
         pipe.info("replication")
         pipe.execute_command(*command)
@@ -79,9 +79,9 @@ class BySentinel:
 
 
 class ByCluster:
-    """A cluster; which node answers is the library's affair."""
+    """A cluster. The library chooses the node."""
 
-    # It follows a slot that moves, and then the wait begins anew.
+    # The library follows a slot that moves, and then the wait restarts.
     attempts = 3
 
     def __init__(self, addresses, rng):
@@ -106,7 +106,7 @@ class ByCluster:
 
 
 class Contender:
-    """Takes one turn after the other, and notes what it saw."""
+    """Acquires one lock after the other, and records what it sees."""
 
     def __init__(self, name, prefix, long, rng, stop):
         self.name = name
@@ -166,7 +166,7 @@ class Client(Contender):
         return f"{self.prefix}m:{{{self.rng.randrange(4)}}}", 1, []
 
     def hold(self, hold, key, owner, token, lease, ends):
-        """Held until `ends` for certain: counted from the request, so a wait in the queue only shortens it."""
+        """The lock is held until `ends` at least, which counts from the request: a wait in the queue only shortens it."""
         until = now() + (self.rng.randrange(500_000, 4_500_000) if self.long else self.rng.randrange(1_000, 25_000))
         while now() < until and not self.stop.is_set():
             time.sleep(min(0.4, (until - now()) / 1e6) if until > now() else 0)
@@ -190,7 +190,7 @@ class Client(Contender):
                 return
 
     def request(self, command, wait, confirm):
-        """(reply, epoch, assurance, sent, replied), or None if there was an error or no answer."""
+        """(reply, epoch, assurance, sent, replied), or None after an error or a timeout."""
         replicas = self.asks.isdigit()
         if replicas and confirm:
             command = [*command, "REPLICAS", self.asks]
@@ -220,7 +220,7 @@ class Client(Contender):
 
 
 class Thin(Contender):
-    """A thread that uses Holdfast's own client: it writes only while that client says that it holds."""
+    """A thread that uses Holdfast's own client, and writes only while that client reports the lock as held."""
 
     def __init__(self, name, locks, prefix, asks, long, rng, stop):
         super().__init__(name, prefix, long, rng, stop)
@@ -252,7 +252,7 @@ class Thin(Contender):
             replied = now()
             assurance = "replicas" if self.replicas else "plain"
             limit = "shared" if shared else 1
-            # What is held beyond the reply is what the client says at each look.
+            # How long the lock is held after the reply is known from each check of the client.
             self.note(
                 "G", self.asked, key, f"{self.name}-{self.asked}", limit, hold.fence, sent, sent, replied, 2000, "-", assurance
             )
@@ -304,7 +304,7 @@ def main():
         for line in client.record:
             kind, *fields = line.split("\t")
             if kind in "GNEW":
-                # One record for all threads: each has numbers of its own.
+                # One record for all threads: each has its own range of numbers.
                 fields[0] = str(int(fields[0]) * 100 + number)
             print(kind, *fields, sep="\t")
     for worker in workers:

@@ -1,8 +1,8 @@
-"""node-redlock's way with several servers, as contenders of the lab: parallel tries and a random delay.
+"""node-redlock's algorithm with several servers, as contenders of the lab: parallel attempts and a random delay.
 
 usage: node_redlock.py HOST:PORT,... KEY CLIENTS LEASE-MS SEED
 
-Works until its standard input is closed, then prints a line of JSON for each attempt (verification/lab/src/redlock/checker.rs).
+Runs until its standard input is closed, then prints a line of JSON for each request (verification/lab/src/redlock/checker.rs).
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-# Its defaults.
+# The defaults of node-redlock.
 DRIFT_FACTOR = 0.01
 RETRY_DELAY = 0.2
 RETRY_JITTER = 0.1
-# As long as the other contenders wait.
+# The same as in the other contenders.
 PATIENCE = 2.0
-# As long as the other contenders give a server to answer.
+# The same as in the other contenders.
 SERVER_TIMEOUT = 0.5
 
 RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"
@@ -87,7 +87,7 @@ class Client:
         self.turns.append({"client": self.name, "sent": sent, "granted": granted, "ended": ended, "failed": failed})
 
     def time_to_hold(self):
-        """As the other contenders: half of them as long as the clients in Rust, half as those in Python."""
+        """Like the other contenders: half of the clients like those in Rust, half like those in Python."""
         if self.number % 2:
             return 0.025
         return self.rng.uniform(0.005, 0.05) if self.rng.random() < 0.95 else self.lease / 1000 * 1.2

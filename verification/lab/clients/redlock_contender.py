@@ -2,8 +2,8 @@
 
 usage: redlock_contender.py HOST:PORT,... KEY CLIENTS LEASE-MS SEED
 
-Works until its standard input is closed, then prints a line of JSON for each attempt: who, when it was asked for, granted and
-ended (microseconds of the monotonic clock), the fencing token, whether it was lost, and how many rounds were in vain.
+Runs until its standard input is closed, then prints a line of JSON for each request: the client, the times of request, grant and
+end (microseconds of the monotonic clock), the fencing token, whether the hold was lost, and the number of failed attempts.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import holdfast
 import holdfast.asyncio
 from holdfast.redlock import AsyncRedLock, RedLock
 
-# How long each waits for a grant, in seconds.
+# The timeout of each request, in seconds.
 PATIENCE = 2.0
 
 
@@ -29,7 +29,7 @@ def now():
 
 
 class Client:
-    """What it wrote down."""
+    """A client and its record."""
 
     def __init__(self, number, addresses, key, lease, seed, stop):
         self.name = f"py{number}"
@@ -44,7 +44,7 @@ class Client:
         self.turns.append({"client": self.name, "sent": sent, "failed": 1})
 
     def held(self, hold, sent, granted, certain):
-        """Right before it is released. `certain`: until when it was at least."""
+        """Records a hold just before its release. `certain`: until when it was held at least."""
         lost = hold.lost.is_set()
         self.turns.append(
             {
@@ -59,7 +59,7 @@ class Client:
         )
 
     def time_to_hold(self):
-        """Mostly short; at times longer than the lease, so that it ends by itself."""
+        """Mostly short, sometimes longer than the lease, so that the hold expires."""
         return self.rng.uniform(0.005, 0.05) if self.rng.random() < 0.98 else self.lease * 1.2
 
     def terms(self):

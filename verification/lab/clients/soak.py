@@ -1,9 +1,9 @@
-"""Clients of the soak in Python, by way of Holdfast's own client: all of this process share one object of it.
+"""Clients of the soak in Python. All clients of this process share one object of Holdfast's own client.
 
 usage: soak.py threads|tasks HOST:PORT LEDGER CLIENTS LOCKS PERMITS WAIT SEED
 
-LEDGER is the Unix socket of who judges (verification/lab/src/soak/others.rs). Each client tells it what it was granted before it goes on,
-and that it gives a lock back before it does. Works until its standard input is closed.
+LEDGER is the Unix socket of the checker (verification/lab/src/soak/others.rs). Each client reports a grant before it continues,
+and a release before it releases. Runs until the standard input is closed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ HOLD = 0.001, 0.02
 
 
 class Choices:
-    """What a client wants next."""
+    """The random choices of a client."""
 
     def __init__(self, seed, locks, permits):
         self.rng = random.Random(seed)
@@ -42,7 +42,7 @@ class Choices:
 
 
 def work(locks, ledger, choices, wait, stop):
-    """A thread."""
+    """The loop of a thread."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(ledger)
 

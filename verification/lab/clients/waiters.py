@@ -1,4 +1,4 @@
-"""Waits for locks through redis-py, each in a thread, and prints what it was told of each: a line KEY <tab> granted, or the error.
+"""Waits for locks through redis-py, each in a thread, and prints each result: a line KEY <tab> granted, or the error.
 
 usage: waiters.py HOST:PORT,... KEY ...
 
@@ -22,7 +22,7 @@ printing = threading.Lock()
 
 def master(sentinels):
     sentinel = Sentinel(sentinels, socket_timeout=0.5, sentinel_kwargs={"socket_timeout": 0.5})
-    # A blocked client waits without a limit, and asks only once.
+    # A blocked client waits without a timeout, and sends its request only once.
     return sentinel.master_for(MASTER_NAME, socket_timeout=None, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0))
 
 

@@ -1,9 +1,9 @@
-"""Makes the network of the namespace that it runs in a bad one: drops, delays and so reorders what goes out of it.
+"""Makes the network of its namespace unreliable: drops, delays and so reorders outgoing packets.
 
 usage: bad_network.py LOSS-PERCENT DELAY-MS JITTER-MS SEED
 
-What `tc netem` does, for kernels that lack it: the firewall hands each outgoing packet over, and gets its verdict later.
-Says "ready" once it has begun. Works until its standard input is closed; then the network is as it was.
+Does what `tc netem` does, for kernels without it: the firewall passes each outgoing packet to this program, which decides later.
+Prints "ready" when it has begun. Runs until its standard input is closed, and then restores the network.
 """
 
 import heapq
@@ -47,7 +47,7 @@ class Queue:
         self.socket.send(HEADER.pack(HEADER.size + len(body), QUEUE | kind, request, 0, 0) + body)
 
     def packets(self):
-        """The numbers of the packets that have come."""
+        """The numbers of the packets that have arrived."""
         try:
             data = self.socket.recv(1 << 16)
         except OSError:  # More came than the buffer holds: those are lost, as on a bad network.

@@ -35,4 +35,11 @@ impl MovingSlot {
     pub fn moved(&self) -> String {
         format!("MOVED {} {}", self.slot, self.target().addr())
     }
+
+    /// A key of another slot at the same node.
+    pub fn key_of_other_slot(&self) -> String {
+        let is_other = |slot| slot != self.slot && self.cluster.owner_of(slot) == self.from;
+        let mut keys = (0..).map(|number| format!("other-{number}"));
+        keys.find(|key| is_other(self.cluster.slot_of(key.as_bytes()))).expect("a node has many slots")
+    }
 }

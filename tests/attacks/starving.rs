@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use redis::Value;
-use support::{Over, Server, until};
+use support::{Over, Raw, Server, until};
 
 use crate::common::info_number;
 use crate::lines::{Commands, Reply, SOON, Watched, arrives, owners};
@@ -38,15 +38,23 @@ fn endless_renewals_delay_no_confirmation() {
     until(SOON, "the grant is revoked", || client.run("EXISTS key") == Value::Int(0));
 }
 
-#[test]
-fn endless_renewals_delay_no_waiter() {
-    let (server, _holder) = always_renewing();
+/// A request is granted two locks, of which one is released by a disconnect and the other one expires. Returns the connection
+/// of the owner `third`, which held the latter.
+#[track_caller]
+fn grant_two_locks(server: &Server) -> Raw {
     let (mut gone, mut client, mut third) = (server.raw(), server.raw(), server.raw());
     gone.run("LOCK.ACQUIRE key gone LEASE 600000 EPHEMERAL").token();
     third.run("LOCK.ACQUIRE other third LEASE 300").token();
     assert_eq!(client.begin("LOCK.MACQUIRE 2 key other client LEASE 600000 WAIT 0"), None);
     gone.reset();
     arrives(&mut client).token();
+    third
+}
+
+#[test]
+fn endless_renewals_delay_no_waiter() {
+    let (server, _holder) = always_renewing();
+    let mut third = grant_two_locks(&server);
     assert_eq!(owners(&mut third, "other"), ["client"]);
     third.send_line("LOCK.ACQUIRE other third WAIT 50");
     assert!(arrives(&mut third).is_null());
@@ -75,12 +83,7 @@ fn endless_reading_of_large_locks_delays_no_waiter() {
             }
         });
         let _over = Over(&over);
-        let (mut gone, mut client, mut third) = (server.raw(), server.raw(), server.raw());
-        gone.run("LOCK.ACQUIRE key gone LEASE 600000 EPHEMERAL").token();
-        third.run("LOCK.ACQUIRE other third LEASE 300").token();
-        assert_eq!(client.begin("LOCK.MACQUIRE 2 key other client LEASE 600000 WAIT 0"), None);
-        gone.reset();
-        arrives(&mut client).token();
+        let mut third = grant_two_locks(&server);
         third.run("CONFIG SET holdfast.replicas-timeout 50");
         third.send_line("LOCK.ACQUIRE confirmed third LEASE 600000 REPLICAS 1");
         assert!(arrives(&mut third).error().starts_with("UNCONFIRMED"));

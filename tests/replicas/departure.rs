@@ -47,22 +47,34 @@ fn assert_over(group: &mut Group) {
     assert_eq!(group.count("confirmed"), 0);
 }
 
+/// `leaver` holds the lock until it leaves, and then `next` does.
+#[track_caller]
+fn assert_passed_on(control: &mut Raw, way: &str, leave: Leave, leaver: Waiter, mut next: Waiter) {
+    assert_held_by(control, way, "leaver");
+    leave(leaver, control);
+    next.token();
+    assert_held(control, way, "next");
+    control.run_ok(&format!("LOCK.RELEASE {way} next"));
+}
+
+/// The grant of each way with each flag was revoked, and nothing is left.
+#[track_caller]
+fn assert_all_undelivered(group: &mut Group) {
+    assert_eq!(group.count("grants_undelivered"), (WAYS.len() * FLAGS.len()) as i64);
+    assert_over(group);
+}
+
 #[test]
 fn immediate_grant_is_revoked_when_client_leaves() {
     let mut group = group();
     for (way, leave) in WAYS {
         for flags in FLAGS {
             let leaver = group.waits(&format!("LOCK.ACQUIRE {way} leaver LEASE 600000{flags} REPLICAS 1"));
-            let mut next = group.waits(&format!("LOCK.ACQUIRE {way} next LEASE 600000 WAIT 0"));
-            assert_held_by(&mut group.control, way, "leaver");
-            leave(leaver, &mut group.control);
-            next.token();
-            assert_held(&mut group.control, way, "next");
-            group.control.run_ok(&format!("LOCK.RELEASE {way} next"));
+            let next = group.waits(&format!("LOCK.ACQUIRE {way} next LEASE 600000 WAIT 0"));
+            assert_passed_on(&mut group.control, way, leave, leaver, next);
         }
     }
-    assert_eq!(group.count("grants_undelivered"), (WAYS.len() * FLAGS.len()) as i64);
-    assert_over(&mut group);
+    assert_all_undelivered(&mut group);
 }
 
 #[test]
@@ -72,17 +84,12 @@ fn queued_grant_is_revoked_when_client_leaves() {
         for flags in FLAGS {
             group.control.get_token(&format!("LOCK.ACQUIRE {way} first LEASE 600000"));
             let leaver = group.waits(&format!("LOCK.ACQUIRE {way} leaver LEASE 600000 WAIT 0{flags} REPLICAS 1"));
-            let mut next = group.waits(&format!("LOCK.ACQUIRE {way} next LEASE 600000 WAIT 0"));
+            let next = group.waits(&format!("LOCK.ACQUIRE {way} next LEASE 600000 WAIT 0"));
             group.control.run_ok(&format!("LOCK.RELEASE {way} first"));
-            assert_held_by(&mut group.control, way, "leaver");
-            leave(leaver, &mut group.control);
-            next.token();
-            assert_held(&mut group.control, way, "next");
-            group.control.run_ok(&format!("LOCK.RELEASE {way} next"));
+            assert_passed_on(&mut group.control, way, leave, leaver, next);
         }
     }
-    assert_eq!(group.count("grants_undelivered"), (WAYS.len() * FLAGS.len()) as i64);
-    assert_over(&mut group);
+    assert_all_undelivered(&mut group);
 }
 
 /// Without waiters, the key is deleted.

@@ -108,13 +108,7 @@ fn waits_are_served_when_migration_is_cancelled() {
 #[test]
 fn waits_and_holds_of_other_slots_stay() {
     let (mut fixture, mut session) = start();
-    let other = (0..)
-        .map(|number| format!("other-{number}"))
-        .find(|key| {
-            let slot = fixture.cluster.slot_of(key.as_bytes());
-            slot != fixture.slot && fixture.cluster.owner_of(slot) == fixture.from
-        })
-        .expect("a node has many slots");
+    let other = fixture.key_of_other_slot();
     fixture.client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let held = session.get_token(&mut fixture.client, &format!("LOCK.ACQUIRE {other} owner WATCHDOG"));
     session.wait(&mut fixture.client, &format!("LOCK.ACQUIRE {other} waits WAIT 0"));

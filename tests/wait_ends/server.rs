@@ -387,13 +387,7 @@ mod cluster {
     #[test]
     fn waiters_of_other_slots_stay() {
         let mut fixture = held();
-        let other = (0..)
-            .map(|number| format!("other-{number}"))
-            .find(|key| {
-                let slot = fixture.cluster.slot_of(key.as_bytes());
-                slot != fixture.slot && fixture.cluster.owner_of(slot) == fixture.from
-            })
-            .expect("a node has many slots");
+        let other = fixture.key_of_other_slot();
         fixture.client.get_token(&format!("LOCK.ACQUIRE {other} holder LEASE 60000"));
         let mut moved = Waiter::start(fixture.source(), "key", "waiter");
         let mut stays = Waiter::start(fixture.source(), &other, "waiter");

@@ -139,7 +139,7 @@ class Play:
             raise Mismatch(f"{what}: not sent within {SOON} s; the driver said {said}") from None
         said = " ".join(words)
         if at - self.at < step.get("after", 0) / 1000:
-            raise Mismatch(f"{said}: {(at - self.at) * 1000:.0f} ms after the one before, not {step['after']}")
+            raise Mismatch(f"{said}: {(at - self.at) * 1000:.0f} ms after the previous request, not {step['after']}")
         self.at = at
         expected = step["reads"]
         if len(words) < len(expected) or not all(map(self.fits, words, expected)):
@@ -149,7 +149,7 @@ class Play:
         if name in self.connections and self.connections[name] is not connection:
             raise Mismatch(f"{said}: not over connection {name}")
         if name and name not in self.connections and connection in self.connections.values():
-            raise Mismatch(f"{said}: over a connection that is under way")
+            raise Mismatch(f"{said}: over a connection that is in use")
         self.last = connection
         if name:
             self.connections[name] = connection
@@ -158,14 +158,14 @@ class Play:
         if not expected.startswith("$"):
             return word == expected
         if expected not in self.names and word in self.names.values():
-            raise Mismatch(f"{expected} is the same as another: {word}")
+            raise Mismatch(f"{expected} equals another name: {word}")
         return self.names.setdefault(expected, word) == word
 
     def options(self, words, expected, said):
         left, words = dict(expected), iter(words)
         for name in words:
             if name not in left:
-                raise Mismatch(f"{said}: {name} is too much")
+                raise Mismatch(f"{said}: unexpected option {name}")
             value = left.pop(name)
             if value is None:
                 continue
@@ -202,7 +202,7 @@ class Play:
                 words = self.server.requests.get(timeout=step["quiet"] / 1000)[2]
             except queue.Empty:
                 return
-            raise Mismatch(f"{' '.join(words)}: nothing was to be sent")
+            raise Mismatch(f"{' '.join(words)}: no request was expected")
         elif "ends" in step:
             self.ends(step)
         elif "told" in step:

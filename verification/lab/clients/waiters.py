@@ -34,7 +34,7 @@ def wait(client, key):
             hold.release()
         else:
             said = "granted" if client.execute_command("LOCK.ACQUIRE", key, "waiter", "LEASE", LEASE, "WAIT", 0) else "nil"
-    except Exception as why:  # whatever it is, the lab is to read it
+    except Exception as why:  # the lab reads every error
         said = repr(why).replace("\n", " ")
     with printing:
         print(f"{key}\t{said}", flush=True)

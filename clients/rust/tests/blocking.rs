@@ -1,4 +1,4 @@
-//! Programs without tokio.
+//! Programs without a tokio runtime.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn threads_take_turns() {
             scope.spawn(|| {
                 for _ in 0..TURNS {
                     let guard = block_on(lock.acquire()).unwrap().unwrap();
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at once");
                     inside.fetch_sub(1, Ordering::SeqCst);
                     block_on(guard.release()).unwrap();
                 }
@@ -36,15 +36,15 @@ fn holds_are_renewed_while_the_program_does_something_else() {
     let server = Server::start();
     let guard = block_on(locks(&server).lock("a").watched(LEASE).try_acquire()).unwrap().unwrap();
     let begin = Instant::now();
-    until(SOON, "two leases are over", || begin.elapsed() > LEASE * 2);
+    until(SOON, "two leases have passed", || begin.elapsed() > LEASE * 2);
     guard.check().unwrap();
-    // Dropped, it is released in the background.
+    // A dropped guard is released in the background.
     drop(guard);
-    until(SOON, "it is free", || is_free(&server, "a"));
+    until(SOON, "the lock is free", || is_free(&server, "a"));
 }
 
 #[test]
-fn a_loss_is_told_to_a_thread_that_waits_for_it() {
+fn thread_can_wait_for_loss() {
     let server = Server::start();
     let guard = block_on(locks(&server).lock("a").try_acquire()).unwrap().unwrap();
     std::thread::scope(|scope| {
@@ -56,7 +56,7 @@ fn a_loss_is_told_to_a_thread_that_waits_for_it() {
 }
 
 #[test]
-fn a_time_to_wait_is_over_without_a_runtime_too() {
+fn timeout_works_without_a_runtime() {
     let server = Server::start();
     let locks = locks(&server);
     let held = block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
@@ -66,11 +66,11 @@ fn a_time_to_wait_is_over_without_a_runtime_too() {
 }
 
 #[test]
-fn a_majority_is_asked_without_a_runtime_too() {
+fn redlock_works_without_a_runtime() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let lock = RedLock::new(servers.iter().map(locks), "a").server_timeout(Duration::from_secs(5));
     let guard = block_on(lock.try_acquire()).unwrap().unwrap();
     assert!(guard.valid_until().is_some());
     block_on(guard.release()).unwrap();
-    until(SOON, "nothing is left", || servers.iter().all(|server| is_free(server, "a")));
+    until(SOON, "all locks are free", || servers.iter().all(|server| is_free(server, "a")));
 }

@@ -1,4 +1,4 @@
-//! Every future may be dropped at any point, and nothing is left behind.
+//! Every future may be dropped at any point, and leaves no hold and no request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,33 +7,33 @@ use std::time::Duration;
 use holdfast_client::{Error, Guard};
 use support::{Fate, Proxy, Random, Server, Toward};
 
-use crate::common::{given_up_at, hold_up_acquisitions, is_free, locks, locks_over, names, soon, waiters};
+use crate::common::{dropped_at, hold_up_acquisitions, is_free, locks, locks_over, names, soon, waiters};
 
 #[tokio::test]
-async fn an_acquisition_may_be_dropped_at_every_poll() {
+async fn acquire_may_be_dropped_at_every_poll() {
     let server = Server::start();
     let mut polls = 0;
     loop {
-        // Its own client: the first poll connects.
+        // A new client, so that the first poll connects.
         let locks = locks(&server);
         let lock = locks.lock("a").wait_forever();
-        let done = given_up_at(polls, lock.acquire()).await;
+        let done = dropped_at(polls, lock.acquire()).await;
         let granted = done.is_some();
         drop(done);
         locks.settle().await;
-        assert!(is_free(&server, "a"), "given up at poll {polls}");
+        assert!(is_free(&server, "a"), "dropped at poll {polls}");
         if granted {
             break;
         }
         polls += 1;
     }
-    // Before it was asked for, and while the answer was waited for.
-    assert!(polls > 1, "it was given up in between: {polls}");
+    // Before the request was sent, and while its reply was pending.
+    assert!(polls > 1, "it was dropped in between: {polls}");
 }
 
-/// Whatever is on its way then.
+/// Whatever is pending then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquisition_may_be_dropped_at_every_instant() {
+async fn acquire_may_be_dropped_at_any_time() {
     const TASKS: usize = 10;
     const ROUNDS: usize = 100;
     let server = Server::start();
@@ -64,22 +64,22 @@ async fn an_acquisition_may_be_dropped_at_every_instant() {
 }
 
 #[tokio::test]
-async fn a_wait_may_be_dropped_at_every_poll() {
+async fn wait_may_be_dropped_at_every_poll() {
     let server = Server::start();
     let locks = locks(&server);
     let held = locks.lock("a").try_acquire().await.unwrap().unwrap();
     for polls in 0..6 {
         let lock = locks.lock("a").wait_forever();
-        let waiting = tokio::time::timeout(Duration::from_millis(30), given_up_at(polls, lock.acquire())).await;
-        assert!(!matches!(waiting, Ok(Some(_))), "nobody else gets it");
+        let waiting = tokio::time::timeout(Duration::from_millis(30), dropped_at(polls, lock.acquire())).await;
+        assert!(!matches!(waiting, Ok(Some(_))), "the dropped request was granted");
         locks.settle().await;
-        assert_eq!(waiters(&server, "a"), 0, "given up at poll {polls}");
+        assert_eq!(waiters(&server, "a"), 0, "dropped at poll {polls}");
     }
     held.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_release_and_a_renewal_may_be_dropped_at_every_poll() {
+async fn release_and_renew_may_be_dropped_at_every_poll() {
     let server = Server::start();
     let locks = locks(&server);
     for renew in [false, true] {
@@ -87,14 +87,14 @@ async fn a_release_and_a_renewal_may_be_dropped_at_every_poll() {
         loop {
             let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
             let done = if renew {
-                let done = given_up_at(polls, guard.renew(Duration::from_secs(60))).await;
+                let done = dropped_at(polls, guard.renew(Duration::from_secs(60))).await;
                 drop(guard);
                 done
             } else {
-                given_up_at(polls, guard.release()).await
+                dropped_at(polls, guard.release()).await
             };
             locks.settle().await;
-            assert!(is_free(&server, "a"), "given up at poll {polls}");
+            assert!(is_free(&server, "a"), "dropped at poll {polls}");
             match done {
                 Some(done) => break done.unwrap(),
                 None => polls += 1,
@@ -105,7 +105,7 @@ async fn a_release_and_a_renewal_may_be_dropped_at_every_poll() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_rounds_with_contention_leave_nothing_behind() {
+async fn thousand_contended_rounds_leave_no_hold() {
     const TASKS: usize = 20;
     const ROUNDS: usize = 50;
     let server = Server::start();
@@ -120,7 +120,7 @@ async fn a_thousand_rounds_with_contention_leave_nothing_behind() {
                 for _ in 0..ROUNDS {
                     let keys = if random.below(4) == 0 { vec!["a", "b"] } else { vec!["a"] };
                     let lock = locks.lock_all(keys).wait_forever();
-                    match given_up_at(random.below(8) as usize, lock.acquire()).await {
+                    match dropped_at(random.below(8) as usize, lock.acquire()).await {
                         None => drop(dropped.fetch_add(1, Ordering::Relaxed)),
                         Some(guard) => held(guard.unwrap().unwrap(), &inside, &mut random).await,
                     }
@@ -134,12 +134,12 @@ async fn a_thousand_rounds_with_contention_leave_nothing_behind() {
     locks.settle().await;
     assert!(is_free(&server, "a") && is_free(&server, "b"));
     let dropped = dropped.load(Ordering::Relaxed);
-    assert!((TASKS * ROUNDS / 10..TASKS * ROUNDS * 9 / 10).contains(&dropped), "{dropped} were given up");
+    assert!((TASKS * ROUNDS / 10..TASKS * ROUNDS * 9 / 10).contains(&dropped), "{dropped} were dropped");
 }
 
-/// Holds it alone, and releases it in one of several ways.
+/// Holds the lock alone, and releases it in one of several ways.
 async fn held(guard: Guard, inside: &AtomicUsize, random: &mut Random) {
-    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at once");
     tokio::task::yield_now().await;
     inside.fetch_sub(1, Ordering::SeqCst);
     if random.below(2) == 0 {
@@ -148,7 +148,7 @@ async fn held(guard: Guard, inside: &AtomicUsize, random: &mut Random) {
 }
 
 #[tokio::test]
-async fn a_request_that_arrives_after_it_was_given_up_gets_nothing() {
+async fn request_that_arrives_after_cancellation_is_not_granted() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -158,18 +158,18 @@ async fn a_request_that_arrives_after_it_was_given_up_gets_nothing() {
     {
         let mut asking = Box::pin(lock.try_acquire());
         tokio::select! {
-            _ = &mut asking => panic!("the request is held up"),
-            () = soon("the request is on its way", || late.load(Ordering::SeqCst) > 0) => {}
+            _ = &mut asking => panic!("the request is delayed"),
+            () = soon("the request was sent", || late.load(Ordering::SeqCst) > 0) => {}
         }
     }
-    // The cancellation stands behind it on the same connection.
+    // The cancellation follows on the same connection.
     proxy.pass();
     locks.settle().await;
     assert!(is_free(&server, "a"));
 }
 
 #[tokio::test]
-async fn a_lost_reply_leaves_nothing_behind() {
+async fn lost_reply_leaves_no_hold() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);

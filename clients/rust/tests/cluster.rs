@@ -1,4 +1,4 @@
-//! A cluster: a session for each node that is used, and slots that move.
+//! A cluster: a session at each node that is used, and slots that move.
 
 use holdfast_client::{Error, Locks};
 use support::{Cluster, Server};
@@ -14,7 +14,7 @@ fn owner<'a>(cluster: &'a Cluster, key: &str) -> &'a Server {
 }
 
 #[tokio::test]
-async fn every_key_is_locked_where_it_is_served() {
+async fn each_key_is_locked_at_its_node() {
     let cluster = Cluster::start(3);
     let locks = locks(&cluster);
     for number in 0..20 {
@@ -31,7 +31,7 @@ async fn every_key_is_locked_where_it_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_and_a_hold_move_with_their_slot() {
+async fn wait_and_hold_move_with_their_slot() {
     let cluster = Cluster::start(2);
     let locks = locks(&cluster);
     let key = "a";
@@ -43,11 +43,11 @@ async fn a_wait_and_a_hold_move_with_their_slot() {
         let lock = locks.lock(key).wait_forever();
         async move { lock.acquire().await }
     });
-    soon("it waits", || waiters(cluster.node(from), key) == 1).await;
+    soon("the request waits", || waiters(cluster.node(from), key) == 1).await;
     cluster.move_slot(slot, from, to);
-    soon("it waits there", || waiters(cluster.node(to), key) == 1).await;
+    soon("the request waits at the new node", || waiters(cluster.node(to), key) == 1).await;
     guard.check().unwrap();
-    soon("the hold is bound there", || {
+    soon("the hold is bound at the new node", || {
         clients(cluster.node(to)).iter().any(|(_, command)| command.contains("lock.events"))
     })
     .await;
@@ -58,7 +58,7 @@ async fn a_wait_and_a_hold_move_with_their_slot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_carries_waits_and_holds_over() {
+async fn failover_carries_waits_and_holds_over() {
     let cluster = Cluster::start(3);
     let locks = locks(&cluster);
     let key = "a";
@@ -69,9 +69,9 @@ async fn a_failover_carries_waits_and_holds_over() {
         let lock = locks.lock(key).wait_forever();
         async move { lock.acquire().await }
     });
-    soon("it waits", || waiters(cluster.node(old), key) == 1).await;
+    soon("the request waits", || waiters(cluster.node(old), key) == 1).await;
     cluster.fail_over_to(&new);
-    soon("it waits at the new master", || waiters(&new, key) == 1).await;
+    soon("the request waits at the new master", || waiters(&new, key) == 1).await;
     guard.check().unwrap();
     assert_eq!(holder(&new, key).unwrap().as_bytes(), guard.owner().as_bytes());
     guard.release().await.unwrap();
@@ -81,19 +81,19 @@ async fn a_failover_carries_waits_and_holds_over() {
 }
 
 #[tokio::test]
-async fn who_asks_at_the_wrong_node_is_sent_on() {
+async fn request_at_wrong_node_is_redirected() {
     let cluster = Cluster::start(2);
     let locks = locks(&cluster);
     let key = "a";
     let slot = cluster.slot_of(key.as_bytes());
     let from = cluster.owner_of(slot);
     locks.lock(key).try_acquire().await.unwrap().unwrap().release().await.unwrap();
-    // Nothing is held or waits, so nobody tells the client.
+    // Without holds and waits, no event redirects the client.
     cluster.move_slot(slot, from, 1 - from);
     let guard = locks.lock(key).try_acquire().await.unwrap().unwrap();
     assert!(holder(cluster.node(1 - from), key).is_some());
     guard.release().await.unwrap();
-    // And while a slot is on its way, its new keys are asked for at its goal.
+    // While a slot migrates, new keys of it are requested at the target.
     cluster.begin_move(slot, 1 - from, from);
     let guard = locks.lock(key).try_acquire().await.unwrap().unwrap();
     guard.release().await.unwrap();

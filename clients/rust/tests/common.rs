@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers of the tests.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -11,25 +11,25 @@ use holdfast_client::redis::{self, Client, FromRedisValue, RedisConnectionInfo};
 use holdfast_client::{Error, Guard, Locks};
 use support::{Fate, Proxy, Server, Toward};
 
-/// Until everything must have happened that does not take a time of its own.
+/// Timeout for everything that has no duration of its own.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// Locks on a server.
+/// A client of a server.
 pub fn locks(server: &Server) -> Locks {
     Locks::new(server.client())
 }
 
-/// Locks on a server, with a proxy in between.
+/// A client of a server, through a proxy.
 pub fn locks_over(proxy: &Proxy) -> Locks {
     Locks::open(&format!("redis://{}", proxy.addr())).expect("an address")
 }
 
-/// Whether a message contains this word of a command.
+/// Whether a message contains this argument of a command.
 pub fn names(message: &[u8], word: &str) -> bool {
     message.windows(word.len()).any(|part| part == word.as_bytes())
 }
 
-/// From now on, acquisitions get no further than the proxy. Counts them.
+/// From now on the proxy holds acquisitions. Returns their number.
 pub fn hold_up_acquisitions(proxy: &Proxy) -> Arc<AtomicUsize> {
     let held_up = Arc::new(AtomicUsize::new(0));
     let count = held_up.clone();
@@ -43,7 +43,7 @@ pub fn hold_up_acquisitions(proxy: &Proxy) -> Arc<AtomicUsize> {
     held_up
 }
 
-/// Waits until it is so, without holding up the runtime.
+/// Waits until the condition holds, without blocking the runtime.
 #[track_caller]
 pub fn soon(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
@@ -57,7 +57,7 @@ pub fn soon(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output =
     }
 }
 
-/// One command, typed with spaces between its words.
+/// Runs a command, given as words separated by spaces.
 #[track_caller]
 pub fn say<T: FromRedisValue>(server: &Server, line: &str) -> T {
     let mut words = line.split(' ');
@@ -66,18 +66,18 @@ pub fn say<T: FromRedisValue>(server: &Server, line: &str) -> T {
     cmd.query(&mut server.connect()).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// Who holds the mutex.
+/// The owner of the mutex.
 pub fn holder(server: &Server, key: &str) -> Option<String> {
     let fields: Vec<String> = say(server, &format!("HKEYS {key}"));
     fields.into_iter().find(|field| !field.starts_with('#'))
 }
 
-/// How many wait for the key.
+/// The number of requests that wait for the key.
 pub fn waiters(server: &Server, key: &str) -> usize {
     say::<Vec<redis::Value>>(server, &format!("LOCK.WAITERS {key} COUNT 100000")).len()
 }
 
-/// The queue: each waiter's owner, and the connection on whose behalf it waits.
+/// The queue: each waiter's owner, and the connection of its session.
 pub fn queue(server: &Server, key: &str) -> Vec<(String, i64)> {
     let waiters: Vec<HashMap<String, redis::Value>> = say(server, &format!("LOCK.WAITERS {key}"));
     let field = |waiter: &HashMap<String, redis::Value>, name: &str| waiter[name].clone();
@@ -86,16 +86,16 @@ pub fn queue(server: &Server, key: &str) -> Vec<(String, i64)> {
     waiters.iter().map(|waiter| (owner(waiter), client(waiter))).collect()
 }
 
-/// Returns when it is held for certain: while this process or the server is paused it is uncertain.
+/// Waits until it is certain that the lock is held: during a pause of this process or the server it is uncertain.
 pub async fn held(guard: &Guard) {
-    soon("it is held", || match guard.check() {
+    soon("the hold is certain", || match guard.check() {
         Err(error @ Error::Lost { .. }) => panic!("{error}"),
         checked => checked.is_ok(),
     })
     .await;
 }
 
-/// Whether nothing is left of anybody at the key: no hold and no wait.
+/// Whether the key has no holder and no waiter.
 pub fn is_free(server: &Server, key: &str) -> bool {
     say::<redis::Value>(server, &format!("LOCK.INFO {key}")) == redis::Value::Nil
 }
@@ -105,7 +105,7 @@ pub fn sessions(server: &Server) -> Vec<i64> {
     clients(server).into_iter().filter(|(_, command)| command.contains("lock.events")).map(|(id, _)| id).collect()
 }
 
-/// Every connection with its newest command.
+/// All connections with their last command.
 pub fn clients(server: &Server) -> Vec<(i64, String)> {
     let list: String = say(server, "CLIENT LIST");
     let field = |line: &str, name: &str| -> Option<String> {
@@ -121,13 +121,13 @@ pub fn client_as(server: &Server, user: &str, password: &str) -> Client {
     Client::open(info).expect("an address")
 }
 
-/// A future that is given up at the poll with this number, counted from 0; none if it was.
-pub struct GivenUpAt<F> {
+/// A future that is dropped at the poll with this number, counted from 0. Its output is `None` then.
+pub struct DroppedAt<F> {
     future: Pin<Box<F>>,
     polls: usize,
 }
 
-impl<F: Future> Future for GivenUpAt<F> {
+impl<F: Future> Future for DroppedAt<F> {
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -139,7 +139,7 @@ impl<F: Future> Future for GivenUpAt<F> {
     }
 }
 
-/// The future, given up at that poll.
-pub fn given_up_at<F: Future>(polls: usize, future: F) -> GivenUpAt<F> {
-    GivenUpAt { future: Box::pin(future), polls }
+/// The future, dropped at that poll.
+pub fn dropped_at<F: Future>(polls: usize, future: F) -> DroppedAt<F> {
+    DroppedAt { future: Box::pin(future), polls }
 }

@@ -1,5 +1,4 @@
-//! Two who take two locks in opposite order: one of them is told who waits for whom, and the other one goes on. And who takes what
-//! he holds already.
+//! Two clients acquire two locks in opposite order: one of them gets the error, and the other one continues. And re-entry.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,34 +8,34 @@ use support::Server;
 
 use crate::common::{SOON, is_free, locks, waiters};
 
-/// Where a process of the test finds the server, and what it takes.
+/// The variables with the server's address and the order of the locks, for a process of the test.
 const ADDRESS: &str = "HOLDFAST_TEST_ADDRESS";
 const ORDER: &str = "HOLDFAST_TEST_ORDER";
 
-/// Takes one lock, and, as soon as both are taken, the other one as well.
-async fn takes_both(locks: &Locks, first: &str, second: &str) -> Result<(), Error> {
-    let mut outer = locks.lock(first).wait_forever().acquire().await?.expect("it waits for it");
+/// Acquires one lock, and, as soon as both are held, the other one as well.
+async fn acquire_both(locks: &Locks, first: &str, second: &str) -> Result<(), Error> {
+    let mut outer = locks.lock(first).wait_forever().acquire().await?.expect("a wait without a timeout");
     while !(locks.locked(first).await? && locks.locked(second).await?) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let inner = outer.acquire(&locks.lock(second).wait_forever()).await?.expect("it waits for it");
+    let inner = outer.acquire(&locks.lock(second).wait_forever()).await?.expect("a wait without a timeout");
     inner.release().await?;
     outer.release().await
 }
 
-/// One of two was told, in words that name both owners and both locks.
+/// One of two got an error that names both owners and both locks.
 #[track_caller]
-fn one_was_told(server: &Server, told: &[Option<String>]) {
-    let deadlocks: Vec<&String> = told.iter().flatten().collect();
-    let [deadlock] = deadlocks[..] else { panic!("{told:?}") };
+fn one_got_error(server: &Server, errors: &[Option<String>]) {
+    let deadlocks: Vec<&String> = errors.iter().flatten().collect();
+    let [deadlock] = deadlocks[..] else { panic!("{errors:?}") };
     let process = format!(":{}:", std::process::id());
     for words in ["DEADLOCK", "waits for 'a'", "waits for 'b'"] {
         assert!(deadlock.contains(words), "{words}: {deadlock}");
     }
     assert!(deadlock.matches("owner '").count() >= 2, "{deadlock}");
-    assert!(deadlock.contains(&process) || told.len() == 2, "{deadlock}");
+    assert!(deadlock.contains(&process) || errors.len() == 2, "{deadlock}");
     assert_eq!((waiters(server, "a"), waiters(server, "b")), (0, 0));
-    support::until(SOON, "nothing is left", || is_free(server, "a") && is_free(server, "b"));
+    support::until(SOON, "all locks are free", || is_free(server, "a") && is_free(server, "b"));
 }
 
 fn deadlock(outcome: Result<(), Error>) -> Option<String> {
@@ -51,25 +50,25 @@ fn deadlock(outcome: Result<(), Error>) -> Option<String> {
 async fn two_tasks() {
     let server = Server::start();
     let locks = locks(&server);
-    let both = async { tokio::join!(takes_both(&locks, "a", "b"), takes_both(&locks, "b", "a")) };
-    let (one, other) = tokio::time::timeout(SOON, both).await.expect("nobody waits for ever");
+    let both = async { tokio::join!(acquire_both(&locks, "a", "b"), acquire_both(&locks, "b", "a")) };
+    let (one, other) = tokio::time::timeout(SOON, both).await.expect("both end");
     locks.settle().await;
-    one_was_told(&server, &[deadlock(one), deadlock(other)]);
+    one_got_error(&server, &[deadlock(one), deadlock(other)]);
 }
 
 #[test]
 fn two_threads() {
     let server = Server::start();
     let locks = locks(&server);
-    let told = std::thread::scope(|scope| {
+    let errors = std::thread::scope(|scope| {
         let take = |first: &'static str, second: &'static str| {
             let locks = &locks;
-            scope.spawn(move || deadlock(block_on(takes_both(locks, first, second))))
+            scope.spawn(move || deadlock(block_on(acquire_both(locks, first, second))))
         };
         [take("a", "b"), take("b", "a")].map(|thread| thread.join().unwrap())
     });
     block_on(locks.settle());
-    one_was_told(&server, &told);
+    one_got_error(&server, &errors);
 }
 
 #[test]
@@ -77,7 +76,7 @@ fn two_processes() {
     let server = Server::start();
     let take = |order: &str| {
         Command::new(std::env::current_exe().expect("a test is a program"))
-            .args(["--exact", "deadlock::a_process_of_two", "--nocapture"])
+            .args(["--exact", "deadlock::process_of_two_processes", "--nocapture"])
             .env(ADDRESS, server.addr().to_string())
             .env(ORDER, order)
             .stdout(Stdio::piped())
@@ -85,31 +84,31 @@ fn two_processes() {
             .expect("it starts")
     };
     let processes = [take("a b"), take("b a")];
-    let told = processes.map(|process| {
+    let errors = processes.map(|process| {
         let output = process.wait_with_output().expect("it ends");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{said}");
         said.lines().find_map(|line| line.strip_prefix("told: ")).map(str::to_owned)
     });
-    one_was_told(&server, &told);
+    one_got_error(&server, &errors);
 }
 
-/// Does nothing but in a process of the test above.
+/// Runs only in a process of the test above.
 #[tokio::test]
-async fn a_process_of_two() {
+async fn process_of_two_processes() {
     let (Ok(address), Ok(order)) = (std::env::var(ADDRESS), std::env::var(ORDER)) else { return };
     let locks = Locks::open(&format!("redis://{address}")).unwrap();
     let (first, second) = order.split_once(' ').expect("two locks");
-    let outcome = tokio::time::timeout(SOON, takes_both(&locks, first, second)).await.expect("nobody waits for ever");
-    if let Some(told) = deadlock(outcome) {
-        println!("told: {told}");
+    let outcome = tokio::time::timeout(SOON, acquire_both(&locks, first, second)).await.expect("both end");
+    if let Some(errors) = deadlock(outcome) {
+        println!("told: {errors}");
     }
     locks.settle().await;
 }
 
-/// A guard that moves between tasks may be released by any of them: what looks like a cycle need not be one.
+/// A guard that moves between tasks may be released by any of them: an apparent cycle need not be one.
 #[tokio::test]
-async fn acquisitions_apart_are_no_actor() {
+async fn separate_acquisitions_have_separate_actors() {
     let server = Server::start();
     let locks = locks(&server);
     let one = locks.lock("a").try_acquire().await.unwrap().unwrap();
@@ -117,13 +116,13 @@ async fn acquisitions_apart_are_no_actor() {
         let lock = locks.lock("a").wait_forever();
         async move { lock.acquire().await }
     });
-    crate::common::soon("it waits", || waiters(&server, "a") == 1).await;
+    crate::common::soon("the request waits", || waiters(&server, "a") == 1).await;
     one.release().await.unwrap();
     waiting.await.unwrap().unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
-async fn re_entry_is_granted_at_once_and_released_by_the_first_guard() {
+async fn reentry_is_granted_immediately_and_released_with_the_first_guard() {
     let server = Server::start();
     let locks = locks(&server);
     let mut a = locks.lock("a").try_acquire().await.unwrap().unwrap();
@@ -136,23 +135,23 @@ async fn re_entry_is_granted_at_once_and_released_by_the_first_guard() {
         again.check().unwrap();
         again.release().await.unwrap();
         assert!(!is_free(&server, "a") && !is_free(&server, "b"));
-        // Others are not let in.
+        // Other clients are not granted the lock.
         assert!(locks.lock("a").try_acquire().await.unwrap().is_none());
     }
     locks.settle().await;
     assert!(!is_free(&server, "a") && is_free(&server, "b"));
     drop(a.acquire(&locks.lock("a")).await.unwrap().unwrap());
     a.check().unwrap();
-    // One that is lost is not had.
+    // A lost lock is not re-entered.
     let _: i64 = crate::common::say(&server, "LOCK.FORCE a");
     a.lost().await;
     let error = a.acquire(&locks.lock("a")).await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
 }
 
-/// A reader who wants to write, and who asks for one of several keys that are held together.
+/// A reader that wants to write, and a request for one of several keys that are held together.
 #[tokio::test]
-async fn who_would_wait_for_himself_is_told() {
+async fn wait_for_itself_is_refused() {
     let server = Server::start();
     let locks = locks(&server);
     let mut both = locks.lock_all(["a", "b"]).try_acquire().await.unwrap().unwrap();

@@ -18,12 +18,12 @@ async fn election_hands_over_when_leader_resigns() {
     assert_eq!((seen.value.as_str(), seen.fence), ("a:1#%", Some(leads.fence())));
     let candidate = second.elect("e", "").unwrap();
     let stands = tokio::spawn(async move { candidate.acquire().await.unwrap().unwrap() });
-    soon("the second stands", || waiters(&server, "e") == 1).await;
+    soon("the second candidate waits", || waiters(&server, "e") == 1).await;
     leads.release().await.unwrap();
     let leads = stands.await.unwrap();
     let seen = observer.next().await.unwrap().unwrap();
     assert_eq!((seen.value.as_str(), seen.fence), ("", Some(leads.fence())));
-    // A leader that is deposed is notified; the observer sees that nobody leads.
+    // A leader that loses the lock is notified. The observer sees that there is no leader.
     assert_eq!(first.force("e").await.unwrap(), 1);
     assert_eq!(tokio::time::timeout(SOON, leads.lost()).await.unwrap(), LossReason::Forced);
     assert_eq!(observer.next().await.unwrap(), None);
@@ -33,14 +33,14 @@ async fn election_hands_over_when_leader_resigns() {
 async fn ephemeral_leader_is_replaced_when_its_connection_ends() {
     let server = Server::start();
     let (first, second) = (locks(&server), locks(&server));
-    // Its lease outlasts the test: nothing but the connection ends the term.
+    // Its lease outlasts the test: only the end of the connection ends the term.
     let candidate = first.elect("e", "a").unwrap().watched(Duration::from_secs(600)).ephemeral();
     let leads = candidate.acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let session = sessions(&server)[0];
     let candidate = second.elect("e", "b").unwrap().ephemeral();
     let stands = tokio::spawn(async move { candidate.acquire().await.unwrap().unwrap() });
-    soon("the second stands", || waiters(&server, "e") == 1).await;
+    soon("the second candidate waits", || waiters(&server, "e") == 1).await;
     let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
     let next = tokio::time::timeout(SOON, stands).await.unwrap().unwrap();
     assert_eq!(tokio::time::timeout(SOON, leads.lost()).await.unwrap(), LossReason::Disconnected);
@@ -51,7 +51,7 @@ async fn ephemeral_leader_is_replaced_when_its_connection_ends() {
 }
 
 #[tokio::test]
-async fn leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_without_it() {
+async fn election_with_replicas_needs_the_replica() {
     let (primary, replica) = (Server::start(), Server::start());
     replica.replica_of(&primary);
     primary.wait_replica_online();
@@ -83,6 +83,6 @@ async fn candidates_value_has_at_most_400_bytes() {
     let server = Server::start();
     let locks = locks(&server);
     assert!(locks.elect("e", &"x".repeat(400)).is_ok());
-    let Err(error) = locks.elect("e", &"#".repeat(200)) else { panic!("it is allowed") };
+    let Err(error) = locks.elect("e", &"#".repeat(200)) else { panic!("the value is allowed") };
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
 }

@@ -11,38 +11,38 @@ fn ttl(server: &Server, key: &str) -> i64 {
     say(server, &format!("PTTL {key}"))
 }
 
-/// Waits until so many leases are over.
-async fn leases_are_over(count: u32, lease: Duration) {
+/// Waits until this many leases have passed.
+async fn wait_for_leases(count: u32, lease: Duration) {
     let begin = Instant::now();
-    soon("some leases are over", || begin.elapsed() > lease * count).await;
+    soon("some leases have passed", || begin.elapsed() > lease * count).await;
 }
 
 #[tokio::test]
-async fn a_hold_outlives_its_lease_while_the_process_lives() {
+async fn hold_outlives_its_lease_while_process_runs() {
     let lease = Duration::from_secs(2);
     let server = Server::builder().module_args(&["default-lease", "2000"]).start();
     let locks = locks(&server);
     let default = locks.lock("a").try_acquire().await.unwrap().unwrap();
     let own = locks.lock("b").watched(lease * 3 / 2).try_acquire().await.unwrap().unwrap();
-    leases_are_over(3, lease).await;
+    wait_for_leases(3, lease).await;
     assert!(holder(&server, "a").is_some() && holder(&server, "b").is_some());
     default.release().await.unwrap();
     own.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_lease_of_ones_own_is_not_renewed() {
+async fn fixed_lease_is_not_renewed() {
     let server = Server::start();
     let guard = locks(&server).lock("a").lease(Duration::from_secs(2)).try_acquire().await.unwrap().unwrap();
     let lost = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
     assert_eq!(lost, LossReason::Expired);
-    soon("it is free", || is_free(&server, "a")).await;
+    soon("the lock is free", || is_free(&server, "a")).await;
     let error = guard.release().await.unwrap_err();
     assert!(matches!(error, Error::Lost { why: LossReason::Expired, .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_renewal_changes_the_lease() {
+async fn renew_changes_lease() {
     let server = Server::start();
     let locks = locks(&server);
     let fixed = locks.lock("a").lease(Duration::from_secs(5)).try_acquire().await.unwrap().unwrap();
@@ -55,14 +55,14 @@ async fn a_renewal_changes_the_lease() {
     let watched = locks.lock("b").try_acquire().await.unwrap().unwrap();
     let lease = Duration::from_secs(2);
     watched.renew(lease).await.unwrap();
-    leases_are_over(2, lease).await;
+    wait_for_leases(2, lease).await;
     held(&watched).await;
     assert!(holder(&server, "b").is_some());
     watched.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_dropped_guard_is_given_back() {
+async fn dropped_guard_is_released() {
     let server = Server::start();
     let locks = locks(&server);
     let keys: Vec<String> = (0..100).map(|number| format!("k{number}")).collect();
@@ -76,17 +76,17 @@ async fn a_dropped_guard_is_given_back() {
 }
 
 #[test]
-fn a_guard_may_be_dropped_outside_a_runtime() {
+fn guard_may_be_dropped_outside_a_runtime() {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let locks = locks(&server);
     let guard = runtime.block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
     std::thread::spawn(move || drop(guard)).join().unwrap();
-    support::until(SOON, "it is released", || is_free(&server, "a"));
+    support::until(SOON, "the lock is released", || is_free(&server, "a"));
 }
 
 #[test]
-fn a_guard_may_outlive_its_runtime() {
+fn guard_may_outlive_its_runtime() {
     let server = Server::start();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let locks = locks(&server);
@@ -94,9 +94,9 @@ fn a_guard_may_outlive_its_runtime() {
     let guard = first.block_on(locks.lock("a").ephemeral().try_acquire()).unwrap().unwrap();
     let end = std::thread::spawn(move || drop(first));
     support::until(SOON, "the runtime ends", || end.is_finished());
-    support::until(SOON, "it ended with its connection", || is_free(&server, "a"));
+    support::until(SOON, "the hold ended with its connection", || is_free(&server, "a"));
     drop(guard);
-    // The same handle goes on in another runtime.
+    // The same handle continues in another runtime.
     let guard = runtime().block_on(async { locks.lock("a").try_acquire().await.unwrap().unwrap() });
     assert!(holder(&server, "a").is_some());
     drop(guard);
@@ -119,16 +119,16 @@ fn waiters_continue_when_the_reading_runtime_ends() {
         runtime().block_on(async {
             let guard = lock.acquire().await.unwrap().unwrap();
             guard.release().await.unwrap();
-            // What another runtime has taken is kept alive by this one.
+            // This runtime keeps the other one's holds alive.
             let begin = Instant::now();
-            soon("two leases are over", || begin.elapsed() > Duration::from_secs(6)).await;
+            soon("two leases have passed", || begin.elapsed() > Duration::from_secs(6)).await;
             held(&kept).await;
             kept.release().await.unwrap();
         });
     });
-    first.block_on(soon("it waits", || crate::common::waiters(&server, "a") == 1));
+    first.block_on(soon("the request waits", || crate::common::waiters(&server, "a") == 1));
     drop(first);
-    support::until(SOON, "it waits again", || crate::common::waiters(&server, "a") == 1);
+    support::until(SOON, "the request waits again", || crate::common::waiters(&server, "a") == 1);
     other_runtime.block_on(guard.release()).unwrap();
     waiting.join().unwrap();
     assert!(is_free(&server, "a") && is_free(&server, "c"));
@@ -150,7 +150,7 @@ async fn connections_end_with_the_last_handle() {
 }
 
 #[tokio::test]
-async fn a_future_runs_while_the_lock_is_held() {
+async fn while_held_runs_future_until_loss() {
     let server = Server::start();
     let guard = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     assert_eq!(guard.while_held(async { 7 }).await.unwrap(), 7);
@@ -160,6 +160,6 @@ async fn a_future_runs_while_the_lock_is_held() {
         assert_eq!(broken, 1);
     });
     assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));
-    let never = guard.while_held(async { unreachable!("it is lost already") }).await;
+    let never = guard.while_held(async { unreachable!("the hold is lost") }).await;
     assert!(never.is_err());
 }

@@ -9,13 +9,13 @@ use holdfast_client::{Error, Guard, Lock, Locks, LossReason, MultiLock};
 use support::{NotBefore, Proxy, Random, Server};
 
 use crate::common::{
-    SOON, clients, given_up_at, held, hold_up_acquisitions, holder, is_free, locks, locks_over, say, soon, waiters,
+    SOON, clients, dropped_at, held, hold_up_acquisitions, holder, is_free, locks, locks_over, say, soon, waiters,
 };
 
-/// Nothing ends by this time.
+/// Longer than the test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// How many requests there were that could change a lock.
+/// The number of requests that could change a lock.
 fn requests(server: &Server) -> u64 {
     let calls = |command: &str| -> Option<u64> {
         let line = server.info("commandstats", &format!("cmdstat_lock.{command}"))?;
@@ -25,47 +25,47 @@ fn requests(server: &Server) -> u64 {
     commands.into_iter().filter_map(calls).sum()
 }
 
-/// A lock that its client keeps for long.
-fn kept(locks: &Locks) -> Lock {
+/// A lock that its client caches for long.
+fn cached_lock(locks: &Locks) -> Lock {
     locks.lock("a").keep(LONG)
 }
 
 async fn granted(lock: &Lock) -> Guard {
     tokio::time::timeout(SOON, lock.clone().wait_forever().acquire())
         .await
-        .expect("it is granted")
+        .expect("the request is granted")
         .unwrap()
-        .expect("waited for")
+        .expect("a wait without a timeout")
 }
 
-/// The client has heard all that the server has told until now.
-async fn has_heard(locks: &Locks) {
-    // Events are written before the reply to whatever is asked for later.
+/// Waits until the client has read all events that the server has sent.
+async fn wait_for_events(locks: &Locks) {
+    // Events are written before the replies to later requests.
     locks.info("a").await.unwrap();
 }
 
-/// Somebody waits for the lock, here or at the server.
+/// A request for the lock waits, here or at the server.
 fn waits(lock: &Lock) -> tokio::task::JoinHandle<Guard> {
     let lock = lock.clone();
     tokio::spawn(async move { granted(&lock).await })
 }
 
-/// Lets all tasks run that can.
-async fn all_have_run() {
+/// Lets all runnable tasks run.
+async fn run_all_tasks() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn what_is_kept_is_taken_again_without_a_request() {
+async fn cached_lock_is_acquired_without_a_request() {
     let server = Server::start();
     let locks = locks(&server);
-    let first = kept(&locks).try_acquire().await.unwrap().unwrap();
+    let first = cached_lock(&locks).try_acquire().await.unwrap().unwrap();
     let (owner, fence) = (first.owner().clone(), first.fence());
     first.release().await.unwrap();
     for round in 0..100 {
-        let guard = kept(&locks).try_acquire().await.unwrap().unwrap();
+        let guard = cached_lock(&locks).try_acquire().await.unwrap().unwrap();
         assert_eq!((guard.owner(), guard.fence()), (&owner, fence));
         guard.check().unwrap();
         if round % 2 == 0 { guard.release().await.unwrap() } else { drop(guard) }
@@ -74,14 +74,14 @@ async fn what_is_kept_is_taken_again_without_a_request() {
     assert_eq!(holder(&server, "a").as_deref().map(str::as_bytes), Some(owner.as_bytes()));
 }
 
-/// Only a request needs the replicas: what is at hand was confirmed by them, and is renewed by the server.
+/// Only a request needs the replicas: they have confirmed the cached lock, and the server renews it.
 #[tokio::test]
 async fn cached_lock_needs_no_second_confirmation() {
     let (master, replica) = (Server::start(), Server::start());
     replica.replica_of(&master);
     master.wait_replica_online();
     let (locks, others) = (locks(&master), locks(&master));
-    let lock = kept(&locks).replicas(1);
+    let lock = cached_lock(&locks).replicas(1);
     let first = granted(&lock).await;
     let fence = first.fence();
     first.release().await.unwrap();
@@ -92,14 +92,14 @@ async fn cached_lock_needs_no_second_confirmation() {
     assert_eq!(requests(&master), 1);
     // Another client's request is granted.
     let next = waits(&others.lock("a"));
-    soon("the other one waits", || waiters(&master, "a") == 1).await;
+    soon("the other request waits", || waiters(&master, "a") == 1).await;
     again.release().await.unwrap();
     let next = next.await.unwrap();
     assert!(next.fence() > fence);
     next.release().await.unwrap();
     let error = lock.try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
-    soon("what was not confirmed is gone", || is_free(&master, "a")).await;
+    soon("the unconfirmed hold is revoked", || is_free(&master, "a")).await;
     replica.cont();
     master.wait_replica_online();
     granted(&lock).await.release().await.unwrap();
@@ -108,29 +108,29 @@ async fn cached_lock_needs_no_second_confirmation() {
 }
 
 #[tokio::test]
-async fn it_can_be_seen_that_it_may_be_kept() {
+async fn info_shows_cached_lock() {
     let server = Server::start();
     let locks = locks(&server);
-    let (_kept, _used) = (granted(&kept(&locks)).await, granted(&locks.lock("b")).await);
+    let (_kept, _used) = (granted(&cached_lock(&locks)).await, granted(&locks.lock("b")).await);
     for (key, wanted) in [("a", true), ("b", false)] {
         assert_eq!(locks.info(key).await.unwrap().unwrap().holders[0].contention, wanted, "{key}");
     }
 }
 
-/// Neither taking it nor giving it back waits for anything.
+/// Neither acquiring nor releasing it waits.
 #[tokio::test]
-async fn what_is_at_hand_is_had_at_the_first_poll() {
+async fn cached_lock_is_acquired_at_the_first_poll() {
     let server = Server::start();
     let locks = locks(&server);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     let guard = granted(&lock).await;
-    assert!(given_up_at(1, guard.release()).await.expect("at the first poll").is_ok());
-    let guard = given_up_at(1, lock.try_acquire()).await.expect("at the first poll").unwrap().unwrap();
+    assert!(dropped_at(1, guard.release()).await.expect("at the first poll").is_ok());
+    let guard = dropped_at(1, lock.try_acquire()).await.expect("at the first poll").unwrap().unwrap();
     guard.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn no_time_is_as_without() {
+async fn zero_caching_time_disables_caching() {
     let server = Server::start();
     let locks = locks(&server);
     let lock = locks.lock("a").keep(Duration::ZERO).keep_uses(0);
@@ -145,12 +145,12 @@ async fn no_time_is_as_without() {
     assert!(is_free(&server, "a"));
 }
 
-/// A task that does nothing but take it again and again keeps nobody out for good, also if it has the only thread.
+/// A task that acquires it repeatedly without a pause can't keep other clients out, even if it has the only thread.
 #[tokio::test]
-async fn whoever_takes_it_without_a_pause_hears_who_wants_it() {
+async fn busy_task_is_notified_of_contention() {
     let server = Server::start();
     let (one, other) = (locks(&server), locks(&server));
-    let lock = kept(&one);
+    let lock = cached_lock(&one);
     let is_over = Arc::new(AtomicUsize::new(0));
     let over = is_over.clone();
     let busy = tokio::spawn(async move {
@@ -159,7 +159,7 @@ async fn whoever_takes_it_without_a_pause_hears_who_wants_it() {
         }
     });
     for _ in 0..10 {
-        granted(&kept(&other)).await.release().await.unwrap();
+        granted(&cached_lock(&other)).await.release().await.unwrap();
         other.settle().await;
     }
     is_over.store(1, Ordering::Relaxed);
@@ -170,20 +170,20 @@ async fn whoever_takes_it_without_a_pause_hears_who_wants_it() {
 async fn tasks_of_one_process_are_granted_in_order() {
     let server = Server::start();
     let locks = locks(&server);
-    let guard = granted(&kept(&locks)).await;
+    let guard = granted(&cached_lock(&locks)).await;
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for number in 0..10 {
-        let (lock, order) = (kept(&locks), order.clone());
+        let (lock, order) = (cached_lock(&locks), order.clone());
         tasks.push(tokio::spawn(async move {
             let guard = granted(&lock).await;
             order.lock().unwrap().push(number);
             tokio::task::yield_now().await;
             drop(guard);
         }));
-        all_have_run().await;
+        run_all_tasks().await;
     }
-    assert_eq!(waiters(&server, "a"), 0, "they wait here");
+    assert_eq!(waiters(&server, "a"), 0, "the requests wait in the client");
     guard.release().await.unwrap();
     for task in tasks {
         task.await.unwrap();
@@ -193,84 +193,84 @@ async fn tasks_of_one_process_are_granted_in_order() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_wait_is_told_at_once_that_it_is_in_use() {
+async fn try_acquire_returns_none_when_lock_is_in_use() {
     let server = Server::start();
     let locks = locks(&server);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     let guard = granted(&lock).await;
-    assert!(given_up_at(1, lock.try_acquire()).await.expect("at once").unwrap().is_none());
+    assert!(dropped_at(1, lock.try_acquire()).await.expect("immediately").unwrap().is_none());
     assert!(lock.clone().wait(Duration::ZERO).acquire().await.unwrap().is_none());
     let due = NotBefore::millis(49);
     assert!(lock.clone().wait(Duration::from_millis(50)).acquire().await.unwrap().is_none());
     due.is_over("the end of the wait");
-    assert_eq!(requests(&server), 1, "nobody asked the server");
+    assert_eq!(requests(&server), 1, "no request reached the server");
     guard.release().await.unwrap();
     assert!(lock.try_acquire().await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn what_lies_at_hand_is_given_to_whoever_wants_it() {
+async fn cached_lock_is_released_on_contention() {
     let server = Server::start();
     let (mine, others) = (locks(&server), locks(&server));
-    let first = granted(&kept(&mine)).await;
+    let first = granted(&cached_lock(&mine)).await;
     let fence = first.fence();
     first.release().await.unwrap();
     let theirs = granted(&others.lock("a")).await;
     assert!(theirs.fence() > fence);
-    assert!(kept(&mine).try_acquire().await.unwrap().is_none(), "it is theirs");
+    assert!(cached_lock(&mine).try_acquire().await.unwrap().is_none(), "the other client holds it");
     theirs.release().await.unwrap();
-    // A request without a wait is refused, and one a moment later is granted.
-    granted(&kept(&mine)).await.release().await.unwrap();
+    // A request without a wait is refused. One a moment later is granted.
+    granted(&cached_lock(&mine)).await.release().await.unwrap();
     assert!(others.lock("a").try_acquire().await.unwrap().is_none());
-    soon("it is released", || is_free(&server, "a")).await;
+    soon("the lock is released", || is_free(&server, "a")).await;
 }
 
 #[tokio::test]
 async fn lock_in_use_is_released_to_a_waiter_when_the_use_ends() {
     let server = Server::start();
     let (mine, others) = (locks(&server), locks(&server));
-    let lock = kept(&mine);
+    let lock = cached_lock(&mine);
     let guard = granted(&lock).await;
     let theirs = waits(&others.lock("a"));
-    soon("they wait", || waiters(&server, "a") == 1).await;
-    has_heard(&mine).await;
+    soon("the requests wait", || waiters(&server, "a") == 1).await;
+    wait_for_events(&mine).await;
     let next = waits(&lock);
-    all_have_run().await;
+    run_all_tasks().await;
     guard.check().unwrap();
     guard.release().await.unwrap();
     let theirs = theirs.await.unwrap();
-    soon("the next one asks the server", || waiters(&server, "a") == 1).await;
+    soon("the next request waits at the server", || waiters(&server, "a") == 1).await;
     assert!(!next.is_finished());
     let fence = theirs.fence();
     theirs.release().await.unwrap();
     assert!(next.await.unwrap().fence() > fence);
 }
 
-/// The present use, and so many more.
+/// The current use, and so many more.
 #[tokio::test]
-async fn so_many_uses_in_a_row_while_others_wait() {
+async fn uses_in_a_row_are_limited_under_contention() {
     let server = Server::start();
     let (mine, others) = (locks(&server), locks(&server));
-    let lock = kept(&mine).keep_uses(3);
-    // Uses before somebody else waits don't count.
+    let lock = cached_lock(&mine).keep_uses(3);
+    // Uses before another client waits don't count.
     for _ in 0..10 {
         granted(&lock).await.release().await.unwrap();
     }
     let mut guard = granted(&lock).await;
     let fence = guard.fence();
     let theirs = waits(&others.lock("a"));
-    soon("they wait", || waiters(&server, "a") == 1).await;
-    has_heard(&mine).await;
+    soon("the requests wait", || waiters(&server, "a") == 1).await;
+    wait_for_events(&mine).await;
     for use_ in 1..3 {
         let next = waits(&lock);
-        all_have_run().await;
+        run_all_tasks().await;
         guard.release().await.unwrap();
         guard = next.await.unwrap();
         assert_eq!(guard.fence(), fence, "use {use_}");
         assert!(!theirs.is_finished());
     }
     let last = waits(&lock);
-    all_have_run().await;
+    run_all_tasks().await;
     guard.release().await.unwrap();
     let theirs = theirs.await.unwrap();
     assert!(theirs.fence() > fence && !last.is_finished());
@@ -279,48 +279,48 @@ async fn so_many_uses_in_a_row_while_others_wait() {
 }
 
 #[tokio::test]
-async fn it_is_given_back_when_its_time_at_hand_is_over() {
+async fn cached_lock_is_released_after_its_caching_time() {
     let server = Server::start();
     let locks = locks(&server);
     let lock = locks.lock("a").keep(Duration::from_millis(300));
     let first = granted(&lock).await;
     let fence = first.fence();
-    // A use takes as long as it takes.
+    // A use may take any time.
     let begin = Instant::now();
-    soon("twice the time is over", || begin.elapsed() > Duration::from_millis(600)).await;
+    soon("twice the caching time has passed", || begin.elapsed() > Duration::from_millis(600)).await;
     first.check().unwrap();
     let due = NotBefore::millis(299);
     first.release().await.unwrap();
-    soon("it is released", || is_free(&server, "a")).await;
-    due.is_over("the end of its time at hand");
+    soon("the lock is released", || is_free(&server, "a")).await;
+    due.is_over("the end of its caching time");
     assert!(granted(&lock).await.fence() > fence);
 }
 
 #[tokio::test]
-async fn what_is_lost_at_hand_is_asked_for_anew() {
+async fn lost_cached_lock_is_requested_again() {
     let server = Server::start();
     let locks = locks(&server);
     for command in ["LOCK.FORCE a", "DEL a"] {
-        let first = granted(&kept(&locks)).await;
+        let first = granted(&cached_lock(&locks)).await;
         let fence = first.fence();
         first.release().await.unwrap();
         let _: i64 = say(&server, command);
-        has_heard(&locks).await;
-        let second = granted(&kept(&locks)).await;
+        wait_for_events(&locks).await;
+        let second = granted(&cached_lock(&locks)).await;
         assert!(second.fence() > fence, "{command}");
         second.check().unwrap();
     }
 }
 
-/// The task that uses it is notified; those behind do not wait for it, and it does nothing to them.
+/// The task that uses it is notified. The next ones do not wait for it, and it does not affect them.
 #[tokio::test]
-async fn what_is_lost_in_use_is_his_loss_alone() {
+async fn loss_in_use_is_reported_to_the_user_only() {
     let server = Server::start();
     let locks = locks(&server);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     let first = granted(&lock).await;
     let (second, third) = (waits(&lock), waits(&lock));
-    all_have_run().await;
+    run_all_tasks().await;
     let _: i64 = say(&server, "LOCK.FORCE a");
     let second = second.await.unwrap();
     assert!(second.fence() > first.fence());
@@ -335,7 +335,7 @@ async fn what_is_lost_in_use_is_his_loss_alone() {
     second.release().await.unwrap();
     let third = third.await.unwrap();
     assert_eq!(third.fence(), fence);
-    // So does a guard that is dropped.
+    // So does a dropped guard.
     let _: i64 = say(&server, "DEL a");
     assert_eq!(third.lost().await, LossReason::Changed);
     let fourth = granted(&lock).await;
@@ -345,16 +345,16 @@ async fn what_is_lost_in_use_is_his_loss_alone() {
 }
 
 #[tokio::test]
-async fn a_wait_in_the_line_may_be_dropped_at_every_poll() {
+async fn queued_wait_may_be_dropped_at_every_poll() {
     let server = Server::start();
     let locks = locks(&server);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     let guard = granted(&lock).await;
     for polls in 0..4 {
         let last = waits(&lock);
         let asking = lock.clone().wait_forever();
-        let waiting = tokio::time::timeout(Duration::from_millis(30), given_up_at(polls, asking.acquire())).await;
-        assert!(!matches!(waiting, Ok(Some(_))), "nobody else gets it");
+        let waiting = tokio::time::timeout(Duration::from_millis(30), dropped_at(polls, asking.acquire())).await;
+        assert!(!matches!(waiting, Ok(Some(_))), "the dropped request was granted");
         last.abort();
         assert!(last.await.is_err());
     }
@@ -364,12 +364,12 @@ async fn a_wait_in_the_line_may_be_dropped_at_every_poll() {
     assert!(fence > 0);
 }
 
-/// It was given to him, and he does not know.
+/// The lock was passed to this task, which does not know yet.
 #[tokio::test]
 async fn cancel_at_the_head_of_the_queue_lets_the_next_one_in() {
     let server = Server::start();
     let locks = locks(&server);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     for is_lost in [false, true] {
         let guard = granted(&lock).await;
         let next = {
@@ -377,21 +377,21 @@ async fn cancel_at_the_head_of_the_queue_lets_the_next_one_in() {
             let mut waiting = pin!(asking.acquire());
             assert!(tokio::time::timeout(Duration::from_millis(5), &mut waiting).await.is_err());
             let next = waits(&lock);
-            all_have_run().await;
+            run_all_tasks().await;
             if is_lost {
-                // His turn is to ask.
+                // The task is the next that sends a request.
                 let _: i64 = say(&server, "LOCK.FORCE a");
-                has_heard(&locks).await;
+                wait_for_events(&locks).await;
                 assert_eq!(guard.lost().await, LossReason::Forced);
             } else {
                 guard.release().await.unwrap();
             }
             next
         };
-        let next = tokio::time::timeout(SOON, next).await.expect("it is his turn").unwrap();
+        let next = tokio::time::timeout(SOON, next).await.expect("the next task is granted").unwrap();
         next.check().unwrap();
         drop(next);
-        // No task is behind: it stays cached.
+        // No task is queued: the lock stays cached.
         let guard = granted(&lock).await;
         {
             let asking = lock.clone().wait_forever();
@@ -406,31 +406,31 @@ async fn cancel_at_the_head_of_the_queue_lets_the_next_one_in() {
 }
 
 #[tokio::test]
-async fn an_asker_who_gives_up_makes_the_next_one_ask() {
+async fn next_task_requests_when_request_is_cancelled() {
     let server = Server::start();
     let (mine, others) = (locks(&server), locks(&server));
     let theirs = granted(&others.lock("a")).await;
-    let lock = kept(&mine);
-    // Cancelled, and whose time is over.
+    let lock = cached_lock(&mine);
+    // One request is cancelled, and one times out.
     let cancelled = waits(&lock);
-    soon("it asks", || waiters(&server, "a") == 1).await;
+    soon("the request waits at the server", || waiters(&server, "a") == 1).await;
     let late = tokio::spawn({
         let lock = lock.clone().wait(Duration::from_millis(400));
         async move { lock.acquire().await }
     });
-    all_have_run().await;
+    run_all_tasks().await;
     let (third, fourth) = (waits(&lock), waits(&lock));
-    all_have_run().await;
+    run_all_tasks().await;
     let first = crate::common::queue(&server, "a");
-    assert_eq!(first.len(), 1, "one asks, and the others wait here");
+    assert_eq!(first.len(), 1, "one request waits at the server, and the others wait in the client");
     cancelled.abort();
-    soon("the next one asks", || {
+    soon("the next request waits at the server", || {
         let now = crate::common::queue(&server, "a");
         now.len() == 1 && now != first
     })
     .await;
     assert!(late.await.unwrap().unwrap().is_none());
-    soon("the third one asks", || waiters(&server, "a") == 1).await;
+    soon("the third request waits at the server", || waiters(&server, "a") == 1).await;
     theirs.release().await.unwrap();
     let third = third.await.unwrap();
     assert!(!fourth.is_finished());
@@ -439,11 +439,11 @@ async fn an_asker_who_gives_up_makes_the_next_one_ask() {
 }
 
 #[tokio::test]
-async fn an_error_of_an_asker_is_his_alone() {
+async fn error_of_a_request_is_returned_to_its_task_only() {
     let server = Server::start();
     let locks = locks(&server);
     let () = say(&server, "SET a text");
-    let lock = kept(&locks).wait_forever();
+    let lock = cached_lock(&locks).wait_forever();
     let (one, other) = tokio::join!(lock.acquire(), lock.acquire());
     for error in [one.unwrap_err(), other.unwrap_err()] {
         assert!(matches!(error, Error::WrongType { .. }), "{error}");
@@ -451,9 +451,9 @@ async fn an_error_of_an_asker_is_his_alone() {
     assert_eq!(requests(&server), 2);
     let _: i64 = say(&server, "DEL a");
     granted(&lock).await.release().await.unwrap();
-    // Also where it can't be asked.
+    // Also if the server is unreachable.
     let mut gone = Server::start();
-    let lock = kept(&crate::common::locks(&gone)).wait_forever();
+    let lock = cached_lock(&crate::common::locks(&gone)).wait_forever();
     gone.kill9();
     let (one, other) = tokio::join!(lock.acquire(), lock.acquire());
     for error in [one.unwrap_err(), other.unwrap_err()] {
@@ -462,34 +462,34 @@ async fn an_error_of_an_asker_is_his_alone() {
 }
 
 #[tokio::test]
-async fn an_acquisition_may_be_dropped_at_every_poll() {
+async fn acquire_may_be_dropped_at_every_poll() {
     let server = Server::start();
     let mut polls = 0;
     loop {
-        // Its own client: the first poll connects.
+        // A new client, so that the first poll connects.
         let locks = locks(&server);
-        let lock = kept(&locks).wait_forever();
+        let lock = cached_lock(&locks).wait_forever();
         let done = tokio::select! {
             biased;
-            done = given_up_at(polls, lock.acquire()) => done,
-            guard = lock.acquire() => panic!("it came first: {guard:?}"),
+            done = dropped_at(polls, lock.acquire()) => done,
+            guard = lock.acquire() => panic!("it was granted first: {guard:?}"),
         };
         let is_granted = done.is_some();
         drop(done);
-        // The next task has it, from the server or from the cache.
+        // The next task gets the lock, from the server or from the cache.
         granted(&lock).await.release().await.unwrap();
         locks.settle().await;
-        assert!(is_free(&server, "a"), "given up at poll {polls}");
+        assert!(is_free(&server, "a"), "dropped at poll {polls}");
         if is_granted {
             break;
         }
         polls += 1;
     }
-    assert!(polls > 1, "it was given up in between: {polls}");
+    assert!(polls > 1, "it was dropped in between: {polls}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_rounds_of_two_processes_leave_nothing_behind() {
+async fn thousand_rounds_of_two_processes_leave_no_hold() {
     const TASKS: usize = 10;
     const ROUNDS: usize = 50;
     let server = Server::start();
@@ -499,16 +499,16 @@ async fn a_thousand_rounds_of_two_processes_leave_nothing_behind() {
     let mut tasks = Vec::new();
     for (process, locks) in both.iter().enumerate() {
         for task in 0..TASKS {
-            let lock = kept(locks).keep_uses(1 + (task % 3) as u32).wait_forever();
+            let lock = cached_lock(locks).keep_uses(1 + (task % 3) as u32).wait_forever();
             let (inside, uses) = (inside.clone(), uses.clone());
             tasks.push(tokio::spawn(async move {
                 let mut random = Random::new();
                 for round in 0..ROUNDS {
-                    // Most give up soon; every third waits, so that both processes have it often on a busy machine, too.
+                    // Most requests have a short timeout. Every third waits, so that both processes get the lock often, even on a busy machine.
                     let time = if round % 3 == 0 { SOON } else { Duration::from_micros(200 + random.below(20_000)) };
                     let Ok(guard) = tokio::time::timeout(time, lock.acquire()).await else { continue };
                     let guard = guard.unwrap().unwrap();
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at once");
                     uses.lock().unwrap().push((guard.fence(), process));
                     tokio::task::yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
@@ -525,36 +525,36 @@ async fn a_thousand_rounds_of_two_processes_leave_nothing_behind() {
     }
     assert!(is_free(&server, "a"));
     let uses = uses.lock().unwrap();
-    assert!(uses.is_sorted(), "fences grow, and one is of one process");
+    assert!(uses.is_sorted(), "tokens increase, and each belongs to one process");
     for process in 0..both.len() {
         let count = uses.iter().filter(|(_, it)| *it == process).count();
-        assert!(count > ROUNDS, "process {process} had it {count} times");
+        assert!(count > ROUNDS, "process {process} had the lock {count} times");
     }
 }
 
 #[tokio::test]
-async fn a_guard_that_is_dropped_outside_a_runtime_leaves_it_at_hand() {
+async fn guard_dropped_outside_a_runtime_leaves_lock_cached() {
     let server = Server::start();
     let locks = locks(&server);
-    let guard = granted(&kept(&locks)).await;
-    let next = waits(&kept(&locks));
-    all_have_run().await;
+    let guard = granted(&cached_lock(&locks)).await;
+    let next = waits(&cached_lock(&locks));
+    run_all_tasks().await;
     std::thread::spawn(move || drop(guard)).join().unwrap();
     let next = next.await.unwrap();
     std::thread::spawn(move || drop(next)).join().unwrap();
-    granted(&kept(&locks)).await.release().await.unwrap();
+    granted(&cached_lock(&locks)).await.release().await.unwrap();
     assert_eq!(requests(&server), 1);
 }
 
-/// A waiter keeps the client; with the last handle cached locks are released.
+/// A waiter keeps the client alive. With the last handle, cached locks are released.
 #[tokio::test]
-async fn what_lies_at_hand_ends_with_the_last_handle() {
+async fn cached_locks_are_released_with_the_last_handle() {
     let server = Server::start();
     let before = clients(&server).len();
     let locks = locks(&server);
-    let guard = granted(&kept(&locks)).await;
-    let (next, last) = (waits(&kept(&locks)), waits(&kept(&locks)));
-    all_have_run().await;
+    let guard = granted(&cached_lock(&locks)).await;
+    let (next, last) = (waits(&cached_lock(&locks)), waits(&cached_lock(&locks)));
+    run_all_tasks().await;
     drop(locks);
     drop(guard);
     next.await.unwrap().release().await.unwrap();
@@ -564,27 +564,27 @@ async fn what_lies_at_hand_ends_with_the_last_handle() {
 }
 
 #[tokio::test]
-async fn settling_gives_back_what_lies_at_hand() {
+async fn settle_releases_cached_locks() {
     let server = Server::start();
     let locks = locks(&server);
     let used = granted(&locks.lock("b").keep(LONG)).await;
-    granted(&kept(&locks)).await.release().await.unwrap();
+    granted(&cached_lock(&locks)).await.release().await.unwrap();
     locks.settle().await;
     assert!(is_free(&server, "a"));
     used.check().unwrap();
     used.release().await.unwrap();
     locks.settle().await;
     assert!(is_free(&server, "b"));
-    granted(&kept(&locks)).await.release().await.unwrap();
+    granted(&cached_lock(&locks)).await.release().await.unwrap();
 }
 
-/// It had the lock, or its connections did.
+/// The lock's runtime has ended, or that of its connections.
 #[test]
 fn ended_runtime_leaves_cached_lock_to_another_one() {
     let server = Server::builder().module_args(&["default-lease", "3000"]).start();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let locks = locks(&server);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     for is_used in [true, false] {
         let first = runtime();
         let guard = first.block_on(granted(&lock));
@@ -597,14 +597,14 @@ fn ended_runtime_leaves_cached_lock_to_another_one() {
         } else {
             Some(guard)
         };
-        first.block_on(all_have_run());
+        first.block_on(run_all_tasks());
         let (waiting, asked) = std::sync::mpsc::channel();
         let other = std::thread::spawn({
             let lock = lock.clone();
             move || {
                 runtime().block_on(async {
                     let next = waits(&lock);
-                    all_have_run().await;
+                    run_all_tasks().await;
                     waiting.send(()).unwrap();
                     let next = next.await.unwrap();
                     held(&next).await;
@@ -617,180 +617,180 @@ fn ended_runtime_leaves_cached_lock_to_another_one() {
         drop(kept_outside);
         other.join().unwrap();
         // That runtime has ended, too.
-        support::until(SOON, "its lease is over", || is_free(&server, "a"));
+        support::until(SOON, "its lease has expired", || is_free(&server, "a"));
     }
 }
 
 #[tokio::test]
-async fn what_can_not_be_kept_is_refused() {
+async fn caching_is_refused_for_unsupported_locks() {
     let server = Server::start();
     let locks = locks(&server);
     let second = Duration::from_secs(1);
     for (lock, word) in [
-        (kept(&locks).lease(second), "lease"),
+        (cached_lock(&locks).lease(second), "lease"),
         (locks.lock("a").lease(second).keep(second), "lease"),
-        (kept(&locks).shared(), "shared"),
-        (kept(&locks).limit(3), "limit"),
-        (kept(&locks).keep_uses(0), "keep_uses"),
+        (cached_lock(&locks).shared(), "shared"),
+        (cached_lock(&locks).limit(3), "limit"),
+        (cached_lock(&locks).keep_uses(0), "keep_uses"),
     ] {
         let error = lock.try_acquire().await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { message } if message.contains(word)), "{error}");
     }
-    let error = MultiLock::new([kept(&locks)]).try_acquire().await.unwrap_err();
+    let error = MultiLock::new([cached_lock(&locks)]).try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Invalid { message } if message.contains("not kept")), "{error}");
     assert_eq!(requests(&server), 0);
 }
 
 #[tokio::test]
-async fn several_keys_and_other_terms_are_kept_each_by_themselves() {
+async fn locks_with_other_keys_or_options_are_cached_separately() {
     let server = Server::start();
     let (mine, others) = (locks(&server), locks(&server));
     let both = mine.lock_all(["a", "b"]).keep(LONG);
     granted(&both).await.release().await.unwrap();
     granted(&both).await.release().await.unwrap();
     assert_eq!(requests(&server), 1);
-    // One of them is wanted.
+    // Another client requests one of them.
     let theirs = granted(&others.lock("b")).await;
     soon("both are released", || is_free(&server, "a")).await;
     theirs.release().await.unwrap();
-    // On other terms, or in another name, it is another's as well.
+    // With other options, or another name, it is another lock as well.
     granted(&both).await.release().await.unwrap();
-    let watched = kept(&mine).watched(Duration::from_secs(5));
+    let watched = cached_lock(&mine).watched(Duration::from_secs(5));
     granted(&watched).await.release().await.unwrap();
     soon("both are released", || is_free(&server, "b")).await;
     let named = mine.clone().named("billing").unwrap();
-    let guard = granted(&kept(&named).watched(Duration::from_secs(5))).await;
+    let guard = granted(&cached_lock(&named).watched(Duration::from_secs(5))).await;
     assert!(guard.owner().as_bytes().starts_with(b"billing:"));
     guard.release().await.unwrap();
-    // A request without caching, while it is cached.
+    // A request without caching, while the lock is cached.
     granted(&mine.lock("a")).await.release().await.unwrap();
     assert!(is_free(&server, "a"));
 }
 
 #[tokio::test]
-async fn what_lies_at_hand_is_taken_along_and_can_be_wanted_then() {
+async fn cached_lock_is_carried_over_and_released_on_contention() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let (mine, others) = (locks_over(&proxy), locks(&server));
-    let first = granted(&kept(&mine)).await;
+    let first = granted(&cached_lock(&mine)).await;
     let fence = first.fence();
     first.release().await.unwrap();
     let before = crate::common::sessions(&server);
     proxy.cut();
-    soon("there is another session", || {
+    soon("the client has a new session", || {
         let now = crate::common::sessions(&server);
         !now.is_empty() && now != before
     })
     .await;
-    let second = granted(&kept(&mine)).await;
+    let second = granted(&cached_lock(&mine)).await;
     assert_eq!(second.fence(), fence);
     second.release().await.unwrap();
     assert!(granted(&others.lock("a")).await.fence() > fence);
 }
 
 #[tokio::test]
-async fn what_is_ephemeral_is_lost_at_hand_when_the_connection_ends() {
+async fn cached_ephemeral_lock_is_lost_with_its_connection() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let lock = kept(&locks).ephemeral();
+    let lock = cached_lock(&locks).ephemeral();
     let first = granted(&lock).await;
     let fence = first.fence();
     first.release().await.unwrap();
     proxy.cut();
-    soon("it is free", || is_free(&server, "a")).await;
-    // The client has seen the end of it, too, once it has another session.
-    soon("there is another session", || crate::common::sessions(&server).len() == 1).await;
+    soon("the lock is free", || is_free(&server, "a")).await;
+    // The client has noticed it, too, when it has a new session.
+    soon("the client has a new session", || crate::common::sessions(&server).len() == 1).await;
     let second = granted(&lock).await;
     assert!(second.fence() > fence);
     second.check().unwrap();
 }
 
-/// The hold is uncertain: it is not used again, and a caller waits for a reply no longer than its time.
+/// The hold is uncertain: it is not used again, and a caller waits for a reply no longer than its timeout.
 #[tokio::test]
-async fn what_is_in_doubt_is_not_used() {
+async fn uncertain_cached_lock_is_not_used() {
     let lease = Duration::from_secs(1);
     let server = Server::builder().module_args(&["default-lease", "1000"]).start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     granted(&lock).await.release().await.unwrap();
     proxy.silence();
     let begin = Instant::now();
-    soon("the lease is over", || begin.elapsed() > lease).await;
+    soon("the lease has passed", || begin.elapsed() > lease).await;
     let taken = tokio::time::timeout(SOON, lock.clone().wait(Duration::from_millis(100)).acquire()).await.unwrap();
-    assert!(!matches!(taken, Ok(Some(_))), "it can't be known to be held");
+    assert!(!matches!(taken, Ok(Some(_))), "an uncertain hold was used");
 }
 
-/// A release returns whether it was held to the end: if that is uncertain, it asks the server.
+/// A release returns whether the lock was held to the end. If that is uncertain, it asks the server.
 #[tokio::test]
-async fn a_release_in_doubt_asks_the_server() {
+async fn uncertain_release_asks_the_server() {
     let lease = Duration::from_secs(1);
     let server = Server::builder().module_args(&["default-lease", "1000"]).start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     let guard = granted(&lock).await;
     proxy.refuse();
     let begin = Instant::now();
-    soon("the lease is over", || begin.elapsed() > lease).await;
+    soon("the lease has passed", || begin.elapsed() > lease).await;
     let released = tokio::time::timeout(SOON, guard.release()).await.unwrap();
-    assert!(released.is_err(), "nobody knows that it was held to the end");
+    assert!(released.is_err(), "it is uncertain that it was held to the end");
     proxy.accept();
     granted(&lock).await.release().await.unwrap();
 }
 
-/// The task that uses it need not be the one that took it: its owner names no actor.
+/// The task that uses it need not be the one that acquired it: its owner names no actor.
 #[tokio::test]
-async fn a_kept_lock_within_another_one_acts_for_nobody() {
+async fn cached_lock_within_another_one_has_no_actor() {
     let server = Server::start();
     let locks = locks(&server);
     let mut outer = granted(&locks.lock("outer")).await;
-    let inner = outer.acquire(&kept(&locks)).await.unwrap().unwrap();
+    let inner = outer.acquire(&cached_lock(&locks)).await.unwrap().unwrap();
     let text = String::from_utf8_lossy(inner.owner().as_bytes()).into_owned();
     assert!(!text.contains("##"), "{text}");
     inner.release().await.unwrap();
-    let inner = outer.acquire(&kept(&locks)).await.unwrap().unwrap();
+    let inner = outer.acquire(&cached_lock(&locks)).await.unwrap().unwrap();
     assert_eq!(inner.owner().as_bytes(), text.as_bytes());
     drop(inner);
-    // Re-entry is had at once, and ends nothing.
-    let mut mine = granted(&kept(&locks)).await;
-    let again = mine.acquire(&kept(&locks)).await.unwrap().unwrap();
+    // A re-entry is granted immediately, and ends nothing.
+    let mut mine = granted(&cached_lock(&locks)).await;
+    let again = mine.acquire(&cached_lock(&locks)).await.unwrap().unwrap();
     again.release().await.unwrap();
     mine.check().unwrap();
-    assert!(kept(&locks).try_acquire().await.unwrap().is_none(), "it is in use");
+    assert!(cached_lock(&locks).try_acquire().await.unwrap().is_none(), "the lock is in use");
     mine.release().await.unwrap();
     assert_eq!(requests(&server), 2);
 }
 
-/// What is renewed is the hold: the next use has its lease.
+/// The hold is renewed: the next use has its lease.
 #[tokio::test]
-async fn a_renewal_asks_to_be_told_too() {
+async fn renewal_requests_contention_events() {
     let server = Server::start();
     let (mine, others) = (locks(&server), locks(&server));
-    let guard = granted(&kept(&mine)).await;
+    let guard = granted(&cached_lock(&mine)).await;
     guard.renew(Duration::from_secs(60)).await.unwrap();
     let fence = guard.fence();
     guard.release().await.unwrap();
-    let again = granted(&kept(&mine)).await;
+    let again = granted(&cached_lock(&mine)).await;
     assert_eq!(again.fence(), fence);
     again.release().await.unwrap();
     assert!(granted(&others.lock("a")).await.fence() > fence);
 }
 
-/// The grant is on its way when its task is cancelled: the next one requests its own, and nothing is left.
+/// The task is cancelled while its grant is pending. The next one sends its own request, and nothing is left.
 #[tokio::test]
-async fn an_asker_who_goes_before_he_is_answered_leaves_nothing() {
+async fn cancelled_request_leaves_no_hold() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
     granted(&locks.lock("first")).await.release().await.unwrap();
     let late = hold_up_acquisitions(&proxy);
-    let lock = kept(&locks);
+    let lock = cached_lock(&locks);
     let first = waits(&lock);
-    soon("it is on its way", || late.load(Ordering::SeqCst) == 1).await;
+    soon("the grant was sent", || late.load(Ordering::SeqCst) == 1).await;
     let second = waits(&lock);
-    all_have_run().await;
+    run_all_tasks().await;
     first.abort();
     assert!(first.await.is_err());
     proxy.pass();

@@ -1,4 +1,4 @@
-//! A hold that ends before it is released.
+//! Holds that end before their release.
 
 use std::time::{Duration, Instant};
 
@@ -8,27 +8,27 @@ use support::{Fate, Proxy, Server, Toward};
 use crate::common::{SOON, held, holder, is_free, locks, locks_over, names, queue, say, sessions, soon, waiters};
 
 async fn lost(guard: &Guard) -> LossReason {
-    tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
+    tokio::time::timeout(SOON, guard.lost()).await.expect("a loss")
 }
 
-/// The server was silent since `silent`: a check a lease later, or after that, does not say that it is held. Once
-/// nobody has answered who could know, it is told to be lost.
+/// The server is silent since `silent`. A check more than a lease later does not report the hold as certain. When no server could
+/// confirm it in time, it is reported as lost.
 async fn disconnected_in_time(guard: &Guard, silent: Instant, lease: Duration) {
-    soon("it is uncertain", || {
+    soon("the hold is uncertain", || {
         let is_over = Instant::now() >= silent + lease;
         let held = guard.check().is_ok();
-        assert!(!held || !is_over, "it is held, a lease after the last that was heard of the server");
+        assert!(!held || !is_over, "held more than a lease after the server's last message");
         !held
     })
     .await;
     assert_eq!(lost(guard).await, LossReason::Disconnected);
 }
 
-/// Longer than a busy machine lets a process stand still.
+/// Longer than a process may pause on a busy machine.
 const SHORT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn a_broken_lock_is_told_to_its_holder() {
+async fn forced_lock_is_reported_to_its_holder() {
     let server = Server::start();
     let locks = locks(&server);
     for (command, why) in
@@ -45,9 +45,9 @@ async fn a_broken_lock_is_told_to_its_holder() {
     }
 }
 
-/// The server watches no hold with a fixed lease, so nobody says why it is gone.
+/// The server watches no hold with a fixed lease, so the reason of the loss is unknown.
 #[tokio::test]
-async fn the_loss_of_a_fixed_lease_is_told_too() {
+async fn loss_of_fixed_lease_is_reported() {
     let server = Server::start();
     let lock = locks(&server).lock("a").lease(Duration::from_secs(100));
     for renewed in [true, false] {
@@ -60,21 +60,21 @@ async fn the_loss_of_a_fixed_lease_is_told_too() {
 }
 
 #[tokio::test]
-async fn a_release_says_why_also_if_it_comes_first() {
+async fn release_returns_reason_before_the_event() {
     let server = Server::start();
     let locks = locks(&server);
     for _ in 0..50 {
         let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
         let _: i64 = say(&server, "LOCK.FORCE a");
-        // Whether the event or the reply is read first is left to chance.
+        // The event and the reply may be read in any order.
         let error = guard.release().await.unwrap_err();
         assert!(matches!(error, Error::Lost { why: LossReason::Forced, .. }), "{error}");
     }
 }
 
-/// The reply to whatever is asked for next comes over the other connection than the word of the loss, which is held up here.
+/// The next reply arrives over another connection than the loss event, which is delayed here.
 #[tokio::test]
-async fn what_is_overwritten_is_lost_whichever_word_of_it_comes_first() {
+async fn overwritten_lock_is_lost_by_event_or_reply() {
     for renewed in [true, false] {
         let server = Server::start();
         let proxy = Proxy::to(server.addr());
@@ -90,9 +90,9 @@ async fn what_is_overwritten_is_lost_whichever_word_of_it_comes_first() {
     }
 }
 
-/// The session that holds it ends, and the next one finds something else there: nobody tells it why.
+/// The hold's session ends, and the next one finds another value: no event gives the reason.
 #[tokio::test]
-async fn what_is_overwritten_between_two_connections_is_lost() {
+async fn lock_overwritten_between_two_sessions_is_lost() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let guard = locks_over(&proxy).lock("a").try_acquire().await.unwrap().unwrap();
@@ -103,20 +103,20 @@ async fn what_is_overwritten_between_two_connections_is_lost() {
 }
 
 #[tokio::test]
-async fn of_several_keys_the_rest_is_given_back_when_one_is_lost() {
+async fn other_keys_are_released_when_one_is_lost() {
     let server = Server::start();
     let locks = locks(&server);
     let guard = locks.lock_all(["a", "b"]).try_acquire().await.unwrap().unwrap();
     let _: i64 = say(&server, "LOCK.FORCE a");
     assert_eq!(lost(&guard).await, LossReason::Forced);
-    soon("nobody has to ask for it", || holder(&server, "b").is_none()).await;
+    soon("released without a request of the program", || holder(&server, "b").is_none()).await;
     guard.release().await.unwrap_err();
     locks.settle().await;
     assert!(is_free(&server, "b"));
 }
 
 #[tokio::test]
-async fn what_ends_with_the_connection_is_lost_with_it() {
+async fn ephemeral_hold_is_lost_with_its_connection() {
     let server = Server::start();
     let guard = locks(&server).lock("a").ephemeral().try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
@@ -128,25 +128,25 @@ async fn what_ends_with_the_connection_is_lost_with_it() {
 }
 
 #[tokio::test]
-async fn a_hold_is_taken_to_the_next_connection() {
+async fn hold_is_carried_over_to_the_next_session() {
     let server = Server::start();
     let guard = locks(&server).lock("a").watched(SHORT * 3 / 2).try_acquire().await.unwrap().unwrap();
     for _ in 0..5 {
         soon("the session reads", || sessions(&server).len() == 1).await;
         let session = sessions(&server)[0];
         let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
-        soon("it is another one's", || sessions(&server).first().is_some_and(|next| *next != session)).await;
-        soon("the hold is that one's", || bound_to(&server) == sessions(&server).first().copied()).await;
+        soon("the client has a new session", || sessions(&server).first().is_some_and(|next| *next != session)).await;
+        soon("the hold is bound to the new session", || bound_to(&server) == sessions(&server).first().copied()).await;
         held(&guard).await;
     }
-    // The new one's watchdog renews it.
+    // The watchdog of the new session renews it.
     let begin = Instant::now();
-    soon("two leases are over", || begin.elapsed() > SHORT * 3).await;
+    soon("two leases have passed", || begin.elapsed() > SHORT * 3).await;
     held(&guard).await;
     guard.release().await.unwrap();
 }
 
-/// The answer to a renewal with the second session comes when there is a third one already.
+/// The reply to a renewal with the second session arrives when there is a third one already.
 #[tokio::test]
 async fn hold_moves_on_when_its_new_session_ends_too() {
     let server = Server::start();
@@ -156,7 +156,7 @@ async fn hold_moves_on_when_its_new_session_ends_too() {
     soon("the session reads", || sessions(&server).len() == 1).await;
     let first = sessions(&server)[0];
     let renewed = format!(":{}\r\n", guard.fence());
-    // Only on the second one's way: what the third one renews is answered.
+    // Only for the second session: the third one's renewals get replies.
     let mut held_up = None;
     proxy.rule_by_flow(move |flow, _, message| {
         if message == renewed.as_bytes() {
@@ -165,33 +165,33 @@ async fn hold_moves_on_when_its_new_session_ends_too() {
         if message == renewed.as_bytes() && held_up == Some(flow) { Fate::Hold } else { Fate::Pass }
     });
     let _: i64 = say(&server, &format!("CLIENT KILL ID {first}"));
-    soon("there is a second one", || sessions(&server).first().is_some_and(|second| *second != first)).await;
+    soon("there is a second session", || sessions(&server).first().is_some_and(|second| *second != first)).await;
     let second = sessions(&server)[0];
-    soon("the hold is the second one's", || bound_to(&server) == Some(second)).await;
+    soon("the hold is bound to the second session", || bound_to(&server) == Some(second)).await;
     let _: i64 = say(&server, &format!("CLIENT KILL ID {second}"));
-    // What is asked for with the second one, before its end is known, gets no answer.
+    // A request with the second session, before its end is known, gets no reply.
     let answered = async {
         loop {
             let asked = tokio::time::timeout(Duration::from_millis(250), locks.lock("b").try_acquire()).await;
             match asked {
                 Ok(Ok(other)) => break other.unwrap(),
-                // On its way when the session ended.
+                // Pending when the session ended.
                 Ok(Err(error)) => assert!(matches!(error, Error::Connection { .. }), "{error}"),
                 Err(_late) => {}
             }
         }
     };
-    let other = tokio::time::timeout(SOON, answered).await.expect("the end of the second one is noticed");
+    let other = tokio::time::timeout(SOON, answered).await.expect("the end of the second session is noticed");
     let third = sessions(&server)[0];
     assert_ne!(third, second);
     proxy.pass();
-    soon("the hold is the third one's", || bound_to(&server) == Some(third)).await;
+    soon("the hold is bound to the third session", || bound_to(&server) == Some(third)).await;
     guard.check().unwrap();
     guard.release().await.unwrap();
     other.release().await.unwrap();
 }
 
-/// The connection that the holder of `a` is bound to.
+/// The connection that the hold of `a` is bound to.
 fn bound_to(server: &Server) -> Option<i64> {
     let info: std::collections::HashMap<String, holdfast_client::redis::Value> =
         holdfast_client::redis::cmd("LOCK.INFO").arg("a").query(&mut server.connect3()).unwrap();
@@ -201,7 +201,7 @@ fn bound_to(server: &Server) -> Option<i64> {
 }
 
 #[tokio::test]
-async fn a_server_that_lost_its_memory_is_a_lock_that_is_lost() {
+async fn hold_is_lost_when_server_lost_its_data() {
     let mut server = Server::start();
     let guard = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     server.kill9();
@@ -210,7 +210,7 @@ async fn a_server_that_lost_its_memory_is_a_lock_that_is_lost() {
 }
 
 #[tokio::test]
-async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
+async fn lease_counts_by_the_clients_clock_without_a_server() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -222,18 +222,18 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
     let error = fixed.release().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
     proxy.accept();
-    soon("it is released as soon as the server is back", || is_free(&server, "b")).await;
+    soon("the lock is released as soon as the server is back", || is_free(&server, "b")).await;
 }
 
 #[tokio::test]
-async fn a_silent_connection_is_a_lock_in_doubt() {
+async fn silent_connection_makes_hold_uncertain() {
     let server = Server::start();
     let guard = locks(&server).lock("a").watched(SHORT).try_acquire().await.unwrap().unwrap();
     server.stop();
     assert_eq!(lost(&guard).await, LossReason::Disconnected);
     server.cont();
     guard.release().await.unwrap_err();
-    soon("it is released", || is_free(&server, "a")).await;
+    soon("the lock is released", || is_free(&server, "a")).await;
 }
 
 #[tokio::test]
@@ -245,8 +245,8 @@ async fn short_lease_is_renewed_by_a_session_opened_for_long_ones() {
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
     let short = locks.lock("b").watched(SHORT).try_acquire().await.unwrap().unwrap();
-    // Heartbeats come soon enough that it is not given up.
-    soon("two leases are over", || begin.elapsed() > SHORT * 2).await;
+    // Heartbeats come often enough that the hold stays certain.
+    soon("two leases have passed", || begin.elapsed() > SHORT * 2).await;
     held(&short).await;
     short.release().await.unwrap();
     long.release().await.unwrap();
@@ -260,16 +260,16 @@ async fn short_lease_is_lost_in_time_on_a_session_opened_for_long_ones() {
     let long = locks.lock("a").try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let short = locks.lock("b").watched(SHORT).try_acquire().await.unwrap().unwrap();
-    // Before the session's question, that was to wait for seconds, is answered in any case.
+    // Before the session's blocked request, which was to wait for seconds, gets a reply.
     proxy.rule(|_, _| Fate::Hold);
     disconnected_in_time(&short, Instant::now(), SHORT).await;
     long.check().unwrap();
 }
 
 #[tokio::test]
-async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
+async fn user_with_minimal_rights_is_notified_in_time() {
     let server = Server::start();
-    // As docs/operations.md has it.
+    // As in docs/operations.md.
     let rights = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew +lock.events \
                   +lock.session +lock.info +lock.waiters +lock.top +lock.help +lock.version";
     let _: String = say(&server, &format!("ACL SETUSER locker on >secret ~app:* -@all {rights}"));
@@ -279,16 +279,16 @@ async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
     let short = locks.lock("app:b").watched(SHORT).try_acquire().await.unwrap().unwrap();
-    soon("two leases are over", || begin.elapsed() > SHORT * 2).await;
+    soon("two leases have passed", || begin.elapsed() > SHORT * 2).await;
     held(&short).await;
     proxy.rule(|_, _| Fate::Hold);
     disconnected_in_time(&short, Instant::now(), SHORT).await;
     long.check().unwrap();
 }
 
-/// Holds that name no lease are counted by the server's default as it was when they began.
+/// Holds without a lease count the server's default lease at their beginning.
 #[tokio::test]
-async fn a_default_lease_that_changes_counts_for_what_comes_after() {
+async fn changed_default_lease_applies_to_later_holds() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -296,18 +296,18 @@ async fn a_default_lease_that_changes_counts_for_what_comes_after() {
     set(2000);
     let old = locks.lock("a").try_acquire().await.unwrap().unwrap();
     set(200_000);
-    // Heard with the next heartbeat.
+    // The next heartbeat reports it.
     let begin = Instant::now();
-    soon("a lease is over", || begin.elapsed() > Duration::from_secs(2)).await;
+    soon("a lease has passed", || begin.elapsed() > Duration::from_secs(2)).await;
     let new = locks.lock("b").try_acquire().await.unwrap().unwrap();
     proxy.rule(|_, _| Fate::Hold);
     let begin = Instant::now();
     disconnected_in_time(&old, begin, Duration::from_secs(2)).await;
-    soon("the old lease is over", || begin.elapsed() > Duration::from_secs(3)).await;
+    soon("the old lease has passed", || begin.elapsed() > Duration::from_secs(3)).await;
     new.check().unwrap();
 }
 
-/// How long a grant was on its way can't be known, and its lease began when it was sent.
+/// The duration of a grant's transfer is unknown, and its lease began when it was sent.
 #[tokio::test]
 async fn lease_counts_from_the_grant_when_the_reply_is_late() {
     const LEASE: Duration = Duration::from_secs(6);
@@ -316,33 +316,33 @@ async fn lease_counts_from_the_grant_when_the_reply_is_late() {
     let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let lock = locks_over(&proxy).lock("a").watched(LEASE).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    soon("it waits", || waiters(&server, "a") == 1).await;
+    soon("the request waits", || waiters(&server, "a") == 1).await;
     let is_grant = |message: &[u8]| message.windows(7).any(|part| part == b"granted");
     proxy.rule(move |_, message| if is_grant(message) { Fate::Hold } else { Fate::Pass });
     held.release().await.unwrap();
     let granted = Instant::now();
-    soon("a third of the lease is over", || granted.elapsed() > LEASE / 3).await;
+    soon("a third of the lease has passed", || granted.elapsed() > LEASE / 3).await;
     proxy.rule(move |_, message| if is_grant(message) { Fate::Pass } else { Fate::Hold });
     let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
     disconnected_in_time(&guard, granted, LEASE).await;
 }
 
 #[tokio::test]
-async fn a_wait_that_is_taken_along_keeps_its_place() {
+async fn carried_over_wait_keeps_its_position() {
     let server = Server::start();
     let first = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let (mut waits, mut places) = (Vec::new(), Vec::new());
     for number in 1..=3 {
         let lock = locks(&server).lock("a").wait_forever();
         waits.push(tokio::spawn(async move { lock.acquire().await }));
-        soon("it waits", || waiters(&server, "a") == number).await;
+        soon("the request waits", || waiters(&server, "a") == number).await;
         places = queue(&server, "a");
     }
     let owners = |places: &[(String, i64)]| places.iter().map(|(owner, _)| owner.clone()).collect::<Vec<_>>();
     for (owner, session) in &places[..2] {
         let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
         let is_back = |(waiter, client): &(String, i64)| waiter == owner && client != session;
-        soon("it waits again", || queue(&server, "a").iter().any(is_back)).await;
+        soon("the request waits again", || queue(&server, "a").iter().any(is_back)).await;
         assert_eq!(owners(&queue(&server, "a")), owners(&places));
     }
     first.release().await.unwrap();

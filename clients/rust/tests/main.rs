@@ -1,15 +1,15 @@
-//! The client against real servers.
+//! Tests of the client with real servers.
 
 mod blocking;
 mod cancel;
 mod cluster;
 mod common;
-mod crowd;
 mod deadlock;
 mod election;
 mod holds;
 mod keep;
 mod losses;
+mod many_tasks;
 mod multi;
 mod proxy;
 mod readme;

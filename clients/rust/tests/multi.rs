@@ -8,13 +8,13 @@ use holdfast_client::{Error, Lock, Locks, LossReason, MultiLock};
 use support::{Cluster, Fate, Proxy, Random, Server};
 use tokio::task::JoinSet;
 
-use crate::common::{SOON, given_up_at, holder, is_free, locks, locks_over, names, say, soon, waiters};
+use crate::common::{SOON, dropped_at, holder, is_free, locks, locks_over, names, say, soon, waiters};
 
 fn servers() -> [Server; 3] {
     [Server::start(), Server::start(), Server::start()]
 }
 
-/// The same key at each of these.
+/// The same key at each server.
 fn everywhere(locks: &[Locks]) -> Vec<Lock> {
     locks.iter().map(|locks| locks.lock("a")).collect()
 }
@@ -24,7 +24,7 @@ fn all_free(servers: &[Server]) -> bool {
 }
 
 #[tokio::test]
-async fn all_are_held_or_none() {
+async fn all_locks_are_held_or_none() {
     let servers = servers();
     let clients: Vec<_> = servers.iter().map(locks).collect();
     let all = MultiLock::new(everywhere(&clients));
@@ -35,7 +35,7 @@ async fn all_are_held_or_none() {
     assert!(all.try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
     assert!(all_free(&servers));
-    // Whichever is missing, none of the others is kept.
+    // Whichever is unavailable, none of the others stays held.
     for client in &clients {
         let other = client.lock("a").try_acquire().await.unwrap().unwrap();
         assert!(all.clone().wait(Duration::from_millis(30)).acquire().await.unwrap().is_none());
@@ -48,7 +48,7 @@ async fn all_are_held_or_none() {
 }
 
 #[tokio::test]
-async fn keys_of_one_server_are_taken_in_one_step_and_databases_apart() {
+async fn keys_of_one_database_are_acquired_in_one_command() {
     let server = Server::start();
     let zero = locks(&server);
     let one = Locks::open(&format!("redis://{}/1", server.addr())).unwrap();
@@ -64,7 +64,7 @@ async fn keys_of_one_server_are_taken_in_one_step_and_databases_apart() {
 }
 
 #[tokio::test]
-async fn in_a_cluster_keys_need_not_share_a_slot() {
+async fn keys_in_a_cluster_may_have_different_slots() {
     let cluster = Cluster::start(3);
     let locks = Locks::open(&format!("redis+cluster://{}", cluster.node(0).addr())).unwrap();
     let keys = ["a", "b", "c", "{a}2"];
@@ -74,7 +74,7 @@ async fn in_a_cluster_keys_need_not_share_a_slot() {
 }
 
 #[tokio::test]
-async fn one_that_is_lost_is_the_loss_of_all() {
+async fn loss_of_one_lock_is_loss_of_all() {
     let servers = servers();
     let clients: Vec<_> = servers.iter().map(locks).collect();
     let all = MultiLock::new(everywhere(&clients));
@@ -90,28 +90,32 @@ async fn one_that_is_lost_is_the_loss_of_all() {
 }
 
 #[tokio::test]
-async fn one_that_is_lost_while_it_waits_for_another_ends_the_wait() {
+async fn loss_of_one_lock_ends_the_wait_for_another() {
     let servers = servers();
     let clients: Vec<_> = servers.iter().map(locks).collect();
     let guards = each_held(&clients).await;
     let all = MultiLock::new(everywhere(&clients)).wait_forever();
     let waiting = tokio::spawn(async move { all.acquire().await });
-    // It stands in one queue at a time, and polls nowhere.
-    soon("it waits at one", || servers.iter().map(|server| waiters(server, "a")).sum::<usize>() == 1).await;
+    // It waits in one queue at a time, and does not poll.
+    soon("the request waits at one server", || servers.iter().map(|server| waiters(server, "a")).sum::<usize>() == 1)
+        .await;
     let first = servers.iter().position(|server| waiters(server, "a") == 1).unwrap();
     let mut guards: Vec<_> = guards.into_iter().map(Some).collect();
     guards[first].take().unwrap().release().await.unwrap();
-    soon("it holds that one", || holder(&servers[first], "a").is_some()).await;
-    soon("it waits at the next", || servers.iter().map(|server| waiters(server, "a")).sum::<usize>() == 1).await;
+    soon("the lock of that server is held", || holder(&servers[first], "a").is_some()).await;
+    soon("the request waits at the next server", || {
+        servers.iter().map(|server| waiters(server, "a")).sum::<usize>() == 1
+    })
+    .await;
     let _: i64 = say(&servers[first], "LOCK.FORCE a");
     let error = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(error, Error::Lost { why: LossReason::Forced, .. }), "{error}");
     drop(guards);
-    soon("nothing is left", || all_free(&servers)).await;
+    soon("all locks are free", || all_free(&servers)).await;
 }
 
 #[tokio::test]
-async fn whoever_holds_all_held_the_first_when_the_last_was_granted() {
+async fn first_lock_is_held_when_the_last_is_granted() {
     let servers = servers();
     let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
     let clients: Vec<_> = proxies.iter().map(locks_over).collect();
@@ -121,15 +125,15 @@ async fn whoever_holds_all_held_the_first_when_the_last_was_granted() {
     let guard = clients[last].lock("a").try_acquire().await.unwrap().unwrap();
     let all = MultiLock::new(everywhere(&clients)).wait_forever();
     let waiting = tokio::spawn(async move { all.acquire().await });
-    soon("it waits at the last", || waiters(&servers[last], "a") == 1).await;
-    // The word of the loss is slower than the grant.
+    soon("the request waits at the last server", || waiters(&servers[last], "a") == 1).await;
+    // The loss event is slower than the grant.
     proxies[first].rule(|_, message| if names(message, "lost") { Fate::Hold } else { Fate::Pass });
     let _: i64 = say(&servers[first], "LOCK.FORCE a");
     guard.release().await.unwrap();
     let error = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(error, Error::Lost { .. } | Error::NotHeld { .. }), "{error}");
     proxies[first].pass();
-    soon("nothing is left", || all_free(&servers)).await;
+    soon("all locks are free", || all_free(&servers)).await;
 }
 
 async fn each_held(clients: &[Locks]) -> Vec<holdfast_client::Guard> {
@@ -141,7 +145,7 @@ async fn each_held(clients: &[Locks]) -> Vec<holdfast_client::Guard> {
 }
 
 #[tokio::test]
-async fn leases_that_nobody_renews_begin_when_all_are_held() {
+async fn fixed_leases_begin_when_all_are_held() {
     const LEASE: Duration = Duration::from_secs(100);
     let servers = servers();
     let clients: Vec<_> = servers.iter().map(locks).collect();
@@ -151,13 +155,13 @@ async fn leases_that_nobody_renews_begin_when_all_are_held() {
     let mut first = None;
     for _ in &servers {
         let at = || servers.iter().position(|server| waiters(server, "a") == 1);
-        soon("it waits", || at().is_some()).await;
+        soon("the request waits", || at().is_some()).await;
         let at = at().unwrap();
         guards[at].take().unwrap().release().await.unwrap();
         if first.is_none() {
             first = Some(at);
-            // As if it had waited for long.
-            soon("it is held", || holder(&servers[at], "a").is_some()).await;
+            // As after a long wait.
+            soon("the lock is held", || holder(&servers[at], "a").is_some()).await;
             let _: i64 = say(&servers[at], "PEXPIRE a 50000");
         }
     }
@@ -170,32 +174,32 @@ async fn leases_that_nobody_renews_begin_when_all_are_held() {
 }
 
 #[tokio::test]
-async fn an_acquisition_may_be_dropped_at_every_poll() {
+async fn acquire_may_be_dropped_at_every_poll() {
     let servers = servers();
     let mut polls = 0;
     loop {
         let clients: Vec<_> = servers.iter().map(locks).collect();
         let all = MultiLock::new(everywhere(&clients)).wait_forever();
-        let done = given_up_at(polls, all.acquire()).await;
+        let done = dropped_at(polls, all.acquire()).await;
         let granted = done.is_some();
         drop(done);
         for client in &clients {
             client.settle().await;
         }
-        assert!(all_free(&servers), "given up at poll {polls}");
+        assert!(all_free(&servers), "dropped at poll {polls}");
         if granted {
             break;
         }
         polls += 1;
     }
-    // While each of three was waited for, and while the first two were asked for once more.
-    assert!(polls > 4, "it was given up in between: {polls}");
+    // While each of three was waited for, and while the first two were requested again.
+    assert!(polls > 4, "it was dropped in between: {polls}");
 }
 
-/// What one of many does: some of the keys, in any order, with or without patience; it may give up, and its connections
-/// may be cut. A holder holds alone. If all were blocked, this would not end.
+/// Each task requests some of the keys, in any order, with or without a timeout. It may be cancelled, and its connections may be
+/// cut. A holder is alone. If all tasks were blocked, this would not end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_is_named_in_whatever_order_somebody_always_moves() {
+async fn random_requests_never_deadlock() {
     const TASKS: usize = 12;
     const TURNS: usize = 12;
     const KEYS: [&str; 2] = ["a", "b"];
@@ -219,10 +223,10 @@ async fn whatever_is_named_in_whatever_order_somebody_always_moves() {
                 let all = MultiLock::new(places.iter().map(lock).collect::<Vec<_>>());
                 let all = if random.chance(33) { all.wait(Duration::from_millis(5)) } else { all.wait_forever() };
                 let polls = if random.chance(33) { random.index(12) } else { usize::MAX };
-                // A connection that was cut is an error, or a lock that is lost.
-                let Some(Ok(Some(guard))) = given_up_at(polls, all.acquire()).await else { continue };
+                // A connection that was cut causes an error, or a loss.
+                let Some(Ok(Some(guard))) = dropped_at(polls, all.acquire()).await else { continue };
                 for place in &places {
-                    assert_eq!(inside[*place].fetch_add(1, Ordering::SeqCst), 0, "two hold {place} at once");
+                    assert_eq!(inside[*place].fetch_add(1, Ordering::SeqCst), 0, "two holders of {place} at once");
                 }
                 tokio::task::yield_now().await;
                 for place in &places {
@@ -241,7 +245,7 @@ async fn whatever_is_named_in_whatever_order_somebody_always_moves() {
     while turns.load(Ordering::SeqCst) < TASKS * TURNS {
         let before = turns.load(Ordering::SeqCst);
         let moved = || turns.load(Ordering::SeqCst) > before || tasks.is_empty();
-        soon("somebody had a turn", moved).await;
+        soon("a task has made progress", moved).await;
         if cuts < 15 {
             proxies[random.index(3)].cut();
             cuts += 1;

@@ -1,4 +1,4 @@
-//! What waits and what is held goes on when connections break.
+//! Waits and holds continue when connections break.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, names, soon, waiters};
 
-/// Returns when the client has read every reply to what it asked before: replies come in order.
-async fn has_heard(locks: &Locks) {
+/// Waits until the client has read every earlier reply: replies come in order.
+async fn wait_for_replies(locks: &Locks) {
     locks.lock("other").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waits_go_on_after_a_cut() {
+async fn waits_continue_after_a_cut() {
     const WAITERS: usize = 20;
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
@@ -25,12 +25,12 @@ async fn waits_go_on_after_a_cut() {
             tokio::spawn(async move { lock.acquire().await.unwrap().unwrap().release().await.unwrap() })
         })
         .collect();
-    soon("all wait", || waiters(&server, "a") == WAITERS).await;
-    has_heard(&locks).await;
+    soon("all requests wait", || waiters(&server, "a") == WAITERS).await;
+    wait_for_replies(&locks).await;
     proxy.refuse();
-    soon("nobody waits any more", || waiters(&server, "a") == 0).await;
+    soon("no request waits", || waiters(&server, "a") == 0).await;
     proxy.accept();
-    soon("all wait again", || waiters(&server, "a") == WAITERS).await;
+    soon("all requests wait again", || waiters(&server, "a") == WAITERS).await;
     held.release().await.unwrap();
     for task in tasks {
         task.await.unwrap();
@@ -39,15 +39,15 @@ async fn waits_go_on_after_a_cut() {
 }
 
 #[tokio::test]
-async fn a_wait_whose_time_is_over_ends_also_without_a_server() {
+async fn wait_times_out_without_a_server() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let lock = locks.lock("a").wait(Duration::from_secs(3));
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    soon("it waits", || waiters(&server, "a") == 1).await;
-    has_heard(&locks).await;
+    soon("the request waits", || waiters(&server, "a") == 1).await;
+    wait_for_replies(&locks).await;
     proxy.refuse();
     let outcome = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
     assert!(outcome.unwrap().is_none());
@@ -55,14 +55,14 @@ async fn a_wait_whose_time_is_over_ends_also_without_a_server() {
 }
 
 #[tokio::test]
-async fn a_grant_that_was_lost_on_the_way_is_found_again() {
+async fn lost_grant_is_found_again() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let lock = locks.lock("a").wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    soon("it waits", || waiters(&server, "a") == 1).await;
+    soon("the request waits", || waiters(&server, "a") == 1).await;
     let mut cut = false;
     proxy.rule(move |toward, message| {
         let grant = toward == Toward::Client && message.windows(7).any(|part| part == b"granted");
@@ -95,7 +95,7 @@ async fn info_is_repeated_when_its_connection_ends() {
         });
         match lost {
             "LOCK.INFO" => assert_eq!(locks.info("a").await.unwrap().unwrap().holders.len(), 1),
-            // Whether it took effect is not known, and it would do more than look.
+            // A request other than a read is not repeated, because its outcome is unknown.
             _ => assert!(matches!(locks.force("a").await, Err(Error::Connection { .. }))),
         }
     }
@@ -103,7 +103,7 @@ async fn info_is_repeated_when_its_connection_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cuts_at_random_leave_no_two_holders_and_nothing_behind() {
+async fn random_cuts_leave_no_hold_and_no_double_hold() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     const TASKS: usize = 10;
@@ -119,10 +119,10 @@ async fn cuts_at_random_leave_no_two_holders_and_nothing_behind() {
             tokio::spawn(async move {
                 let mut mine = 0;
                 while mine < TURNS {
-                    // A request that was on its way when the connection broke failed; what it was granted is released.
+                    // A request that was pending when the connection broke failed. If it was granted, the lock is released.
                     let Ok(granted) = lock.acquire().await else { continue };
                     let guard = granted.unwrap();
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at once");
                     tokio::task::yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
                     mine += 1;
@@ -135,7 +135,7 @@ async fn cuts_at_random_leave_no_two_holders_and_nothing_behind() {
     let mut cuts = 0;
     while !tasks.iter().all(tokio::task::JoinHandle::is_finished) {
         let before = turns.load(Ordering::SeqCst);
-        soon("somebody had a turn", || {
+        soon("a task has made progress", || {
             turns.load(Ordering::SeqCst) > before || tasks.iter().all(tokio::task::JoinHandle::is_finished)
         })
         .await;

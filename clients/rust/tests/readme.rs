@@ -1,4 +1,4 @@
-//! The examples of the client's README and of the project's: each stands here as it stands there, and runs.
+//! The examples of the client's README and of the project's README: the same code runs here.
 
 use std::time::Duration;
 
@@ -236,7 +236,7 @@ assert!(error.to_string().contains("forced"));
 }
 
 #[test]
-fn every_example_stands_here() {
+fn every_example_is_run() {
     let here = include_str!("readme.rs");
     for (readme, number) in [("clients/rust/README.md", 17), ("README.md", 1)] {
         let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();

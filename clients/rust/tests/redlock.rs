@@ -1,4 +1,4 @@
-//! RedLock: a majority of independent servers, some of which are killed, stopped, slow or late.
+//! RedLock: a majority of independent servers, some of which are killed, paused, slow or late.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,11 +9,11 @@ use support::{Fate, Proxy, Random, Server, Toward};
 use tokio::task::JoinSet;
 
 use crate::common::{
-    SOON, clients, given_up_at, hold_up_acquisitions, holder, is_free, locks, locks_over, names, say, sessions, soon,
+    SOON, clients, dropped_at, hold_up_acquisitions, holder, is_free, locks, locks_over, names, say, sessions, soon,
     waiters,
 };
 
-/// Long enough for a busy machine, where a test does not measure it.
+/// Long enough for a busy machine.
 const PATIENT: Duration = Duration::from_secs(5);
 
 fn start(count: usize) -> Vec<Server> {
@@ -35,11 +35,11 @@ fn holders(servers: &[Server]) -> usize {
 }
 
 async fn all_free(servers: &[Server]) {
-    soon("nothing is left anywhere", || servers.iter().all(|server| server.ended() || is_free(server, "a"))).await;
+    soon("all locks are free", || servers.iter().all(|server| server.ended() || is_free(server, "a"))).await;
 }
 
 async fn lost(guard: &RedGuard) -> LossReason {
-    tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
+    tokio::time::timeout(SOON, guard.lost()).await.expect("a loss")
 }
 
 /// 0: it has granted nothing yet.
@@ -47,8 +47,8 @@ fn fence_at(server: &Server) -> u64 {
     say::<Option<u64>>(server, "HGET a #fence").unwrap_or(0)
 }
 
-/// Returns when all is released: a server that granted after a majority had done so is released in the background, and refuses
-/// requests without a wait meanwhile.
+/// Waits until all is released: a server that granted after the majority is released in the background, and refuses requests without
+/// a wait meanwhile.
 async fn settle(clients: &[Locks]) {
     for client in clients {
         client.settle().await;
@@ -56,13 +56,13 @@ async fn settle(clients: &[Locks]) {
 }
 
 #[tokio::test]
-async fn a_majority_holds_and_knows_the_fence() {
+async fn majority_holds_lock_and_has_fence() {
     for count in [1, 3, 5] {
         let servers = start(count);
         let clients = over(&servers);
         let guard = lock(&clients).try_acquire().await.unwrap().unwrap();
-        soon("all have joined", || holders(&servers) == count).await;
-        soon("all know the fence", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
+        soon("all servers have granted", || holders(&servers) == count).await;
+        soon("all servers have the fence", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         assert!(servers.iter().all(|server| holder(server, "a").unwrap().as_bytes() == guard.owner().as_bytes()));
         guard.check().unwrap();
         assert!(guard.valid_until().unwrap() > Instant::now() + Duration::from_secs(10));
@@ -74,14 +74,14 @@ async fn a_majority_holds_and_knows_the_fence() {
 }
 
 #[tokio::test]
-async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
+async fn fixed_lease_is_valid_for_less_by_the_drift() {
     const LEASE: Duration = Duration::from_secs(100);
     let servers = start(3);
     let asked = Instant::now();
     let guard = lock(&over(&servers)).lease(LEASE).try_acquire().await.unwrap().unwrap();
     let drift = Duration::from_millis(1002);
     let counted_from = guard.valid_until().unwrap() + drift - LEASE;
-    assert!((asked..=Instant::now()).contains(&counted_from), "from the request on");
+    assert!((asked..=Instant::now()).contains(&counted_from), "counted from the request");
     guard.renew(LEASE * 2).await.unwrap();
     assert!(guard.valid_until().unwrap() > asked + LEASE);
     guard.release().await.unwrap();
@@ -95,7 +95,7 @@ async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused() {
+async fn invalid_arguments_are_refused() {
     let server = Server::start();
     for servers in [vec![], vec![locks(&server), locks(&server)]] {
         let error = RedLock::new(servers, "a").try_acquire().await.unwrap_err();
@@ -106,7 +106,7 @@ async fn what_makes_no_sense_is_refused() {
 }
 
 #[tokio::test]
-async fn who_waits_stands_in_line_at_the_first_server() {
+async fn waiters_queue_at_the_first_server() {
     const WAITERS: usize = 10;
     let servers = start(5);
     let clients = over(&servers);
@@ -117,10 +117,10 @@ async fn who_waits_stands_in_line_at_the_first_server() {
         let (lock, order) = (lock(&clients).wait_forever(), order.clone());
         tasks.push(tokio::spawn(async move {
             let guard = lock.acquire().await.unwrap().unwrap();
-            assert_eq!(order.fetch_add(1, Ordering::SeqCst), number, "first come, first served");
+            assert_eq!(order.fetch_add(1, Ordering::SeqCst), number, "granted in order of arrival");
             guard.release().await.unwrap();
         }));
-        soon("it waits", || waiters(&servers[0], "a") == number + 1).await;
+        soon("the request waits", || waiters(&servers[0], "a") == number + 1).await;
     }
     assert!(servers[1..].iter().all(|server| waiters(server, "a") == 0));
     guard.release().await.unwrap();
@@ -130,14 +130,14 @@ async fn who_waits_stands_in_line_at_the_first_server() {
     all_free(&servers).await;
 }
 
-/// The fence is the greatest of its majority's tokens, so what it is next time does not depend on which majority that is.
+/// The fence is the greatest token of its majority, so the next one is greater, whichever majority grants it.
 #[tokio::test]
-async fn fences_grow_though_the_servers_count_differently() {
+async fn fences_increase_with_different_server_clocks() {
     let servers = start(3);
     let clients = over(&servers);
     let mut last = 0;
     for round in 0..9 {
-        // One is ahead of the others by far less than an hour, another one each time, and another one is away each time.
+        // One server is ahead of the others by less than an hour, another one each time. Another one is down each time.
         let ahead = &servers[round % 3];
         let (seconds, micros) = say::<(u64, u64)>(ahead, "TIME");
         let fence = (seconds + 10 * (round as u64 + 1)) * 1_000_000 + micros;
@@ -157,17 +157,17 @@ async fn fences_grow_though_the_servers_count_differently() {
 }
 
 #[tokio::test]
-async fn a_loss_counts_when_no_majority_is_left() {
+async fn loss_is_reported_when_no_majority_is_left() {
     let servers = start(5);
     let clients = over(&servers);
     for (command, why) in [("LOCK.FORCE a", LossReason::Forced), ("DEL a", LossReason::Changed)] {
         let guard = lock(&clients).try_acquire().await.unwrap().unwrap();
-        soon("all have joined", || holders(&servers) == 5).await;
-        soon("all have confirmed", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
+        soon("all servers have granted", || holders(&servers) == 5).await;
+        soon("all servers have confirmed", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         for server in &servers[..2] {
             let _: i64 = say(server, command);
         }
-        // It heard of both: a third one makes the difference.
+        // It was notified of both. The third loss ends the majority.
         for server in &servers[2..] {
             guard.check().unwrap();
             let _: i64 = say(server, command);
@@ -185,12 +185,12 @@ async fn lock_survives_a_minority_and_is_lost_with_the_majority() {
     let mut servers = start(5);
     let clients = over(&servers);
     let guard = lock(&clients).watched(Duration::from_secs(3)).try_acquire().await.unwrap().unwrap();
-    soon("all have joined", || servers.iter().all(|server| holder(server, "a").is_some())).await;
+    soon("all servers have granted", || servers.iter().all(|server| holder(server, "a").is_some())).await;
     servers[0].kill9();
     servers[3].kill9();
-    // Two leases long: the others renew.
+    // For two leases: the others renew.
     let held_for = Instant::now();
-    soon("two leases are over", || held_for.elapsed() > Duration::from_secs(6)).await;
+    soon("two leases have passed", || held_for.elapsed() > Duration::from_secs(6)).await;
     guard.check().unwrap();
     servers[4].kill9();
     assert_eq!(lost(&guard).await, LossReason::Disconnected);
@@ -198,7 +198,7 @@ async fn lock_survives_a_minority_and_is_lost_with_the_majority() {
     all_free(&servers).await;
     let error = lock(&clients).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoMajority { answer: 2, majority: 3, .. }), "{error}");
-    // It is granted when there is a majority again.
+    // Granted when there is a majority again.
     let waiting = tokio::spawn({
         let lock = lock(&clients).wait_forever();
         async move { lock.acquire().await }
@@ -209,29 +209,29 @@ async fn lock_survives_a_minority_and_is_lost_with_the_majority() {
 }
 
 #[tokio::test]
-async fn a_server_that_stands_still_costs_one_timeout() {
+async fn paused_server_costs_one_timeout() {
     const TIMEOUT: Duration = Duration::from_secs(1);
     for stopped in [0, 1] {
         let servers = start(3);
         let clients = over(&servers);
         let lock = lock(&clients).server_timeout(TIMEOUT);
         let first = lock.try_acquire().await.unwrap().unwrap();
-        soon("all have joined", || holders(&servers) == 3).await;
+        soon("all servers have granted", || holders(&servers) == 3).await;
         first.release().await.unwrap();
         settle(&clients).await;
         servers[stopped].stop();
-        // The acquisition or the release meets it.
+        // The acquisition or the release meets the timeout.
         lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
-        // With it, each of them would take a timeout.
+        // Otherwise each of them would take a timeout.
         let rounds = async {
             for _ in 0..100 {
                 lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
             }
         };
-        tokio::time::timeout(TIMEOUT * 100, rounds).await.expect("rounds without it");
+        tokio::time::timeout(TIMEOUT * 100, rounds).await.expect("rounds without a timeout");
         servers[stopped].cont();
-        soon("nothing is left", || is_free(&servers[stopped], "a")).await;
-        // It is asked in the background, and takes part again.
+        soon("the lock is free", || is_free(&servers[stopped], "a")).await;
+        // The client pings it in the background, and uses it again.
         let end = Instant::now() + SOON;
         loop {
             let guard = lock.try_acquire().await.unwrap().unwrap();
@@ -251,31 +251,31 @@ async fn a_server_that_stands_still_costs_one_timeout() {
             if joined {
                 break;
             }
-            assert!(Instant::now() < end, "it never takes part again");
+            assert!(Instant::now() < end, "the server is not used again");
         }
         all_free(&servers).await;
     }
 }
 
 #[tokio::test]
-async fn who_waits_at_a_server_that_dies_goes_on_at_the_next() {
+async fn waiter_of_killed_server_continues_at_the_next() {
     for stop in [false, true] {
         let mut servers = start(3);
         let clients = over(&servers);
         let lock = lock(&clients).server_timeout(Duration::from_secs(1));
         let guard = lock.try_acquire().await.unwrap().unwrap();
-        soon("all have joined", || holders(&servers) == 3).await;
+        soon("all servers have granted", || holders(&servers) == 3).await;
         let waiting = tokio::spawn({
             let lock = lock.clone().wait_forever();
             async move { lock.acquire().await }
         });
-        soon("it waits at the first", || waiters(&servers[0], "a") == 1).await;
+        soon("the request waits at the first server", || waiters(&servers[0], "a") == 1).await;
         if stop {
             servers[0].stop();
         } else {
             servers[0].kill9();
         }
-        soon("it waits at the second", || waiters(&servers[1], "a") == 1).await;
+        soon("the request waits at the second server", || waiters(&servers[1], "a") == 1).await;
         guard.check().unwrap();
         guard.release().await.unwrap();
         let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
@@ -290,19 +290,19 @@ async fn who_waits_at_a_server_that_dies_goes_on_at_the_next() {
 #[tokio::test]
 async fn paused_server_is_left_in_time_despite_long_leases() {
     let servers = start(3);
-    // The session's question waits for an eighth of it.
+    // The session's blocked request waits for an eighth of it.
     let _: String = say(&servers[0], "CONFIG SET holdfast.default-lease 300000");
     let guard = lock(&over(&servers)).try_acquire().await.unwrap().unwrap();
-    soon("all have joined", || holders(&servers) == 3).await;
+    soon("all servers have granted", || holders(&servers) == 3).await;
     let clients = over(&servers);
     let long = clients[0].lock("long").try_acquire().await.unwrap().unwrap();
-    soon("both clients read there", || sessions(&servers[0]).len() == 2).await;
+    soon("both clients read events there", || sessions(&servers[0]).len() == 2).await;
     let lock = lock(&clients).server_timeout(Duration::from_secs(1)).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    soon("it waits at the first", || waiters(&servers[0], "a") == 1).await;
+    soon("the request waits at the first server", || waiters(&servers[0], "a") == 1).await;
     servers[0].stop();
-    // Long before that question would be overdue.
-    soon("it waits at the second", || waiters(&servers[1], "a") == 1).await;
+    // Long before that request would be overdue.
+    soon("the request waits at the second server", || waiters(&servers[1], "a") == 1).await;
     servers[0].cont();
     guard.release().await.unwrap();
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
@@ -317,8 +317,8 @@ async fn request_waits_at_a_free_first_server_while_the_majority_is_held() {
     let clients = over(&servers);
     let lock = lock(&clients).server_timeout(Duration::from_secs(1));
     let guard = lock.try_acquire().await.unwrap().unwrap();
-    soon("all have joined", || holders(&servers) == 3).await;
-    // It has lost its memory.
+    soon("all servers have granted", || holders(&servers) == 3).await;
+    // The server has lost its data.
     servers[0].kill9();
     servers[0].restart();
     let other = over(&servers);
@@ -326,8 +326,8 @@ async fn request_waits_at_a_free_first_server_while_the_majority_is_held() {
         let lock = RedLock::new(other, "a").server_timeout(Duration::from_secs(1)).wait_forever();
         async move { lock.acquire().await }
     });
-    soon("it stands in line at the second", || waiters(&servers[1], "a") == 1).await;
-    soon("and has given the first back", || is_free(&servers[0], "a")).await;
+    soon("the request waits at the second server", || waiters(&servers[1], "a") == 1).await;
+    soon("the first server is released", || is_free(&servers[0], "a")).await;
     guard.check().unwrap();
     guard.release().await.unwrap();
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
@@ -336,7 +336,7 @@ async fn request_waits_at_a_free_first_server_while_the_majority_is_held() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_no_lock_is_told_if_it_is_so_at_a_majority() {
+async fn wrong_type_at_a_majority_is_an_error() {
     let servers = start(3);
     let clients = over(&servers);
     let () = say(&servers[0], "SET a text");
@@ -344,11 +344,11 @@ async fn a_key_that_is_no_lock_is_told_if_it_is_so_at_a_majority() {
     let () = say(&servers[2], "SET a text");
     let error = lock(&clients).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::WrongType { .. }), "{error}");
-    soon("the third one is released", || is_free(&servers[1], "a")).await;
+    soon("the third server is released", || is_free(&servers[1], "a")).await;
 }
 
 #[tokio::test]
-async fn an_acquisition_and_a_release_may_be_dropped_at_every_poll() {
+async fn acquire_and_release_may_be_dropped_at_every_poll() {
     let servers = start(3);
     for release in [false, true] {
         let mut polls = 0;
@@ -357,23 +357,23 @@ async fn an_acquisition_and_a_release_may_be_dropped_at_every_poll() {
             let lock = lock(&clients).wait_forever();
             let done = if release {
                 let guard = lock.acquire().await.unwrap().unwrap();
-                given_up_at(polls, guard.release()).await.is_some()
+                dropped_at(polls, guard.release()).await.is_some()
             } else {
-                given_up_at(polls, lock.acquire()).await.is_some()
+                dropped_at(polls, lock.acquire()).await.is_some()
             };
             settle(&clients).await;
-            assert!(servers.iter().all(|server| is_free(server, "a")), "given up at poll {polls}");
+            assert!(servers.iter().all(|server| is_free(server, "a")), "dropped at poll {polls}");
             if done {
                 break;
             }
             polls += 1;
         }
-        assert!(polls > 1, "it was given up in between: {polls}");
+        assert!(polls > 1, "it was dropped in between: {polls}");
     }
 }
 
 #[tokio::test]
-async fn a_late_request_gets_nothing() {
+async fn late_request_is_not_granted() {
     let servers = start(3);
     let proxy = Proxy::to(servers[2].addr());
     let clients = [locks(&servers[0]), locks(&servers[1]), locks_over(&proxy)];
@@ -381,18 +381,17 @@ async fn a_late_request_gets_nothing() {
     lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
     settle(&clients).await;
     let late = hold_up_acquisitions(&proxy);
-    // Two are enough.
+    // Two are a majority.
     let guard = lock.try_acquire().await.unwrap().unwrap();
-    soon("the request is on its way", || late.load(Ordering::SeqCst) > 0).await;
+    soon("the request was sent", || late.load(Ordering::SeqCst) > 0).await;
     guard.release().await.unwrap();
     proxy.pass();
     settle(&clients).await;
     assert!(servers.iter().all(|server| is_free(server, "a")));
 }
 
-/// From now on the answer to the first such request is lost, and all that follows on its connection: an answer that is missing in
-/// the middle is what no network does.
-fn lose_the_answer_to(proxy: &Proxy, what: &'static str) {
+/// From now on the reply to the first such request is lost, and so is everything that follows on its connection, as on a real network.
+fn lose_reply_to(proxy: &Proxy, what: &'static str) {
     let (mut asked, mut lost) = (None, false);
     proxy.rule_by_flow(move |flow, toward, message| {
         if toward == Toward::Server && names(message, what) {
@@ -405,7 +404,7 @@ fn lose_the_answer_to(proxy: &Proxy, what: &'static str) {
 }
 
 #[tokio::test]
-async fn a_lost_answer_leaves_nothing_behind() {
+async fn lost_reply_leaves_no_hold() {
     let servers = start(3);
     for lost in ["LOCK.ACQUIRE", "FENCE"] {
         let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
@@ -413,7 +412,7 @@ async fn a_lost_answer_leaves_nothing_behind() {
         let lock = lock(&clients).server_timeout(Duration::from_secs(1));
         lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
         settle(&clients).await;
-        proxies[1..].iter().for_each(|proxy| lose_the_answer_to(proxy, lost));
+        proxies[1..].iter().for_each(|proxy| lose_reply_to(proxy, lost));
         let outcome = lock.try_acquire().await;
         assert!(matches!(outcome, Err(Error::NoMajority { .. })), "{lost}: {outcome:?}");
         proxies.iter().for_each(Proxy::cut);
@@ -421,9 +420,9 @@ async fn a_lost_answer_leaves_nothing_behind() {
     }
 }
 
-/// Contenders, each with clients of its own, while servers are killed (they keep what they granted), stopped and slow.
+/// Contenders, each with its own clients, while servers are killed (they keep their grants), paused and slow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holds_never_overlap_and_fences_grow_when_servers_fail() {
+async fn holds_never_overlap_and_fences_increase_when_servers_fail() {
     const TASKS: usize = 4;
     const TIME: Duration = Duration::from_secs(5);
     const TURNS: usize = 20;
@@ -444,7 +443,7 @@ async fn holds_never_overlap_and_fences_grow_when_servers_fail() {
                 if guard.check().is_err() {
                     continue;
                 }
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at once");
                 let before = last.swap(guard.fence(), Ordering::SeqCst);
                 assert!(before < guard.fence(), "{} after {before}", guard.fence());
                 inside.fetch_sub(1, Ordering::SeqCst);
@@ -457,7 +456,7 @@ async fn holds_never_overlap_and_fences_grow_when_servers_fail() {
     let mut random = Random::new();
     let (begin, end) = (Instant::now(), Instant::now() + TIME + SOON * 5);
     while begin.elapsed() < TIME || turns.load(Ordering::SeqCst) < TURNS {
-        assert!(Instant::now() < end, "so few turns: {turns:?}");
+        assert!(Instant::now() < end, "too few turns: {turns:?}");
         let server = random.index(3);
         match random.below(3) {
             0 => {
@@ -488,7 +487,7 @@ async fn holds_never_overlap_and_fences_grow_when_servers_fail() {
 }
 
 #[tokio::test]
-async fn it_costs_two_requests_and_a_release_at_each_server() {
+async fn acquire_sends_two_requests_and_a_release_to_each_server() {
     let servers = start(3);
     let clients_of = over(&servers);
     let lock = lock(&clients_of);
@@ -498,17 +497,17 @@ async fn it_costs_two_requests_and_a_release_at_each_server() {
         stats.lines().filter(|line| line.starts_with("cmdstat_lock.") && !line.contains(".next")).filter_map(of).sum()
     };
     lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
-    soon("nothing is under way", || clients(&servers[2]).len() <= 3).await;
+    soon("no request is pending", || clients(&servers[2]).len() <= 3).await;
     settle(&clients_of).await;
     let before: Vec<u64> = servers.iter().map(calls).collect();
     for _ in 0..10 {
         let guard = lock.try_acquire().await.unwrap().unwrap();
-        soon("all have joined", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
+        soon("all servers have granted", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         guard.release().await.unwrap();
         settle(&clients_of).await;
     }
     for (server, before) in servers.iter().zip(before) {
-        // Requested, sent the fence, released; the one that joins may be released once more.
+        // Requested, sent the fence, released. A server that granted late may be released again.
         let each = (calls(server) - before) / 10;
         assert!((3..=4).contains(&each), "{each} requests at {}", server.addr());
     }

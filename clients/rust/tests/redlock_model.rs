@@ -1,25 +1,24 @@
-//! RedLock's protocol, as `docs/redlock.md` has it, every way it can go: clients that ask, tell the fence, hold and give
-//! back; messages that are late or never arrive; leases that end as soon as a clock allows; servers whose clocks differ,
-//! and that restart.
+//! RedLock's protocol (`docs/redlock.md`), explored exhaustively: clients request, send the fence, hold and release; messages are late
+//! or lost; leases end as soon as a clock allows; servers have different clocks, and restart.
 //!
-//! Time goes by in steps. A message that is lost is one that is never delivered. In which order a client asks the servers,
-//! and how long it waits there, is left open: what decides is the majority. A client stands for one acquisition.
+//! Time passes in steps. A lost message is one that is never delivered. The order of a client's requests and its timeouts are left
+//! open: only the majority decides. A client stands for one acquisition.
 
 use std::time::Instant;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
 
-/// Tokens that a server can give in a step of time, without its tokens' running ahead of its clock.
+/// Tokens that a server can issue in a step of time without exceeding its clock.
 const TOKENS: u8 = 8;
 
 /// The injected bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// The majority's greatest token is not made known to the majority.
-    FenceIsNotTold,
-    /// A client with a majority holds, however late it learns of that.
+    /// The greatest token of the majority is not sent to the majority.
+    FenceIsNotSent,
+    /// A client with a majority holds the lock, however late it learns of that.
     ValidityIsNotChecked,
-    /// A request that is given up before its answer was read is released, not cancelled.
+    /// A request that is cancelled before its reply was read is released instead of withdrawn.
     ReleasedBeforeRead,
     /// A server that granted after the fence was chosen counts for the beginning of the hold.
     LateGrantsCount,
@@ -27,26 +26,26 @@ enum Fault {
     MinorityCounts,
 }
 
-/// What servers do that the protocol can't make good.
+/// Server behaviour that violates the protocol's assumptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Servers {
-    /// They live on.
+    /// They keep running.
     Live,
-    /// One restarts with what it granted. It is away for longer than clocks differ.
+    /// One restarts with its grants. It is down for longer than clocks differ.
     Restart,
-    /// It is back before that.
+    /// It restarts earlier than that.
     RestartQuickly,
-    /// One restarts without what it granted.
+    /// One restarts without its grants.
     Forget,
-    /// It is kept out until every lease is over.
+    /// It stays down until every lease has expired.
     ForgetAndStayAway,
     /// A lease ends earlier, by the client's clock, than the drift allows.
     DriftApart,
 }
 
-/// Whether the answers to grants are read, sooner or later.
+/// Whether the replies to grants are read at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answers {
+enum Replies {
     AllRead,
     SomeLost,
 }
@@ -56,13 +55,13 @@ struct Protocol {
     clients: usize,
     /// By how many steps each server's clock is ahead.
     ahead: &'static [u8],
-    /// For how many steps of time a client counts on a lease, by its own clock: the lease less the drift.
+    /// For how many steps a client counts on a lease, by its own clock: the lease less the drift.
     valid: u8,
     time: u8,
     servers: Servers,
-    answers: Answers,
+    answers: Replies,
     fault: Option<Fault>,
-    /// What has happened before it is looked at every way: some counterexamples are long.
+    /// The steps before the exploration: some counterexamples are long.
     begin: &'static [Action],
 }
 
@@ -71,10 +70,10 @@ struct State {
     now: u8,
     servers: Vec<Server>,
     clients: Vec<Client>,
-    /// The fence of the client that began to hold last.
+    /// The fence of the last hold.
     fence: u8,
     restarts_left: u8,
-    wrong: Option<Wrong>,
+    wrong: Option<Violation>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,11 +90,11 @@ struct Server {
 struct Client {
     phase: Phase,
     fence: u8,
-    /// When the requests were sent that its validity counts from, and the end of that.
+    /// When the requests that its validity counts from were sent, and the end of the validity.
     asked: u8,
     until: u8,
-    /// What it has to do with each server.
-    talks: Vec<Talk>,
+    /// Its exchange with each server.
+    talks: Vec<Exchange>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,18 +103,18 @@ enum Phase {
     Asking,
     Fencing,
     Holding,
-    /// It has given everything back, or given up.
+    /// It has released everything, or has cancelled.
     Done,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Talk {
+struct Exchange {
     ask: Message,
-    /// What the client has heard.
+    /// The replies that the client has read.
     token: Option<u8>,
     fence: Message,
     sent: u8,
-    /// The fence was confirmed, and the answer is on its way.
+    /// The fence was confirmed, and the reply is pending.
     confirming: bool,
     confirmed: bool,
     cancel: Message,
@@ -130,22 +129,22 @@ enum Message {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wrong {
-    FenceWentBack,
-    HeldAfterGivenBack,
+enum Violation {
+    FenceDecreased,
+    HeldAfterRelease,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Tick,
     Ask(usize),
-    /// A request arrives, and the answer is read or lost.
+    /// A request arrives, and the reply is read or lost.
     Grant {
         client: usize,
         server: usize,
         read: bool,
     },
-    TellFence(usize),
+    SendFence(usize),
     Confirm {
         client: usize,
         server: usize,
@@ -154,7 +153,7 @@ enum Action {
         client: usize,
         server: usize,
     },
-    GiveBack(usize),
+    Release(usize),
     Cancel {
         client: usize,
         server: usize,
@@ -171,7 +170,7 @@ impl Protocol {
         }
     }
 
-    /// For how many steps a server keeps what it granted, at least.
+    /// For how many steps a server keeps a grant, at least.
     fn kept(&self) -> u8 {
         if self.servers == Servers::DriftApart { self.valid - 1 } else { self.valid }
     }
@@ -180,7 +179,7 @@ impl Protocol {
         (state.servers[server].token + 1).max((state.now + self.ahead[server]) * TOKENS)
     }
 
-    /// For how long a server that restarts is away.
+    /// For how long a restarting server is down.
     fn away(&self) -> u8 {
         let clocks = self.ahead.iter().max().map_or(0, |most| most + 1);
         match self.servers {
@@ -197,56 +196,56 @@ impl Protocol {
             Action::Ask(client) => {
                 let client = &mut state.clients[client];
                 (client.phase, client.asked) = (Phase::Asking, now);
-                client.talks.iter_mut().for_each(|talk| talk.ask = Message::Flying);
+                client.talks.iter_mut().for_each(|exchange| exchange.ask = Message::Flying);
             }
             Action::Grant { client, server, read } => {
                 let token = self.next_token(state, server);
                 state.servers[server] = Server { holder: Some(client as u8), since: now, token, back_at: 0 };
                 let Client { phase, talks, .. } = &mut state.clients[client];
-                let talk = &mut talks[server];
-                talk.ask = Message::Arrived;
+                let exchange = &mut talks[server];
+                exchange.ask = Message::Arrived;
                 if *phase != Phase::Done && read {
-                    talk.token = Some(token);
+                    exchange.token = Some(token);
                 }
-                if talk.cancel == Message::Arrived {
-                    state.wrong = Some(Wrong::HeldAfterGivenBack);
+                if exchange.cancel == Message::Arrived {
+                    state.wrong = Some(Violation::HeldAfterRelease);
                 }
-                // One that grants later joins.
+                // A server that grants later joins.
                 let joins = matches!(phase, Phase::Fencing | Phase::Holding) && read;
-                if joins && self.fault != Some(Fault::FenceIsNotTold) {
-                    (talk.fence, talk.sent) = (Message::Flying, now);
+                if joins && self.fault != Some(Fault::FenceIsNotSent) {
+                    (exchange.fence, exchange.sent) = (Message::Flying, now);
                 }
             }
-            Action::TellFence(client) => self.tell_fence(state, client),
+            Action::SendFence(client) => self.send_fence(state, client),
             Action::Confirm { client, server } => {
                 let fence = state.clients[client].fence;
-                let talk = &mut state.clients[client].talks[server];
-                talk.fence = Message::Arrived;
+                let exchange = &mut state.clients[client].talks[server];
+                exchange.fence = Message::Arrived;
                 let at = &mut state.servers[server];
                 if at.holder == Some(client as u8) {
                     at.since = now;
                     at.token = at.token.max(fence);
-                    talk.confirming = true;
+                    exchange.confirming = true;
                 }
             }
             Action::Read { client, server } => {
-                let talk = &mut state.clients[client].talks[server];
-                (talk.confirming, talk.confirmed) = (false, true);
+                let exchange = &mut state.clients[client].talks[server];
+                (exchange.confirming, exchange.confirmed) = (false, true);
                 self.count(state, client);
             }
-            Action::GiveBack(client) => {
+            Action::Release(client) => {
                 let client = &mut state.clients[client];
                 client.phase = Phase::Done;
-                for talk in &mut client.talks {
-                    let nothing = talk.ask == Message::Unsent;
-                    talk.cancel = if nothing { Message::Arrived } else { Message::Flying };
+                for exchange in &mut client.talks {
+                    let nothing = exchange.ask == Message::Unsent;
+                    exchange.cancel = if nothing { Message::Arrived } else { Message::Flying };
                 }
             }
             Action::Cancel { client, server } => {
-                let talk = &mut state.clients[client].talks[server];
-                talk.cancel = Message::Arrived;
+                let exchange = &mut state.clients[client].talks[server];
+                exchange.cancel = Message::Arrived;
                 if self.fault != Some(Fault::ReleasedBeforeRead) {
-                    talk.ask = Message::Arrived;
+                    exchange.ask = Message::Arrived;
                 }
                 if state.servers[server].holder == Some(client as u8) {
                     state.servers[server].holder = None;
@@ -260,7 +259,7 @@ impl Protocol {
                 if matches!(self.servers, Servers::Forget | Servers::ForgetAndStayAway) {
                     at.holder = None;
                 }
-                // Only what is held tells of earlier tokens.
+                // Only holds contain earlier tokens.
                 if at.holder.is_none() {
                     at.token = 0;
                 }
@@ -268,34 +267,35 @@ impl Protocol {
         }
     }
 
-    fn tell_fence(&self, state: &mut State, number: usize) {
+    fn send_fence(&self, state: &mut State, number: usize) {
         let now = state.now;
         let client = &mut state.clients[number];
-        client.fence = client.talks.iter().filter_map(|talk| talk.token).max().unwrap_or_default();
+        client.fence = client.talks.iter().filter_map(|exchange| exchange.token).max().unwrap_or_default();
         client.phase = Phase::Fencing;
-        if self.fault == Some(Fault::FenceIsNotTold) {
+        if self.fault == Some(Fault::FenceIsNotSent) {
             if now < client.asked + self.valid {
                 let until = client.asked + self.valid;
                 self.begin(state, number, until);
             }
             return;
         }
-        for talk in client.talks.iter_mut().filter(|talk| talk.token.is_some()) {
-            (talk.fence, talk.sent) = (Message::Flying, now);
+        for exchange in client.talks.iter_mut().filter(|exchange| exchange.token.is_some()) {
+            (exchange.fence, exchange.sent) = (Message::Flying, now);
         }
     }
 
-    /// A confirmation was read: a client with a valid majority of them holds. For the beginning one does not count
-    /// that was granted after the fence was chosen.
+    /// A confirmation was read: a client with a valid majority of them holds the lock. At the beginning, servers that granted after the
+    /// fence was chosen do not count.
     fn count(&self, state: &mut State, number: usize) {
         let client = &mut state.clients[number];
         let (begins, fence) = (client.phase == Phase::Fencing, client.fence);
-        let late = |talk: &Talk| begins && self.fault != Some(Fault::LateGrantsCount) && talk.token > Some(fence);
+        let late =
+            |exchange: &Exchange| begins && self.fault != Some(Fault::LateGrantsCount) && exchange.token > Some(fence);
         let mut ends: Vec<u8> = client
             .talks
             .iter()
-            .filter(|talk| talk.confirmed && !late(talk))
-            .map(|talk| talk.sent + self.valid)
+            .filter(|exchange| exchange.confirmed && !late(exchange))
+            .map(|exchange| exchange.sent + self.valid)
             .collect();
         ends.sort_unstable_by(|one, other| other.cmp(one));
         let Some(end) = ends.get(self.majority() - 1).copied() else { return };
@@ -311,26 +311,25 @@ impl Protocol {
         let client = &mut state.clients[number];
         (client.phase, client.until) = (Phase::Holding, until);
         if client.fence <= state.fence {
-            state.wrong = Some(Wrong::FenceWentBack);
+            state.wrong = Some(Violation::FenceDecreased);
         }
         state.fence = state.fence.max(client.fence);
     }
 
-    /// The same state, where what can't matter any more is left out, and clients and servers that are alike may change
-    /// places.
-    fn without_names(&self, mut state: State) -> State {
+    /// The same state without irrelevant parts, and with equal clients and servers in a canonical order.
+    fn canonical(&self, mut state: State) -> State {
         let State { clients, servers, now, .. } = &mut state;
         for (number, client) in clients.iter_mut().enumerate() {
             if client.phase != Phase::Done {
                 continue;
             }
             (client.asked, client.until) = (0, 0);
-            for (talk, server) in client.talks.iter_mut().zip(servers.iter()) {
+            for (exchange, server) in client.talks.iter_mut().zip(servers.iter()) {
                 let held = server.holder == Some(number as u8);
-                let fence = if held && talk.fence == Message::Flying { Message::Flying } else { Message::Arrived };
-                *talk = Talk { ask: talk.ask, fence, cancel: talk.cancel, ..Talk::default() };
+                let fence = if held && exchange.fence == Message::Flying { Message::Flying } else { Message::Arrived };
+                *exchange = Exchange { ask: exchange.ask, fence, cancel: exchange.cancel, ..Exchange::default() };
             }
-            if client.talks.iter().all(|talk| talk.fence != Message::Flying) {
+            if client.talks.iter().all(|exchange| exchange.fence != Message::Flying) {
                 client.fence = 0;
             }
         }
@@ -349,7 +348,7 @@ impl Protocol {
 
     fn sort_servers(&self, state: &mut State) {
         let key = |state: &State, server: usize| {
-            let talks: Vec<Talk> = state.clients.iter().map(|client| client.talks[server]).collect();
+            let talks: Vec<Exchange> = state.clients.iter().map(|client| client.talks[server]).collect();
             (self.ahead[server], state.servers[server], talks)
         };
         let mut order: Vec<usize> = (0..self.ahead.len()).collect();
@@ -378,7 +377,7 @@ impl Model for Protocol {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let talks = vec![Talk::default(); self.ahead.len()];
+        let talks = vec![Exchange::default(); self.ahead.len()];
         let client = Client { phase: Phase::Idle, fence: 0, asked: 0, until: 0, talks };
         let state = State {
             now: 0,
@@ -391,8 +390,8 @@ impl Model for Protocol {
         let next = |state: State, action: &Action| {
             let mut possible = Vec::new();
             self.actions(&state, &mut possible);
-            assert!(possible.contains(action), "{action:?} is none of {possible:?}");
-            self.next_state(&state, *action).expect("the step changes something")
+            assert!(possible.contains(action), "{action:?} is not one of {possible:?}");
+            self.next_state(&state, *action).expect("the step changes the state")
         };
         vec![self.begin.iter().fold(state, next)]
     }
@@ -409,30 +408,30 @@ impl Model for Protocol {
         let mut idle = false;
         for (number, client) in state.clients.iter().enumerate() {
             match client.phase {
-                // Those who have not begun are all alike.
+                // Clients that have not begun are equal.
                 Phase::Idle if !std::mem::replace(&mut idle, true) => actions.push(Action::Ask(number)),
                 Phase::Asking if client.talks.iter().filter(|it| it.token.is_some()).count() >= self.majority() => {
-                    actions.extend([Action::TellFence(number), Action::GiveBack(number)]);
+                    actions.extend([Action::SendFence(number), Action::Release(number)]);
                 }
-                Phase::Asking | Phase::Fencing | Phase::Holding => actions.push(Action::GiveBack(number)),
+                Phase::Asking | Phase::Fencing | Phase::Holding => actions.push(Action::Release(number)),
                 Phase::Idle | Phase::Done => {}
             }
-            for (server, talk) in client.talks.iter().enumerate() {
+            for (server, exchange) in client.talks.iter().enumerate() {
                 let at = &state.servers[server];
-                actions.extend(talk.confirming.then_some(Action::Read { client: number, server }));
+                actions.extend(exchange.confirming.then_some(Action::Read { client: number, server }));
                 if state.now < at.back_at {
                     continue;
                 }
-                if talk.ask == Message::Flying && at.holder.is_none() {
+                if exchange.ask == Message::Flying && at.holder.is_none() {
                     actions.push(Action::Grant { client: number, server, read: true });
-                    if client.phase != Phase::Done && self.answers == Answers::SomeLost {
+                    if client.phase != Phase::Done && self.answers == Replies::SomeLost {
                         actions.push(Action::Grant { client: number, server, read: false });
                     }
                 }
-                if talk.fence == Message::Flying {
+                if exchange.fence == Message::Flying {
                     actions.push(Action::Confirm { client: number, server });
                 }
-                if talk.cancel == Message::Flying {
+                if exchange.cancel == Message::Flying {
                     actions.push(Action::Cancel { client: number, server });
                 }
             }
@@ -440,45 +439,48 @@ impl Model for Protocol {
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
-        // What went wrong is found; what comes of it is not of interest.
+        // After a violation, later states are not of interest.
         if last.wrong.is_some() {
             return None;
         }
         let mut state = last.clone();
         self.act(&mut state, action);
-        let state = self.without_names(state);
+        let state = self.canonical(state);
         (state != *last).then_some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(ONE_HOLDS, |_, state: &State| holding(state) <= 1),
-            Property::always(FENCES_GROW, |_, state: &State| state.wrong != Some(Wrong::FenceWentBack)),
-            Property::always(GIVEN_BACK, |_, state: &State| state.wrong != Some(Wrong::HeldAfterGivenBack)),
-            Property::sometimes("one holds after another gave back", |_, state: &State| {
+            Property::always(FENCES_GROW, |_, state: &State| state.wrong != Some(Violation::FenceDecreased)),
+            Property::always(RELEASED, |_, state: &State| state.wrong != Some(Violation::HeldAfterRelease)),
+            Property::sometimes("a client holds the lock after another has released it", |_, state: &State| {
                 holding(state) == 1 && state.clients.iter().any(|client| client.phase == Phase::Done)
             }),
-            Property::sometimes("one holds after another's time was over", |_, state: &State| {
-                let over = |client: &Client| client.phase == Phase::Holding && client.until <= state.now;
-                holding(state) == 1 && state.clients.iter().any(over)
-            }),
-            Property::sometimes("somebody waits behind a holder", |_, state: &State| {
+            Property::sometimes(
+                "a client holds the lock after another one's validity has ended",
+                |_, state: &State| {
+                    let over = |client: &Client| client.phase == Phase::Holding && client.until <= state.now;
+                    holding(state) == 1 && state.clients.iter().any(over)
+                },
+            ),
+            Property::sometimes("a client waits for a holder", |_, state: &State| {
                 holding(state) == 1 && state.clients.iter().any(|client| client.phase == Phase::Asking)
             }),
         ]
     }
 }
 
-/// How many hold, as they see it.
+/// The number of holders, as they see it.
 fn holding(state: &State) -> usize {
     state.clients.iter().filter(|client| client.phase == Phase::Holding && state.now < client.until).count()
 }
 
-const ONE_HOLDS: &str = "one holds at a time";
-const FENCES_GROW: &str = "fences grow";
-const GIVEN_BACK: &str = "a released lock is not held";
+const ONE_HOLDS: &str = "at most one holder";
+const FENCES_GROW: &str = "fences increase";
+const RELEASED: &str = "a released lock is not held";
 
-/// Explores until something is wrong or nothing is left, or for so many steps; what is wrong, and how it comes to that.
+/// Explores all states, until a property fails, or for so many steps. Returns the failures with their steps.
 fn explore(protocol: Protocol, at_most: usize) -> Vec<(&'static str, Vec<Action>)> {
     let (label, begin) = (format!("{protocol:?}"), Instant::now());
     let mut checker = protocol.checker().threads(2).finish_when(HasDiscoveries::AnyFailures);
@@ -501,7 +503,7 @@ fn explore(protocol: Protocol, at_most: usize) -> Vec<(&'static str, Vec<Action>
     failed
 }
 
-/// How it comes to that this property does not hold.
+/// The steps by which this property fails.
 fn counterexample(protocol: Protocol, broken: &'static str) -> Option<Vec<Action>> {
     let (label, begin) = (format!("{protocol:?}"), Instant::now());
     let found = HasDiscoveries::AllOf([broken].into());
@@ -511,29 +513,29 @@ fn counterexample(protocol: Protocol, broken: &'static str) -> Option<Vec<Action
     way
 }
 
-/// A step of time is as long as a lease counts.
+/// A lease counts for one step of time.
 const SMALL: Protocol = Protocol {
     clients: 2,
     ahead: &[0, 0, 1],
     valid: 1,
     time: 1,
     servers: Servers::Live,
-    answers: Answers::SomeLost,
+    answers: Replies::SomeLost,
     fault: None,
     begin: &[],
 };
-/// Half of the way to somebody who hears of a majority too late.
-const HEARS_LATE: &[Action] = &[
+/// The first half of the steps to a client that learns of its majority too late.
+const LEARNS_LATE: &[Action] = &[
     Action::Ask(0),
     Action::Grant { client: 1, server: 0, read: true },
     Action::Grant { client: 1, server: 0, read: true },
-    Action::TellFence(1),
+    Action::SendFence(1),
     Action::Confirm { client: 1, server: 0 },
     Action::Tick,
     Action::Expire(1),
     Action::Ask(0),
 ];
-/// Half of the way to a fence that was chosen before another's hold, for a majority that came after it.
+/// The first half of the steps to a fence that was chosen before another hold, for a majority that came after it.
 const CHOSEN_EARLY: &[Action] = &[
     Action::Ask(0),
     Action::Grant { client: 1, server: 2, read: true },
@@ -541,22 +543,22 @@ const CHOSEN_EARLY: &[Action] = &[
     Action::Expire(2),
     Action::Ask(0),
     Action::Grant { client: 0, server: 0, read: true },
-    Action::TellFence(0),
+    Action::SendFence(0),
     Action::Grant { client: 0, server: 0, read: true },
     Action::Grant { client: 0, server: 2, read: true },
-    Action::TellFence(0),
+    Action::SendFence(0),
 ];
-/// One has chosen its fence, and another asks when time has gone by.
-const CHOSEN_AS_ANOTHER_ASKS: &[Action] = &[
+/// One client has chosen its fence, and another one requests later.
+const CHOSEN_AS_ANOTHER_REQUESTS: &[Action] = &[
     Action::Ask(0),
     Action::Tick,
     Action::Ask(0),
     Action::Grant { client: 0, server: 0, read: true },
     Action::Grant { client: 0, server: 0, read: true },
-    Action::TellFence(0),
+    Action::SendFence(0),
     Action::Grant { client: 0, server: 2, read: true },
 ];
-/// One holds, also at the server whose clock is ahead, and another's requests are on their way.
+/// One client holds the lock, also at the server whose clock is ahead, and another one's requests are pending.
 const HELD_WHERE_CLOCKS_DIFFER: &[Action] = &[
     Action::Ask(0),
     Action::Tick,
@@ -564,24 +566,24 @@ const HELD_WHERE_CLOCKS_DIFFER: &[Action] = &[
     Action::Grant { client: 0, server: 0, read: true },
     Action::Grant { client: 1, server: 0, read: true },
     Action::Grant { client: 1, server: 2, read: true },
-    Action::TellFence(1),
+    Action::SendFence(1),
     Action::Confirm { client: 1, server: 1 },
     Action::Read { client: 1, server: 1 },
     Action::Confirm { client: 1, server: 2 },
     Action::Read { client: 1, server: 2 },
 ];
-/// One of the majority has confirmed its fence, and another asks.
+/// One server of the majority has confirmed the fence, and another client requests.
 const CONFIRMED_BY_ONE: &[Action] = &[
     Action::Ask(0),
     Action::Grant { client: 1, server: 0, read: true },
     Action::Grant { client: 1, server: 0, read: true },
-    Action::TellFence(1),
+    Action::SendFence(1),
     Action::Confirm { client: 1, server: 0 },
     Action::Ask(0),
 ];
-/// A lease counts for two steps: things can happen early and late in it.
+/// A lease counts for two steps, so events can happen early and late in it.
 const LARGE: Protocol = Protocol { valid: 2, time: 3, ..SMALL };
-/// Where everything can't be looked at: so many steps are taken, from the states first that need the fewest.
+/// If the exploration can't be complete: this many steps, first from the states that need the fewest.
 const MANY: usize = 200_000;
 const EVERYTHING: usize = usize::MAX;
 
@@ -592,7 +594,7 @@ fn two_clients_and_three_servers() {
 }
 
 #[test]
-fn whatever_comes_after_the_first_confirmation() {
+fn everything_after_the_first_confirmation() {
     assert_eq!(explore(Protocol { begin: CONFIRMED_BY_ONE, ..SMALL }, EVERYTHING), vec![]);
 }
 
@@ -607,19 +609,19 @@ fn servers_restart_with_their_grants_or_after_every_lease() {
     for servers in [Servers::Restart, Servers::ForgetAndStayAway] {
         let protocol = Protocol { servers, time: 2, ..SMALL };
         assert_eq!(explore(protocol.clone(), MANY), vec![]);
-        let (answers, begin) = (Answers::AllRead, HELD_WHERE_CLOCKS_DIFFER);
+        let (answers, begin) = (Replies::AllRead, HELD_WHERE_CLOCKS_DIFFER);
         assert_eq!(explore(Protocol { answers, begin, ..protocol }, EVERYTHING), vec![]);
     }
 }
 
 #[test]
-fn what_breaks_it() {
+fn violated_assumptions_break_exclusion() {
     for (servers, broken, begin) in [
-        (Servers::Forget, ONE_HOLDS, CHOSEN_AS_ANOTHER_ASKS),
+        (Servers::Forget, ONE_HOLDS, CHOSEN_AS_ANOTHER_REQUESTS),
         (Servers::RestartQuickly, FENCES_GROW, HELD_WHERE_CLOCKS_DIFFER),
         (Servers::DriftApart, ONE_HOLDS, HELD_WHERE_CLOCKS_DIFFER),
     ] {
-        let right = Protocol { answers: Answers::AllRead, begin, ..SMALL };
+        let right = Protocol { answers: Replies::AllRead, begin, ..SMALL };
         assert_eq!(explore(right.clone(), MANY), vec![], "{begin:?}");
         assert!(counterexample(Protocol { servers, ..right }, broken).is_some(), "{servers:?}");
     }
@@ -628,13 +630,13 @@ fn what_breaks_it() {
 #[test]
 fn each_injected_bug_is_found() {
     for (fault, broken, begin) in [
-        (Fault::FenceIsNotTold, FENCES_GROW, &[][..]),
-        (Fault::ValidityIsNotChecked, ONE_HOLDS, HEARS_LATE),
-        (Fault::ReleasedBeforeRead, GIVEN_BACK, &[]),
+        (Fault::FenceIsNotSent, FENCES_GROW, &[][..]),
+        (Fault::ValidityIsNotChecked, ONE_HOLDS, LEARNS_LATE),
+        (Fault::ReleasedBeforeRead, RELEASED, &[]),
         (Fault::LateGrantsCount, FENCES_GROW, CHOSEN_EARLY),
         (Fault::MinorityCounts, ONE_HOLDS, &[]),
     ] {
-        let right = Protocol { answers: Answers::AllRead, begin, ..SMALL };
+        let right = Protocol { answers: Replies::AllRead, begin, ..SMALL };
         if !begin.is_empty() {
             assert_eq!(explore(right.clone(), MANY), vec![], "{begin:?}");
         }

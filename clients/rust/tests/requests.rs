@@ -1,4 +1,4 @@
-//! What is asked for, and what comes of it.
+//! Requests and their outcomes.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use support::{NotBefore, Server};
 use crate::common::{SOON, client_as, holder, is_free, locks, say, soon, waiters};
 
 #[tokio::test]
-async fn a_lock_is_granted_and_given_back() {
+async fn lock_is_granted_and_released() {
     let server = Server::start();
     let locks = locks(&server);
     let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
@@ -21,7 +21,7 @@ async fn a_lock_is_granted_and_given_back() {
 }
 
 #[tokio::test]
-async fn fences_grow() {
+async fn fences_increase() {
     let server = Server::start();
     let lock = locks(&server).lock("a");
     let mut last = 0;
@@ -34,7 +34,7 @@ async fn fences_grow() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_is_told_at_once() {
+async fn try_acquire_returns_none_immediately() {
     let server = Server::start();
     let lock = locks(&server).lock("a");
     let guard = lock.try_acquire().await.unwrap().unwrap();
@@ -44,11 +44,11 @@ async fn who_does_not_wait_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_with_the_grant_or_with_its_time() {
+async fn wait_ends_with_grant_or_timeout() {
     let server = Server::start();
     let lock = locks(&server).lock("a");
     let guard = lock.try_acquire().await.unwrap().unwrap();
-    // The server counts in whole milliseconds, and from the beginning of its turn.
+    // The server counts in whole milliseconds, from the beginning of its event-loop iteration.
     let due = NotBefore::millis(48);
     assert!(lock.clone().wait(Duration::from_millis(50)).acquire().await.unwrap().is_none());
     due.is_over("the end of the wait");
@@ -57,7 +57,7 @@ async fn a_wait_ends_with_the_grant_or_with_its_time() {
         let lock = lock.clone().wait(SOON);
         async move { lock.acquire().await }
     });
-    soon("it waits", || waiters(&server, "a") == 1).await;
+    soon("the request waits", || waiters(&server, "a") == 1).await;
     let first = guard.fence();
     guard.release().await.unwrap();
     let next = waiting.await.unwrap().unwrap().unwrap();
@@ -85,7 +85,7 @@ async fn readers_share_and_permits_are_counted() {
 }
 
 #[tokio::test]
-async fn several_keys_are_taken_all_or_none() {
+async fn several_keys_are_acquired_all_or_none() {
     let server = Server::start();
     let locks = locks(&server);
     let both = locks.lock_all(["a", "b"]);
@@ -96,7 +96,7 @@ async fn several_keys_are_taken_all_or_none() {
         let both = both.clone().wait_forever();
         async move { both.acquire().await }
     });
-    soon("both wait", || waiters(&server, "b") == 1).await;
+    soon("both requests wait", || waiters(&server, "b") == 1).await;
     one.release().await.unwrap();
     let guard = waiting.await.unwrap().unwrap().unwrap();
     assert_eq!(guard.keys().len(), 2);
@@ -107,7 +107,7 @@ async fn several_keys_are_taken_all_or_none() {
 }
 
 #[tokio::test]
-async fn refusals_are_types() {
+async fn refusals_have_error_types() {
     let server = Server::start();
     let locks = locks(&server);
     let () = say(&server, "SET text value");
@@ -127,23 +127,23 @@ async fn refusals_are_types() {
 }
 
 #[tokio::test]
-async fn a_cycle_of_waits_is_refused() {
+async fn cycle_of_waits_is_refused() {
     let server = Server::start();
     let locks = locks(&server);
-    // Every acquisition has an owner of its own, so none waits while it holds. The owners are numbered: by hand, the
-    // next one is given a lock before it asks.
+    // Every acquisition has its own owner, so none waits while it holds. The owners are numbered: another client grants a lock by hand
+    // to the next one before it requests.
     let guard = locks.lock("first").try_acquire().await.unwrap().unwrap();
     let (prefix, number) = std::str::from_utf8(guard.owner().as_bytes()).unwrap().rsplit_once(':').unwrap();
     let next = format!("{prefix}:{}", number.parse::<u64>().unwrap() + 1);
     let _: i64 = say(&server, &format!("LOCK.ACQUIRE a {next}"));
     let _: i64 = say(&server, "LOCK.ACQUIRE b other");
-    // Only holds that last longer than the wait are followed.
+    // The search follows only holds that last longer than the wait.
     for key in ["a", "b"] {
         let _: i64 = say(&server, &format!("PERSIST {key}"));
     }
     let mut other = server.raw();
     other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0"]).unwrap();
-    soon("the other one waits", || waiters(&server, "a") == 1).await;
+    soon("the other request waits", || waiters(&server, "a") == 1).await;
     let error = locks.lock("b").wait_forever().acquire().await.unwrap_err();
     let Error::Deadlock { keys, message } = &error else { panic!("{error}") };
     assert!(keys.iter().eq([b"b"]), "{keys}");
@@ -170,7 +170,7 @@ async fn replicas_confirm() {
 }
 
 #[tokio::test]
-async fn owners_tell_who_they_are() {
+async fn owner_contains_configured_name() {
     let server = Server::start();
     let locks = locks(&server);
     let named = locks.clone().named("billing@host7").unwrap();
@@ -188,7 +188,7 @@ async fn owners_tell_who_they_are() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_by_its_address() {
+async fn connection_error_names_address() {
     let mut server = Server::start();
     let locks = locks(&server);
     let address = server.addr().to_string();
@@ -201,7 +201,7 @@ async fn a_server_that_is_not_there_is_told_by_its_address() {
 }
 
 #[tokio::test]
-async fn a_server_without_the_module_says_so() {
+async fn missing_module_is_reported() {
     let server = Server::builder().without_module().start();
     let error = locks(&server).lock("a").try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::ModuleNotLoaded { message, .. } if message.contains("not loaded")), "{error}");
@@ -214,7 +214,7 @@ async fn a_server_without_the_module_says_so() {
 }
 
 #[tokio::test]
-async fn a_user_with_few_rights_can_lock() {
+async fn user_with_minimal_rights_can_lock() {
     let server = Server::start();
     let () = say(
         &server,
@@ -228,7 +228,7 @@ async fn a_user_with_few_rights_can_lock() {
 }
 
 #[tokio::test]
-async fn a_lock_can_be_looked_at_and_broken() {
+async fn info_and_force_work() {
     let server = Server::start();
     let locks = locks(&server);
     assert_eq!(locks.info("a").await.unwrap(), None);
@@ -242,11 +242,12 @@ async fn a_lock_can_be_looked_at_and_broken() {
         let lock = locks.lock("a").wait_forever();
         async move { lock.acquire().await.unwrap().unwrap() }
     });
-    soon("it waits", || waiters(&server, "a") == 1).await;
+    soon("the request waits", || waiters(&server, "a") == 1).await;
     let info = locks.info("a").await.unwrap().unwrap();
     assert_eq!((info.limit, info.waiters, info.fence), (Some(2), 1, Some(other.fence())));
     for guard in [&one, &other] {
-        let holder = info.holders.iter().find(|holder| holder.owner == *guard.owner()).expect("it holds");
+        let holder =
+            info.holders.iter().find(|holder| holder.owner == *guard.owner()).expect("the owner holds the lock");
         assert_eq!((holder.holds, holder.token), (1, Some(guard.fence())));
         assert!(holder.left.is_some_and(|left| left <= Duration::from_secs(600)), "{holder:?}");
     }

@@ -1,4 +1,4 @@
-//! Sentinel: what waits and what is held goes on at the new master.
+//! Sentinel: waits and holds continue at the new master.
 
 use holdfast_client::Locks;
 use support::Trio;
@@ -6,7 +6,7 @@ use support::Trio;
 use crate::common::{SOON, holder, is_free, soon, waiters};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_carries_waits_and_holds_over() {
+async fn failover_carries_waits_and_holds_over() {
     let trio = Trio::start();
     let [old, new] = trio.servers();
     let locks = Locks::open(&format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name())).unwrap();
@@ -15,9 +15,9 @@ async fn a_failover_carries_waits_and_holds_over() {
         let lock = locks.lock("a").wait_forever();
         async move { lock.acquire().await }
     });
-    soon("it waits", || waiters(old, "a") == 1).await;
+    soon("the request waits", || waiters(old, "a") == 1).await;
     trio.fail_over();
-    soon("it waits at the new master", || waiters(new, "a") == 1).await;
+    soon("the request waits at the new master", || waiters(new, "a") == 1).await;
     guard.check().unwrap();
     assert_eq!(holder(new, "a").unwrap().as_bytes(), guard.owner().as_bytes());
     guard.release().await.unwrap();

@@ -1,4 +1,4 @@
-//! Connections that die silently, and servers that can't be reached while a release is pending.
+//! Connections that die silently, and servers that are unreachable while a release is pending.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use support::{Fate, NotBefore, Proxy, Server, Toward};
 
 use crate::common::{SOON, clients, holder, is_free, locks, locks_over, names, say, soon, waiters};
 
-/// Until a silence must have been noticed, and what was lost by it taken along.
+/// Timeout until a silence is noticed, and the waits and holds are carried over.
 const NOTICED: Duration = Duration::from_secs(45);
 
 #[tokio::test]
-async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
+async fn silently_dead_connection_is_replaced() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let first = locks(&server).lock("waited").try_acquire().await.unwrap().unwrap();
@@ -20,7 +20,7 @@ async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
     let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
     let waited = locks.lock("waited").wait_forever();
     let waiting = tokio::spawn(async move { waited.acquire().await });
-    soon("it waits", || waiters(&server, "waited") == 1).await;
+    soon("the request waits", || waiters(&server, "waited") == 1).await;
     let mut forgotten = None;
     proxy.rule_by_flow(move |flow, toward, message| {
         if toward == Toward::Server && names(message, "LOCK.ACQUIRE") {
@@ -37,8 +37,8 @@ async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
         }
         assert!(Instant::now() < end, "no other connection");
     };
-    // What was held and what waited has been taken along.
-    soon("it waits again", || waiters(&server, "waited") == 1).await;
+    // Holds and waits are carried over.
+    soon("the request waits again", || waiters(&server, "waited") == 1).await;
     first.release().await.unwrap();
     let second = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
     for guard in [guard, other, second] {
@@ -48,9 +48,9 @@ async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
     assert!(is_free(&server, "a") && is_free(&server, "b") && is_free(&server, "waited"));
 }
 
-/// Also if nobody has said yet that it waits.
+/// Also before the reply `WAITING`.
 #[tokio::test]
-async fn a_wait_whose_answer_is_swallowed_is_taken_along() {
+async fn wait_without_reply_is_carried_over() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let first = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
@@ -64,11 +64,11 @@ async fn a_wait_whose_answer_is_swallowed_is_taken_along() {
     });
     let lock = locks.lock("a").wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    soon("it waits", || waiters(&server, "a") == 1).await;
+    soon("the request waits", || waiters(&server, "a") == 1).await;
     let before = proxy.flows();
     let end = Instant::now() + NOTICED;
     while proxy.flows() == before || waiters(&server, "a") != 1 {
-        assert!(Instant::now() < end, "it does not wait again");
+        assert!(Instant::now() < end, "the request does not wait again");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     first.release().await.unwrap();
@@ -92,23 +92,23 @@ async fn swallowed_release_takes_effect_before_the_lease_expires() {
     });
     let error = tokio::time::timeout(SOON, guard.release()).await.expect("a call ends").unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
-    tokio::time::timeout(NOTICED, locks.settle()).await.expect("it is released over another connection");
+    tokio::time::timeout(NOTICED, locks.settle()).await.expect("the lock is released over another connection");
     assert!(is_free(&server, "a"));
 }
 
-/// Its end has not reached the server, which would grant to the session that is gone.
+/// The server does not know that the connection ended, and would grant to the dead session.
 #[tokio::test]
 async fn cancelled_wait_leaves_the_queue_with_the_next_session() {
     let server = Server::start();
-    // A default lease later the server itself would end the session.
+    // The server would end the session a default lease later.
     let _: String = say(&server, "CONFIG SET holdfast.default-lease 600000");
     let proxy = Proxy::to(server.addr());
     let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let lock = locks.lock("a").wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await.map(drop) });
-    soon("it waits", || waiters(&server, "a") == 1).await;
-    // Neither what is said nor that a connection has ended gets any further.
+    soon("the request waits", || waiters(&server, "a") == 1).await;
+    // Neither data nor the end of a connection is forwarded.
     let before = proxy.flows();
     proxy.rule_by_flow(move |flow, _, _| if flow <= before { Fate::Hold } else { Fate::Pass });
     waiting.abort();
@@ -119,7 +119,7 @@ async fn cancelled_wait_leaves_the_queue_with_the_next_session() {
     };
     tokio::time::timeout(NOTICED, gone).await.expect("the wait leaves the queue");
     held.release().await.unwrap();
-    assert!(is_free(&server, "a"), "nobody who is gone was granted it");
+    assert!(is_free(&server, "a"), "the dead session was granted nothing");
 }
 
 #[tokio::test]
@@ -131,8 +131,8 @@ async fn release_during_an_outage_takes_effect_afterwards() {
     let guard = locks.lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
     let waited = locks.lock("waited").watched(LEASE).wait_forever();
     let waiting = tokio::spawn(async move { waited.acquire().await.map(drop) });
-    soon("it waits", || waiters(&server, "waited") == 1).await;
-    // All that requests go over end; those that hear live on, and no new ones are taken.
+    soon("the request waits", || waiters(&server, "waited") == 1).await;
+    // The connections for requests are closed. Those for events stay open, and no new ones are accepted.
     let mut admin = server.connect();
     let requests: Vec<i64> =
         clients(&server).into_iter().filter(|(_, command)| command == "lock.acquire").map(|(id, _)| id).collect();
@@ -144,19 +144,19 @@ async fn release_during_an_outage_takes_effect_afterwards() {
     drop(guard);
     waiting.abort();
     let begin = Instant::now();
-    soon("more than a lease is over", || begin.elapsed() > LEASE * 2).await;
+    soon("more than a lease has passed", || begin.elapsed() > LEASE * 2).await;
     let _: String = redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(10_000).query(&mut admin).unwrap();
-    soon("it is free", || is_free(&server, "a")).await;
-    soon("nobody waits", || waiters(&server, "waited") == 0).await;
+    soon("the lock is free", || is_free(&server, "a")).await;
+    soon("no request waits", || waiters(&server, "waited") == 0).await;
     drop(held);
 }
 
-/// Also while the session is yet to be opened.
+/// Also before the session is open.
 #[tokio::test]
-async fn a_time_to_wait_is_a_bound_also_when_the_server_stands_still() {
+async fn acquire_returns_within_its_timeout_when_server_is_unresponsive() {
     let server = Server::start();
     server.stop();
-    // A server that answers nothing is given up after ten seconds, whatever the caller says.
+    // The client closes a connection to an unresponsive server after ten seconds, whatever the caller's timeout is.
     let lock = locks(&server).lock("a").wait(Duration::from_secs(1));
     let asked = tokio::time::timeout(Duration::from_millis(9500), lock.acquire()).await.expect("a bound");
     server.cont();
@@ -164,7 +164,7 @@ async fn a_time_to_wait_is_a_bound_also_when_the_server_stands_still() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_refused_is_tried_until_it_is_done() {
+async fn refused_release_is_retried() {
     let server = Server::start();
     let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
     let client = crate::common::client_as(&server, "locker", "secret");
@@ -173,15 +173,15 @@ async fn a_release_that_is_refused_is_tried_until_it_is_done() {
     let _: String = say(&server, "ACL SETUSER locker -lock.release");
     drop(guard);
     let begin = Instant::now();
-    soon("it was tried several times", || begin.elapsed() > Duration::from_secs(1)).await;
+    soon("the release was tried several times", || begin.elapsed() > Duration::from_secs(1)).await;
     assert!(holder(&server, "a").is_some(), "the server renews it");
     let _: String = say(&server, "ACL SETUSER locker +lock.release");
-    soon("it is released", || is_free(&server, "a")).await;
+    soon("the lock is released", || is_free(&server, "a")).await;
 }
 
-/// So nobody renews it any more.
+/// Then the server does not renew it any more.
 #[tokio::test]
-async fn a_release_that_is_refused_for_too_long_ends_the_session() {
+async fn release_refused_for_too_long_ends_session() {
     const LEASE: Duration = Duration::from_secs(3);
     let server = Server::start();
     let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
@@ -194,6 +194,6 @@ async fn a_release_that_is_refused_for_too_long_ends_the_session() {
     assert!(error.to_string().contains("NOPERM"), "{error}");
     due.is_over("the end of the session");
     assert!(holder(&server, "a").is_some(), "the server renewed it until now");
-    soon("its lease is over", || is_free(&server, "a")).await;
-    tokio::time::timeout(SOON, locks.settle()).await.expect("it is not tried for ever");
+    soon("its lease has expired", || is_free(&server, "a")).await;
+    tokio::time::timeout(SOON, locks.settle()).await.expect("the release is not tried forever");
 }

@@ -1,4 +1,4 @@
-//! A paused process: here its only thread is. Afterwards it asks before it counts a hold as lost.
+//! A paused process: here, its only thread is blocked. Afterwards the client asks the server before it considers a hold lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,39 +9,39 @@ use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, sessions, soon, waiters};
 
-/// Nothing of this process runs for so long.
-fn stand_still(time: Duration) {
+/// Blocks the whole process for this long.
+fn block_process(time: Duration) {
     std::thread::sleep(time);
 }
 
 #[tokio::test]
-async fn what_the_server_has_renewed_meanwhile_is_held() {
+async fn hold_renewed_during_a_pause_is_held() {
     const LEASE: Duration = Duration::from_secs(10);
     let server = Server::start();
     let locks = locks(&server);
     let guard = Arc::new(locks.lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap());
     let all = MultiLock::new([locks.lock("b").watched(LEASE)]).try_acquire().await.unwrap().unwrap();
-    let told = Arc::new(AtomicBool::new(false));
+    let reported = Arc::new(AtomicBool::new(false));
     let watching = tokio::spawn({
-        let (guard, told) = (guard.clone(), told.clone());
+        let (guard, reported) = (guard.clone(), reported.clone());
         async move {
             guard.lost().await;
-            told.store(true, Ordering::SeqCst);
+            reported.store(true, Ordering::SeqCst);
         }
     });
     soon("the session reads", || sessions(&server).len() == 1).await;
-    // Until the grant says less than the heartbeat.
+    // Until the grant promises less than the heartbeat.
     let begin = Instant::now();
-    soon("a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10).await;
-    stand_still(LEASE * 72 / 100);
+    soon("more than a third of the lease has passed", || begin.elapsed() > LEASE * 4 / 10).await;
+    block_process(LEASE * 72 / 100);
     let checked = guard.check();
     assert!(!matches!(checked, Err(Error::Lost { .. })), "uncertain at most: {checked:?}");
-    guard.while_held(async {}).await.expect("it is held still");
-    all.while_held(async {}).await.expect("it is held still");
+    guard.while_held(async {}).await.expect("it is still held");
+    all.while_held(async {}).await.expect("it is still held");
     guard.check().unwrap();
     let begin = Instant::now();
-    soon("a while is over", || begin.elapsed() > LEASE / 5).await;
-    assert!(!told.load(Ordering::SeqCst), "nobody told of a loss");
+    soon("a while has passed", || begin.elapsed() > LEASE / 5).await;
+    assert!(!reported.load(Ordering::SeqCst), "a loss was reported");
     watching.abort();
     let _ = watching.await;
     Arc::into_inner(guard).unwrap().release().await.unwrap();
@@ -57,9 +57,9 @@ async fn hold_granted_to_another_client_during_a_pause_is_lost() {
     soon("the session reads", || sessions(&server).len() == 1).await;
     let mut other = server.raw();
     other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0", b"LEASE", b"600000"]).unwrap();
-    soon("it waits", || waiters(&server, "a") == 1).await;
+    soon("the request waits", || waiters(&server, "a") == 1).await;
     while holder(&server, "a").as_deref() != Some("other") {
-        stand_still(LEASE / 10);
+        block_process(LEASE / 10);
     }
     assert!(guard.check().is_err());
     let mut ran = false;
@@ -69,22 +69,22 @@ async fn hold_granted_to_another_client_during_a_pause_is_lost() {
     guard.release().await.unwrap_err();
 }
 
-/// It can't wait for an answer for ever.
+/// It can't wait for a reply forever.
 #[tokio::test]
-async fn who_cannot_be_asked_afterwards_is_a_loss() {
+async fn hold_is_lost_when_server_is_unreachable_after_a_pause() {
     const LEASE: Duration = Duration::from_secs(3);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let guard = locks_over(&proxy).lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     proxy.rule(|_, _| Fate::Hold);
-    stand_still(LEASE);
+    block_process(LEASE);
     let mut ran = false;
-    let outcome = tokio::time::timeout(SOON, guard.while_held(async { ran = true })).await.expect("it is judged");
+    let outcome = tokio::time::timeout(SOON, guard.while_held(async { ran = true })).await.expect("it is decided");
     assert!(matches!(outcome, Err(Error::Lost { why: LossReason::Disconnected, .. })) && !ran, "{outcome:?}");
 }
 
-/// However long the word of it was on its way; and if the reply that its wait has begun is on its way still.
+/// Even if the event is late, and if the reply to its wait is still pending.
 #[tokio::test]
 async fn lease_counts_from_the_grant_not_from_its_event() {
     tokio::join!(counts_from_its_grant(false), counts_from_its_grant(true));
@@ -107,16 +107,16 @@ async fn counts_from_its_grant(is_overtaken: bool) {
     proxy.rule(hear.clone());
     let lock = locks_over(&proxy).lock("a").lease(LEASE).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    soon("it waits", || waiters(&server, "a") == 1 && heard.load(Ordering::SeqCst)).await;
+    soon("the request waits", || waiters(&server, "a") == 1 && heard.load(Ordering::SeqCst)).await;
     let hear_nothing = || proxy.rule(|toward, _| if toward == Toward::Client { Fate::Hold } else { Fate::Pass });
     hear_nothing();
     first.release().await.unwrap();
     let granted = Instant::now();
-    soon("half of the lease is over", || granted.elapsed() > LEASE / 2).await;
+    soon("half of the lease has passed", || granted.elapsed() > LEASE / 2).await;
     proxy.rule(hear);
     let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
     hear_nothing();
-    soon("the lease is over", || granted.elapsed() > LEASE).await;
+    soon("the lease has expired", || granted.elapsed() > LEASE).await;
     let checked = guard.check();
     assert!(matches!(checked, Err(Error::Lost { .. })), "{checked:?}");
 }

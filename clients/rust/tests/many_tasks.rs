@@ -29,8 +29,9 @@ async fn ten_thousand_tasks_wait_on_two_connections() {
             })
         })
         .collect();
-    soon("all wait", || (0..LOCKS).all(|number| waiters(&server, &format!("k{number}")) == TASKS / LOCKS)).await;
-    soon("they share two connections; who counts has another", || clients(&server).len() == 3).await;
+    soon("all requests wait", || (0..LOCKS).all(|number| waiters(&server, &format!("k{number}")) == TASKS / LOCKS))
+        .await;
+    soon("they share two connections; this test has another", || clients(&server).len() == 3).await;
     for guard in held {
         guard.release().await.unwrap();
     }

@@ -68,7 +68,7 @@ func (d *driver) write(o outcome) {
 
 func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// open makes a client of a server: redis://, redis+cluster:// or redis+sentinel://host:port/name.
+// open creates a client of a server: redis://, redis+cluster:// or redis+sentinel://host:port/name.
 func (d *driver) open(address string) error {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -252,7 +252,7 @@ func main() {
 			d.write(o)
 		}
 		switch c.Call {
-		case "open", "cancel", "threads": // these are over before the next call begins
+		case "open", "cancel", "threads": // these end before the next call is read
 			answer()
 		default:
 			go answer()

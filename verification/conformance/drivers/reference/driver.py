@@ -50,7 +50,7 @@ class Connection:
         self.socket.sendall(b"*%d\r\n" % len(parts) + b"".join(parts))
 
     def read(self, until):
-        """A reply. TimeoutError: it has not come, and may be read later."""
+        """The next reply. TimeoutError: it has not arrived, and can be read later."""
         while True:
             try:
                 reply, used = parse(self.buffer, 0)
@@ -65,7 +65,7 @@ class Connection:
 
 
 def parse(data, at):
-    """A reply and where it ends. IndexError: it is not complete."""
+    """A reply and its end. IndexError: it is incomplete."""
     end = data.find(b"\r\n", at)
     if end < 0:
         raise IndexError
@@ -96,7 +96,7 @@ class Client:
             return self.all[-1]
 
     def ask(self, seconds, *commands, again=True):
-        """The replies to a pipeline. An error closes the connection (B23); a dead idle one is replaced at once, once (B28)."""
+        """The replies to a pipeline. An error closes the connection (B23); a closed idle one is replaced immediately, once (B28)."""
         end, connection = now() + seconds, self.connection(seconds)
         try:
             for command in commands:
@@ -116,7 +116,7 @@ class Client:
             self.idle.pop().socket.close()
 
     def greet(self):
-        """Asks once whether both understand each other (B26)."""
+        """Checks the protocol version, once (B26)."""
         [reply] = self.ask(1.0, ("LOCK.VERSION",))
         if isinstance(reply, Refused):
             raise reply if reply.passes() else Refused(f"is the module Holdfast loaded, and new enough? {reply}")
@@ -134,7 +134,7 @@ class Client:
         return 0.0
 
     def keep(self):
-        """The one timer for all holds; those that are due share a pipeline (B14, B15)."""
+        """The timer of all holds. Renewals that are due share a pipeline (B14, B15)."""
         while not self.is_closed:
             due = [hold for hold in list(self.holds) if hold.is_renewed and now() >= hold.due]
             if due:
@@ -177,7 +177,7 @@ class Hold:
         return (*head, *self.keys, self.owner, *words)
 
     def acquire(self, wait):
-        """Waits for so many seconds, 0: not at all. Whether it is held."""
+        """Waits for so many seconds; 0: not at all. Returns whether the lock is held."""
         began, silent_at, until = now(), 0.0, now() + wait
         try:
             while not self.cancelled:
@@ -189,7 +189,7 @@ class Hold:
                         silent_at = self.sent + (2.0 if wait else self.silence)
                     if not self.pending or now() >= (until + 0.25 if wait else silent_at):  # B13
                         if not wait:
-                            raise TimeoutError("no answer, which is no refusal")
+                            raise TimeoutError("no reply, so the outcome is unknown")
                         return False
                     reply = self.pending[-1].read(min(silent_at, now() + 0.1) if wait else silent_at)
                 except TimeoutError:
@@ -197,7 +197,7 @@ class Hold:
                         raise
                     continue
                 except (OSError, Refused) as error:
-                    is_dead = bool(self.pending) and not self.pending[-1].is_fresh  # it had died while it was idle (B28)
+                    is_dead = bool(self.pending) and not self.pending[-1].is_fresh  # it was closed while it was idle (B28)
                     self.drop(self.pending[-1] if self.pending else None)
                     if is_dead:
                         self.client.drop_idle()
@@ -238,7 +238,7 @@ class Hold:
             self.settle(old)
 
     def settle(self, old):
-        """Reads a reply that is owed; the connection is good again, or closed (B11, B20)."""
+        """Reads a pending reply. The connection can be used again, or is closed (B11, B20)."""
         try:
             reply = old.read(now() + 1.0)
             self.pending.remove(old)
@@ -342,7 +342,7 @@ class Driver:
         self.client, self.holds = Client((urlsplit(url).hostname, urlsplit(url).port)), {}
 
     def asked(self, hold, wait=None, **terms):
-        """From now on the hold can be cancelled, whenever its thread begins."""
+        """From now on the request can be cancelled, even before its thread runs."""
         self.holds[hold] = Hold(self.client, hold, **terms)
 
     def acquire(self, hold, wait=None, **terms):
@@ -357,7 +357,7 @@ class Driver:
         return {"outcome": "ok", "count": threading.active_count()}
 
     def close(self):
-        """Gives up and gives back everything (B38)."""
+        """Cancels all waits and releases all holds (B38)."""
         if self.client is None:
             return
         for hold in list(self.holds):

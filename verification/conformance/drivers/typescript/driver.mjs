@@ -1,4 +1,4 @@
-// The driver of the TypeScript client for the conformance suite: ../../DRIVER.md. It uses the client's package as it is built.
+// The driver of the TypeScript client for the conformance suite: ../../DRIVER.md. It uses the built package of the client.
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 
@@ -102,5 +102,5 @@ for await (const line of createInterface({ input: process.stdin })) {
   const unknown = async () => ({ outcome: 'invalid', text: `this driver has no ${call}` });
   (calls[call] ?? unknown)(rest).catch(failure).then((outcome) => write({ id, ...outcome }));
 }
-// What waits would keep the program alive. Its end releases what it holds.
+// Pending waits would keep the program running. Its exit releases its holds.
 process.exit();

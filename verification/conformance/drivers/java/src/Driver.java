@@ -109,7 +109,7 @@ public final class Driver {
         client = Holdfast.builder(connector).build();
     }
 
-    /** After a close, a call opens the client anew. */
+    /** Opens a new client after a close. */
     private synchronized Holdfast client() throws Exception {
         if (client == null) {
             open(url);
@@ -257,13 +257,13 @@ public final class Driver {
     }
 
     public static void main(String[] arguments) {
-        // The thread of the JDK's timed futures stays for good: it counts from the beginning.
+        // The JDK's thread for timed futures never ends, so it counts from the start.
         new CompletableFuture<Void>().completeOnTimeout(null, 1, TimeUnit.MILLISECONDS).join();
         Driver driver = new Driver();
         for (Scanner lines = new Scanner(System.in); lines.hasNextLine(); ) {
             Call call = Call.parse(lines.nextLine());
             switch (call.text("call")) {
-                // These are over before the next call begins.
+                // These end before the next call is read.
                 case "open", "cancel", "threads" -> driver.answer(call);
                 default -> {
                     Thread thread = new Thread(() -> driver.answer(call));

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	askAgain = 2 * time.Second        // an unanswered wait is sent again over another connection
-	late     = 250 * time.Millisecond // how long an answer is awaited when the caller's time is over
+	askAgain = 2 * time.Second        // a wait without a reply is repeated over another connection
+	late     = 250 * time.Millisecond // how long a reply is awaited after the caller's timeout
 	forever  = time.Hour              // the longest WAIT that is sent; an endless wait repeats it
 	endless  = 100 * 365 * 24 * time.Hour
 	pollWait = 100 * time.Millisecond // the WAIT of requests that poll
 	pollEach = time.Second
 )
 
-// An acquisition is one call that asks for a lock, with everything that follows until it is released or lost.
+// An acquisition is one call that requests a lock, with everything that follows until it is released or lost.
 type acquisition struct {
 	*request
 	client   *Client
@@ -26,7 +26,7 @@ type acquisition struct {
 	began    time.Time
 	until    time.Time    // the caller's time
 	asked    time.Time    // when the last ACQUIRE was sent
-	repeated bool         // this is not the first request, or it waited for its turn in this client
+	repeated bool         // this is not the first request, or it was queued in this client
 	stale    atomic.Int32 // requests that may be at the server and whose replies were not read
 	place    *pool        // the pool that counts this acquisition as a wait at its server
 }
@@ -37,7 +37,7 @@ type attempt struct {
 	conn  *conn
 	wait  time.Duration
 	short bool   // it does not wait for all of the caller's time
-	ended func() // ends the turn of a request that polls
+	ended func() // lets the next request of this client poll
 }
 
 // settle returns the connection, or closes it if no reply came. An ephemeral hold keeps the connection.
@@ -106,7 +106,7 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	return nil, ErrClosed
 }
 
-// run asks until the lock is granted, refused, or given up.
+// run repeats the request until the lock is granted, refused, or the request is cancelled.
 func (a *acquisition) run(ctx context.Context) (*hold, error) {
 	var current *attempt // the request under way
 	var last error       // why none is
@@ -201,7 +201,7 @@ func (a *acquisition) ask(ctx context.Context) *attempt {
 	}
 	t.conn, err = p.get(ctx, forOther, a.lease, limit)
 	if err == nil && (asking || a.given) {
-		first := "PING" // an owner that the application chose is sent only over a connection that has just answered
+		first := "PING" // an owner that the application chose is sent only over a connection that has just replied
 		if asking {
 			first = "ASKING"
 		}
@@ -278,7 +278,7 @@ func (a *acquisition) failed(ctx context.Context, f *answer) error {
 func notAcquired(ctx context.Context, last error) error {
 	cause := context.Cause(ctx)
 	if deadline, ok := ctx.Deadline(); ok && cause == nil && time.Until(deadline) < 5*time.Millisecond {
-		cause = context.DeadlineExceeded // the server's answer was a little faster than the timer of ctx
+		cause = context.DeadlineExceeded // the server's reply was a little faster than the timer of ctx
 	}
 	if errors.Is(cause, ErrClosed) {
 		return ErrClosed
@@ -289,7 +289,7 @@ func notAcquired(ctx context.Context, last error) error {
 	return fmt.Errorf("%w: %w", ErrNotAcquired, last)
 }
 
-// timeOver is the error of an acquisition whose time is over. A try has asked in vain only if it was answered.
+// timeOver is the error of an acquisition that timed out. An attempt counts as refused only if it had a reply.
 func (a *acquisition) timeOver(ctx context.Context, last error) error {
 	if a.wait == 0 && last != nil && ctx.Err() == nil {
 		return last
@@ -307,7 +307,7 @@ func (a *acquisition) lostReply(err error) error {
 }
 
 // granted makes a hold of a token. If less than half the lease is certain, a RENEW decides first; if that fails,
-// granted returns nothing, and the acquisition asks again.
+// granted returns nothing, and the acquisition sends another request.
 func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 	items := t.replies[0].([]any)
 	h := newHold(a, integer(items[0]), t.sent.Add(ms(items[1])+sure(a.lease)))

@@ -2,5 +2,5 @@
 
 package holdfast
 
-// dead reports whether the peer has closed an idle connection. Where it cannot be asked, the next command finds out.
+// dead reports whether the peer has closed an idle connection. If the system cannot tell, the next command finds out.
 func (c *conn) dead() bool { return false }

@@ -16,7 +16,7 @@ const (
 	closeTimeout = 2 * time.Second
 )
 
-// Config says how a [Client] reaches its servers. Adapters fill it from a Redis library's client.
+// Config determines how a [Client] reaches its servers. Adapters fill it from a Redis library's client.
 type Config struct {
 	// Addr is the address of the only server, host:port or the path of a unix socket. Not used with Locate.
 	Addr string
@@ -24,7 +24,7 @@ type Config struct {
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Setup returns the commands that each new connection sends first: AUTH, SELECT. They must succeed, except CLIENT.
 	Setup func(ctx context.Context) ([][]string, error)
-	// Locate returns the address of the node that serves a key; stale means that the last answer was wrong.
+	// Locate returns the address of the node that serves a key; stale means that the last result was wrong.
 	// Default: Addr.
 	Locate func(ctx context.Context, key string, stale bool) (addr string, err error)
 	// MaxConnections bounds the connections to each node. Default 32, at least 4.

@@ -26,7 +26,7 @@ var (
 type conn struct {
 	net.Conn
 	buf     []byte
-	used    bool     // it has answered a request: if it breaks under the next one, it may have died while it was idle
+	used    bool     // it had a reply already: if the next request fails, the connection may have been closed while it was idle
 	replies chan any // of a watched connection; closed when the connection has ended
 	gone    chan struct{}
 }
@@ -45,7 +45,7 @@ func (c *conn) watch() {
 			}
 			select {
 			case c.replies <- reply:
-			default: // nobody asked for so many
+			default: // more replies than requests
 				return
 			}
 		}

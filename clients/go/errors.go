@@ -30,7 +30,7 @@ var (
 	errInterrupted  = errors.New("holdfast: interrupted by the caller")
 )
 
-// Reason says why a lock was lost.
+// Reason is why a lock was lost.
 type Reason string
 
 // The reasons of a [LostError].
@@ -76,7 +76,7 @@ func (e ServerError) unknownCommand() bool {
 	return strings.HasPrefix(string(e), "ERR unknown command")
 }
 
-// failure returns the error that a reply stands for.
+// failure returns the error of a reply.
 func failure(reply any) error {
 	e, failed := reply.(ServerError)
 	switch {
@@ -88,7 +88,7 @@ func failure(reply any) error {
 	return e
 }
 
-// A verdict says what a failure means for the request that failed.
+// A verdict is what a failure means for the request that failed.
 type verdict int
 
 const (

@@ -149,7 +149,7 @@ func (h *hold) setCertain(certain time.Time) {
 	h.certain = certain
 }
 
-// renewal returns the command that begins the lease anew.
+// renewal returns the command that restarts the lease.
 func (h *hold) renewal() []string {
 	terms := []string{"TOKEN", strconv.FormatInt(h.token, 10), "LEASE", millis(h.lease)}
 	if h.replicas > 0 {
@@ -239,7 +239,7 @@ func (h *hold) letGo() {
 	}
 }
 
-// lose ends a hold that the server no longer has. The application is told once.
+// lose ends a hold that the server no longer has. The application is notified once.
 func (h *hold) lose(reason Reason) { h.end(&LostError{h.name(), reason}, reason) }
 
 // end sets the outcome of the hold.
@@ -292,7 +292,7 @@ func (h *Hold) Remaining() time.Duration {
 	certain := h.certain
 	h.mu.Unlock()
 	now := time.Now()
-	left := min(certain.Sub(now), certain.Round(0).Sub(now.Round(0))) // the wall clock goes on during suspend
+	left := min(certain.Sub(now), certain.Round(0).Sub(now.Round(0))) // the wall clock advances during suspend
 	if left <= 0 && now.Before(certain) && !h.manual {
 		h.timer.Reset(0)
 	}
@@ -310,7 +310,7 @@ func (h *hold) failure() error {
 	return context.Cause(h.ctx)
 }
 
-// Check asks the server whether it still holds the lock for this owner. It lengthens nothing, and returns a
+// Check asks the server whether it still holds the lock for this owner. It does not renew the lease, and returns a
 // [*LostError] if the lock is lost.
 func (h *Hold) Check(ctx context.Context) error {
 	if err := h.failure(); err != nil {
@@ -331,7 +331,7 @@ func (h *Hold) Check(ctx context.Context) error {
 	return h.failure()
 }
 
-// Renew begins the lease anew, with another length if lease is not 0. It returns a [*LostError] if the lock is lost.
+// Renew restarts the lease, with another duration if lease is not 0. It returns a [*LostError] if the lock is lost.
 // Without [NoRenew], the client renews by itself.
 func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	a := repeat(ctx, time.Now().Add(endless), func() answer {
@@ -347,7 +347,7 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	return a.err
 }
 
-// do runs a task in its turn. It fails if ctx ends or the lock is released or lost first.
+// do runs a task when the earlier ones have ended. It fails if ctx ends or the lock is released or lost first.
 func (h *hold) do(ctx context.Context, task func()) error {
 	done, ran := make(chan struct{}), false
 	go func() {
@@ -366,7 +366,7 @@ func (h *hold) do(ctx context.Context, task func()) error {
 }
 
 // Release releases the lock. It returns a [*LostError] if the lock had been lost. If ctx ends first, it returns the
-// cause, and the release goes on in the background. To release twice is harmless: the outcome is the same.
+// cause, and the release continues in the background. A second release has no effect, and the same outcome.
 func (h *Hold) Release(ctx context.Context) error { return h.ReleaseAfter(ctx, 0) }
 
 // ReleaseAfter stops renewing and lets the lock expire after d: for jobs that must not run twice in that time.

@@ -10,8 +10,8 @@
 //	defer hold.Release(context.WithoutCancel(ctx))
 //	return write(hold.Context(), hold.Fence())
 //
-// Those who wait are granted the lock in the order in which they asked. The client renews a lock while the process
-// lives; the locks of a killed process are free when their lease ends, by default after 10 s. [Hold.Context] ends when
+// Waiters are granted the lock in the order of their requests. The client renews a lock while the process
+// runs; the locks of a killed process are free when their lease ends, by default after 10 s. [Hold.Context] ends when
 // the lock is lost. Between that moment and a pause of the process there is no certainty: what the lock guards should
 // refuse a [Hold.Fence] that is smaller than one it has seen.
 package holdfast
@@ -109,10 +109,10 @@ func (s *Semaphore) TryAcquire(ctx context.Context, options ...Option) (*Hold, e
 	return s.client.TryLock(ctx, s.name, append(options[:len(options):len(options)], Limit(s.limit))...)
 }
 
-// A Leader is who leads, as [Client.Leader] reports it.
+// A Leader is the current leader, as [Client.Leader] reports it.
 type Leader struct {
 	Value string // as given to Elect
-	Term  int64  // grows with every leader; 0: nobody leads
+	Term  int64  // increases with every leader; 0: there is no leader
 }
 
 // electionLease is how long a killed leader blocks the next one.
@@ -120,7 +120,7 @@ const electionLease = 5 * time.Second
 
 // Elect waits until this process leads and runs fn with the term, a fencing token. The context of fn ends when the
 // lead is lost or ctx ends. If fn loses the lead, Elect stands for the next election; when fn returns otherwise, or
-// ctx ends, Elect hands over and returns. The value tells others who leads: see [Client.Leader].
+// ctx ends, Elect hands over and returns. Other processes read the value with [Client.Leader].
 func (c *Client) Elect(ctx context.Context, name, value string, fn func(ctx context.Context, term int64) error, options ...Option) error {
 	options = append([]Option{Lease(electionLease), Value(value)}, options...)
 	for {
@@ -135,7 +135,7 @@ func (c *Client) Elect(ctx context.Context, name, value string, fn func(ctx cont
 	}
 }
 
-// Leader says who leads. The zero Leader means nobody.
+// Leader returns the current leader, or the zero Leader if there is none.
 func (c *Client) Leader(ctx context.Context, name string) (Leader, error) {
 	info, err := c.Info(ctx, name)
 	if err != nil || len(info.Holders) == 0 {
@@ -149,7 +149,7 @@ func (c *Client) Leader(ctx context.Context, name string) (Leader, error) {
 	return Leader{value, holder.Token}, nil
 }
 
-// Observe calls fn with the leader and whenever another leads, until ctx ends. It asks at every interval.
+// Observe calls fn with the leader and after every change of the leader, until ctx ends. It polls at every interval.
 func (c *Client) Observe(ctx context.Context, name string, interval time.Duration, fn func(Leader)) error {
 	for last := (Leader{Term: -1}); ; {
 		leader, err := c.Leader(ctx, name)
@@ -165,7 +165,7 @@ func (c *Client) Observe(ctx context.Context, name string, interval time.Duratio
 
 // An Info describes a lock.
 type Info struct {
-	Limit   int           // how many may hold it; 0: any number, or nobody holds it
+	Limit   int           // how many may hold it; 0: any number, or the lock is free
 	Fence   int64         // the newest token; 0 if unknown
 	TTL     time.Duration // until the last lease ends
 	Holders []Holder

@@ -43,7 +43,7 @@ type pool struct {
 	opening  int
 	waits    int            // acquisitions that may wait at the server
 	queue    []*waiter      // requests that wait for a connection, by priority
-	proven   bool           // nothing has failed since the server answered; otherwise, one attempt to connect at a time
+	proven   bool           // nothing has failed since the server's last reply; otherwise, one attempt to connect at a time
 	failedAt time.Time      // when the last failure was noted
 	pause    time.Duration  // after it
 	timer    *time.Timer    // opens a connection when the pause is over
@@ -60,7 +60,7 @@ type waiter struct {
 	err   error
 }
 
-// An answer is what became of a request.
+// An answer is the outcome of a request.
 type answer struct {
 	pool    *pool
 	sent    time.Time // zero: nothing was written
@@ -206,7 +206,7 @@ func (p *pool) refuse(err error) {
 	p.queue = nil
 }
 
-// dial opens a connection, sends its first commands, and asks for the version of the module: a server may accept
+// dial opens a connection, sends its first commands, and reads the version of the module: a server may accept
 // connections and no more, or be another one.
 func (p *pool) dial(ctx context.Context) (*conn, error) {
 	commands, err := p.client.config.Setup(ctx)

@@ -267,7 +267,7 @@ func TestHangingLookUpDelaysNoRenewal(t *testing.T) {
 	})
 }
 
-// All holds of a node that is gone are renewed at the node that takes its place.
+// All holds of a failed node are renewed at the node that replaces it.
 func TestRenewalsFollowAFailover(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		answers := func() script {

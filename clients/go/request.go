@@ -14,7 +14,7 @@ import (
 // shortLease is the lease below which there is no time to repeat a renewal.
 const shortLease = 300 * time.Millisecond
 
-// A request is what is asked for: names and terms.
+// A request has the names of the locks and the options.
 type request struct {
 	names                     []string
 	lease, wait               time.Duration // wait 0: do not wait
@@ -111,7 +111,7 @@ func (r *request) command(verb string, terms ...string) []string {
 	return append(append(append(command, r.names...), r.owner), terms...)
 }
 
-// acquire returns the command that asks for the lock. A wait of 0 is left out, and so is a negative waited.
+// acquire returns the command that requests the lock. A wait of 0 is left out, and so is a negative waited.
 func (r *request) acquire(wait, waited time.Duration) []string {
 	terms := []string{"HOLDS", "1"}
 	if r.given {

@@ -75,7 +75,7 @@ func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking
 	return r.client.pool(r.addr), false, nil
 }
 
-// silence is how long a request that does not wait may stay unanswered.
+// silence is the reply timeout of a request that does not wait.
 func (r *route) silence() time.Duration {
 	return min(max(r.lease/8, 50*time.Millisecond), time.Second) + r.confirmation()
 }
@@ -111,7 +111,7 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 	return r.judged(a)
 }
 
-// judged says of a request that failed whether and when it may be sent again. It never allows a loop without a pause.
+// judged decides whether and when a failed request may be repeated. It never allows a loop without a pause.
 func (r *route) judged(a answer) answer {
 	if a.err == nil && len(a.replies) > 0 {
 		a.err = failure(a.replies[0])
@@ -167,7 +167,7 @@ func (r *route) follow(a answer) {
 	}
 }
 
-// repeat asks until there is an answer, a failure does not pass, or the time is over.
+// repeat repeats a request until there is a reply, a permanent failure, or a timeout.
 func repeat(ctx context.Context, until time.Time, ask func() answer) answer {
 	for {
 		a := ask()

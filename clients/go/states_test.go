@@ -310,7 +310,7 @@ func TestTryIsSilentAfterAnEighthOfItsLease(t *testing.T) {
 }
 
 func TestLateTokenIsRenewedFirst(t *testing.T) {
-	// A try hears of it before it is silent (50 ms), with less than half of the lease left.
+	// An attempt gets the grant before its reply timeout (50 ms), with less than half of the lease left.
 	const lease = 80 * time.Millisecond
 	late := func(received) string { time.Sleep(45 * time.Millisecond); return token }
 	for name, test := range map[string]struct {

@@ -1,9 +1,9 @@
-//! When to look again at which number: one time for each, the earliest.
+//! Alarms: at most one time for each number, the earliest.
 
 use crate::terms::{Id, Millis};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// At most one alarm for each call or claim. When it is due, it says when to look again.
+/// At most one alarm for each call or claim. When it is due, the call or claim sets its next one.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
     by_time: BTreeSet<(Millis, Id)>,
@@ -11,7 +11,7 @@ pub(crate) struct Alarms {
 }
 
 impl Alarms {
-    /// At this time, unless it is due earlier.
+    /// Sets an alarm, unless an earlier one is set.
     pub(crate) fn set(&mut self, at: Millis, id: Id) {
         if self.by_id.get(&id).is_some_and(|before| *before <= at) {
             return;
@@ -22,19 +22,19 @@ impl Alarms {
         self.by_time.insert((at, id));
     }
 
-    /// It is over.
+    /// Removes the alarm.
     pub(crate) fn remove(&mut self, id: Id) {
         if let Some(at) = self.by_id.remove(&id) {
             self.by_time.remove(&(at, id));
         }
     }
 
-    /// The first.
+    /// The earliest alarm.
     pub(crate) fn first(&self) -> Option<Millis> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// What is due now, the first of it.
+    /// The first alarm that is due now.
     pub(crate) fn take_due(&mut self, now: Millis) -> Option<Id> {
         let (at, id) = self.by_time.first().copied().filter(|(at, _)| *at <= now)?;
         self.by_time.remove(&(at, id));

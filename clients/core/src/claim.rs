@@ -226,7 +226,7 @@ impl Claim {
         };
         match (kind, &self.stage) {
             (Kind::Acquire, _) => {
-                // A wait whose time is over is no wait: `WAIT 0` has no limit.
+                // A wait whose timeout has passed is sent without `WAIT`: `WAIT 0` has no limit.
                 let left = match self.wait {
                     Wait::No => None,
                     Wait::For(time) => {

@@ -29,7 +29,7 @@ pub(crate) struct Pair {
     pub(crate) alive: Option<Alive>,
     /// Whether the server takes writes, by its last heartbeat.
     pub(crate) takes_writes: bool,
-    /// How much is still to be taken over from before.
+    /// How many holds and waits are still to be taken over from the previous session.
     pub(crate) carried: BTreeSet<Id>,
     /// Since when the session is open, and whether any of its requests got a reply that is not an error.
     pub(crate) stood_since: Option<Millis>,
@@ -118,7 +118,7 @@ impl Pair {
         }
     }
 
-    /// Whether it was of use: a server that ends each session at once is asked with a pause.
+    /// Whether it was useful: if a server ends each session immediately, the next one is opened after a pause.
     pub(crate) fn is_proved(&self, long: Millis, now: Millis) -> bool {
         self.has_served || self.stood_since.is_some_and(|since| since.saturating_add(long) <= now)
     }
@@ -133,7 +133,7 @@ impl Pair {
         words.0
     }
 
-    /// The first `LOCK.EVENTS` is answered at once, and says what the default lease is.
+    /// The first `LOCK.EVENTS` returns immediately, with the default lease.
     pub(crate) fn question(waits: bool) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
         words.word("LOCK.EVENTS");

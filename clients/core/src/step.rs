@@ -57,7 +57,7 @@ pub enum Input {
     Unreachable { pair: u64 },
     /// In a cluster: another server serves the key of this acquisition or hold.
     Leave { id: Id },
-    /// What left another core continues here.
+    /// A claim from another core continues here.
     Take { moved: Box<Moved> },
     /// The time of [`Output::Wake`] has come; *all that can be read has been read and given to the core*.
     Wake,
@@ -100,7 +100,7 @@ pub enum Outcome {
     NotGranted,
     /// The server's error.
     Refused(String),
-    /// The server could not be asked, or did not answer, in time.
+    /// The server was unreachable, or did not reply, in time.
     Unanswered,
     /// The client is closed.
     Closed,
@@ -124,7 +124,7 @@ pub enum Outcome {
 pub enum LossReason {
     /// Its lease expired.
     Expired,
-    /// Another client broke the lock (`LOCK.FORCE`).
+    /// Another client forced the lock free (`LOCK.FORCE`).
     Forced,
     /// Another command deleted or overwrote the key.
     Changed,

@@ -5,17 +5,17 @@
 //! | `settings limit 10000 grace 100 unanswered 256 seed 1` | the first line of a script, if they are others than these |
 //! | `7 acquire 1 by vm7:312## keys k wait 5000 lease 1000 watchdog` | at 7 ms the program asks; `wait forever`, `ephemeral`, `replicas n`, `limit n` (0: readers), `kept` |
 //! | `7 release 2 hold 1 within 1000` | and `check`, and `renew`, which may name `lease` and `fence` |
-//! | `7 keep 1 for 5000`, `7 use 2 hold 1 most 1` | hold 1 is kept at hand; somebody takes it, as one of so many in a row |
+//! | `7 keep 1 for 5000`, `7 use 2 hold 1 most 1` | hold 1 is cached; a task uses it, as one of so many uses in a row |
 //! | `7 request 3 within 1000 PING`, `7 drop 1`, `7 close 4 within 1000` | the other calls |
-//! | `8 opened 1`, `8 ended 1`, `8 unreachable 1`, `8 leave 1`, `8 wake` | events of the shell |
+//! | `8 opened 1`, `8 ended 1`, `8 unreachable 1`, `8 leave 1`, `8 wake` | events of the I/O driver |
 //! | `8 received 1 session :7\r\n` | what has arrived on a connection of pair 1: `session` or `requests` |
-//! | `> open 1`, `> end 1`, `> wake 10008` | what the shell is to do |
+//! | `> open 1`, `> end 1`, `> wake 10008` | actions of the I/O driver |
 //! | `> send 1 requests LOCK.INFO k` | a request, as words |
-//! | `> moved 1 MOVED 7 b:1` | what goes to another core; what that one is told, `take 1`, can't be read from text |
-//! | `> ended 1 granted 1800000000000001`, `> lost 1 expired` | what callers and holders are told |
+//! | `> moved 1 MOVED 7 b:1` | a claim that moves to another core; its input there, `take 1`, can't be read from text |
+//! | `> ended 1 granted 1800000000000001`, `> lost 1 expired` | results for callers and holders |
 //!
-//! In a word, `\x20` stands for a byte, as do `\r`, `\n`, `\t`, `\\`, `\'` and `\"`; an empty word is `\0`. A key that is named like an
-//! option (`wait`, `lease`, …) can't be told from it.
+//! In a word, `\x20` stands for a byte, as do `\r`, `\n`, `\t`, `\\`, `\'` and `\"`; an empty word is `\0`. A key with the name of an
+//! option (`wait`, `lease`, …) can't be distinguished from it.
 
 use crate::step::{Channel, Input, LossReason, Outcome, Output};
 use crate::{Bytes, Limit, Millis, Reply, Settings, Terms, Wait};
@@ -33,7 +33,7 @@ impl Display for Word<'_> {
     }
 }
 
-/// Words with a blank before each.
+/// Words with a space before each.
 struct Line<'a>(&'a [Bytes]);
 
 impl Display for Line<'_> {

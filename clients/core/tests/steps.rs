@@ -1,9 +1,9 @@
-//! The scripts of `steps/`: what happens, and behind `>` what the core does. They judge the cores of other languages, too.
+//! The scripts of `steps/`: inputs, and behind `>` the outputs of the core. Cores in other languages can be tested with them, too.
 
 use holdfast_core::{Core, Input, Output, Settings};
 use std::fmt::Write;
 
-/// Plays a script, and writes it down again with what the core really does.
+/// Plays a script, and returns it with the core's real outputs.
 fn played(script: &str) -> String {
     let mut core = Core::new(Settings::default());
     let mut played = String::new();
@@ -25,7 +25,7 @@ fn played(script: &str) -> String {
     played
 }
 
-/// `STEPS=write cargo test -p holdfast-core --test computing` writes down what the core does now.
+/// `STEPS=write cargo test -p holdfast-core --test computing` writes the current outputs into the scripts.
 #[test]
 fn the_core_does_what_the_scripts_say() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/steps");
@@ -54,7 +54,7 @@ impl Cluster {
         Self { cores: [Core::in_cluster(Settings::default()), Core::in_cluster(Settings::default())] }
     }
 
-    /// Tells a core this, and says what it does; what has to leave it goes to the other one.
+    /// Gives a core this input, and returns its outputs. A claim that leaves it goes to the other one.
     fn step(&mut self, at: usize, line: &str) -> Vec<String> {
         let (now, input) = Input::parse(line).unwrap_or_else(|| panic!("not a step: {line}"));
         self.told(at, now, input)
@@ -89,7 +89,7 @@ fn moved_claims_continue_at_the_other_node_with_their_calls() {
     let moved = cluster.step(0, "9 received 1 requests -MOVED\\x207\\x20b:1\\r\\n");
     assert_eq!(moved, ["0 moved 1 MOVED 7 b:1", "1 open 1"]);
     cluster.open(1, 20);
-    // Those who ask now are there before it: it says how long it has waited.
+    // Later requests may be queued before it, so it sends how long it has waited.
     let granted = cluster.step(1, "30 received 1 requests :7\\r\\n");
     assert_eq!(granted, ["1 ended 1 granted 7"]);
     // The slot goes back: the hold moves with its token, and so does the caller that waits for its release.
@@ -144,7 +144,7 @@ fn what_is_kept_at_hand_goes_along_with_its_slot() {
     assert_eq!(used, ["1 ended 2 held"]);
     cluster.step(1, "41 received 1 requests :7\\r\\n");
     cluster.step(1, "50 keep 1 for 5000");
-    // Its time at hand is counted there, too.
+    // Its caching time counts there, too.
     cluster.step(1, "60 leave 1");
     cluster.step(0, "61 received 1 requests :7\\r\\n");
     let over = cluster.step(0, "5050 wake");

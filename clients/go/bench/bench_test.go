@@ -105,7 +105,7 @@ func BenchmarkUncontendedPair(b *testing.B) {
 	})
 }
 
-// A hand-off is a change of the owner among clients that all want the lock; a client that takes its own lock again
+// A hand-off is a change of the owner among clients that contend for the lock; a client that acquires its own lock again
 // hands nothing off.
 func BenchmarkHandOff(b *testing.B) {
 	compare(b, processes, func(b *testing.B, clients []lockFunc) {

@@ -93,13 +93,13 @@ func setup(o *redis.Options) func(context.Context) ([][]string, error) {
 	}
 }
 
-// discard ignores new credentials: each connection asks for them when it is opened.
+// discard ignores new credentials: each connection reads them when it is opened.
 type discard struct{}
 
 func (discard) OnNext(auth.Credentials) {}
 func (discard) OnError(error)           {}
 
-// A sentinel dials the primary that go-redis finds, and the last known one while a Sentinel does not answer.
+// A sentinel dials the primary that go-redis finds, and the last known one while a Sentinel does not reply.
 type sentinel struct {
 	options *redis.Options
 	mu      sync.Mutex

@@ -77,7 +77,7 @@ func primary(client rueidis.Client) (string, error) {
 	return "", errors.New("holdfast: rueidis knows no primary")
 }
 
-// fresh is for how long the map of slots serves all who find that theirs is stale.
+// fresh is how long a new map of slots is used without another update.
 const fresh = 100 * time.Millisecond
 
 // A cluster keeps the map of slots, and reads it again when it was wrong.

@@ -12,8 +12,8 @@ import (
 	"holdfast/internal/testserver"
 )
 
-// A machine makes random calls to one lock of a fresh name, and compares each outcome with a model: who holds it,
-// under which limit, and the greatest fence.
+// A machine makes random calls to one lock with a new name, and compares each outcome with a model: the holder,
+// its limit, and the greatest fence.
 type machine struct {
 	client *holdfast.Client
 	name   string

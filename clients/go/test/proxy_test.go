@@ -24,7 +24,7 @@ const (
 	faults
 )
 
-// A proxy stands between a client and its server, and injects a fault at one message.
+// A proxy between a client and its server injects a fault at one message.
 type proxy struct {
 	addr   string
 	target string

@@ -70,7 +70,7 @@ func (l *Locker) Unlock(ctx context.Context, name string) error {
 	return hold.Release(ctx)
 }
 
-// RenewLockLease begins the lease of a held lock anew with this length.
+// RenewLockLease restarts the lease of a held lock with this duration.
 func (l *Locker) RenewLockLease(ctx context.Context, name string, lease time.Duration) error {
 	l.mu.Lock()
 	hold := l.holds[name]

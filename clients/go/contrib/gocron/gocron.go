@@ -60,7 +60,7 @@ func NewElector(client *holdfast.Client, name string) *Elector {
 	return &Elector{client: client, name: name}
 }
 
-// IsLeader returns nil if this scheduler leads. It stands for election if nobody does.
+// IsLeader returns nil if this scheduler leads. It stands for election if there is no leader.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -23,7 +23,7 @@ func newClient(t *testing.T, s *testserver.Server) *holdfast.Client {
 	return c
 }
 
-// A countingLocker counts the schedulers that have asked it.
+// A countingLocker counts the schedulers that have called it.
 type countingLocker struct {
 	gocron.Locker
 	asked *atomic.Int32

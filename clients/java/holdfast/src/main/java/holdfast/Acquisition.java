@@ -13,12 +13,12 @@ import org.slf4j.LoggerFactory;
 import org.slf4j.event.Level;
 
 /**
- * One call of the application that asks for a lock, and all that follows until the lock is released or lost: the state machine of
+ * One call of the application that requests a lock, and all that follows until the lock is released or lost: the state machine of
  * {@code docs/client-protocol.md}, whose rules (B…) the comments name. Everything runs in steps, but for what is said to be for all threads.
  */
 final class Acquisition {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
-    /** The line of those whose requests have no place for a wait: one at a time asks (B30). No lock has this name. */
+    /** The name of the queue of requests that can't wait at the server: one at a time polls (B30). No lock has this name. */
     private static final String POLLS = "";
 
     enum State { WAITING, HELD, RELEASING, RELEASED, WITHDRAWING, LOST }
@@ -124,7 +124,7 @@ final class Acquisition {
         }
     }
 
-    /** Its turn to ask with a short wait has come. */
+    /** The earlier requests of this client have ended: sends one with a short wait. */
     private void poll() {
         if (isAsking() && !hasPlace && place != null && (current == null || current.request.ended)) {
             current = new Ask(place, Rules.POLL);
@@ -548,7 +548,7 @@ final class Acquisition {
         return isHeld;
     }
 
-    /** Begins the lease anew, with this length from now on. */
+    /** Restarts the lease, with this duration from now on. */
     void renew(Duration length, CompletableFuture<Void> future) {
         if (state != State.HELD) {
             future.completeExceptionally(state == State.LOST ? lost() : released());
@@ -568,7 +568,7 @@ final class Acquisition {
         return new IllegalStateException("lock '" + spec.title() + "' is released");
     }
 
-    /** Asks the server whether this owner holds the lock, and lengthens nothing (B9). */
+    /** Asks the server whether this owner holds the lock, without renewing it (B9). */
     void check(CompletableFuture<Boolean> future) {
         if (state != State.HELD) {
             future.complete(false);

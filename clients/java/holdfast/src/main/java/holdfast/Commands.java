@@ -13,7 +13,7 @@ final class Commands {
         this.owner = owner;
     }
 
-    /** Asks for the lock. A wait of 0 ms is left out, and so is 0 for how long it was waited before. */
+    /** Requests the lock. A wait of 0 ms is left out, and so is an earlier waiting time of 0. */
     byte[][] acquire(long lease, long wait, long waited) {
         List<Object> terms = new ArrayList<>(List.of("HOLDS", 1, "LEASE", Rules.ms(lease)));
         if (wait > 0) {

@@ -84,7 +84,7 @@ public final class Election implements AutoCloseable {
     }
 
     /**
-     * Who leads.
+     * The current leader.
      *
      * @param value what the candidate gave; empty if it gave nothing
      * @param fence the number of its term
@@ -96,7 +96,7 @@ public final class Election implements AutoCloseable {
         }
     }
 
-    /** Looks every second who leads. */
+    /** Reads the leader every second. */
     static final class Observer implements AutoCloseable {
         private final Holdfast client;
         private final String name;

@@ -212,7 +212,7 @@ public final class FencedLock implements Lock {
     }
 
     /**
-     * Begins the lease of the current thread's hold anew, with this length from now on.
+     * Restarts the lease of the current thread's hold, with this duration from now on.
      *
      * @throws IllegalMonitorStateException if the current thread does not hold the lock
      */

@@ -9,7 +9,7 @@ import org.slf4j.LoggerFactory;
 
 /**
  * A lock that is held. It may be used and released by any thread. Garbage collection does not release it: a hold that is forgotten is
- * logged, and goes on being renewed.
+ * logged, and is still renewed.
  */
 public final class Hold implements AutoCloseable {
     private static final Cleaner CLEANER = Cleaner.create(Holdfast.threads("holdfast-forgotten"));
@@ -54,7 +54,7 @@ public final class Hold implements AutoCloseable {
         return acquisition.loss.getNow(null);
     }
 
-    /** Asks the server whether this hold has the lock; lengthens nothing. */
+    /** Asks the server whether this hold has the lock, without renewing it. */
     public boolean check() {
         return Holdfast.await(acquisition.client.check(acquisition));
     }
@@ -66,7 +66,7 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Begins the lease anew, with its length.
+     * Restarts the lease, with its duration.
      *
      * @throws LockLostException if the lock is lost
      */
@@ -74,7 +74,7 @@ public final class Hold implements AutoCloseable {
         renew(Duration.ofNanos(acquisition.lease));
     }
 
-    /** Begins the lease anew; from now on it has this length, which may be shorter. */
+    /** Restarts the lease with this duration, which may be shorter, from now on. */
     public void renew(Duration lease) {
         Holdfast.await(acquisition.client.<Void>call(future -> acquisition.renew(lease, future), acquisition::notRenewed));
     }
@@ -91,14 +91,14 @@ public final class Hold implements AutoCloseable {
         }
     }
 
-    /** Begins the lease anew, and renews it from now on. */
+    /** Restarts the lease, and renews it from now on. */
     void keep(Duration lease) {
         acquisition.renews = true;
         renew(lease);
     }
 
     /**
-     * Releases the lock. Returns within the client's timeout; if the server does not answer, the release goes on in the background.
+     * Releases the lock. Returns within the client's timeout; if the server does not reply, the release continues in the background.
      *
      * @throws LockLostException if the lock had been lost
      * @throws IllegalStateException if it was released before

@@ -164,7 +164,7 @@ public final class Holdfast implements AutoCloseable {
         return new Election(lock(spec), onElected, onLost);
     }
 
-    /** Who leads, by the server's word of now. */
+    /** The current leader, read from the server. */
     public Optional<Election.Leader> leader(String name) {
         return info(name).filter(info -> !info.holders().isEmpty()).map(info -> Election.Leader.of(info.holders().get(0)));
     }
@@ -179,7 +179,7 @@ public final class Holdfast implements AutoCloseable {
         return Optional.ofNullable(query("LOCK.INFO", name)).map(LockInfo::of);
     }
 
-    /** Who waits for a lock, in order; at most 1,000. */
+    /** The waiters of a lock, in order; at most 1,000. */
     public List<LockInfo.Waiter> waiters(String name) {
         return Reply.maps(query("LOCK.WAITERS", name)).stream().map(LockInfo.Waiter::of).toList();
     }
@@ -330,7 +330,7 @@ public final class Holdfast implements AutoCloseable {
         }
     }
 
-    /** Runs what the application wants to hear of on a thread for callbacks; false if none takes it. */
+    /** Runs a callback of the application on a thread for callbacks; false if none accepts it. */
     boolean callback(Runnable action) {
         try {
             callbacks.execute(() -> {

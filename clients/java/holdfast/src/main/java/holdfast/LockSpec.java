@@ -10,7 +10,7 @@ import org.jspecify.annotations.Nullable;
  *
  * @param names the names of the lock, which are keys of the server; several are acquired all together (in a cluster, all in one slot)
  * @param lease for how long the lock is held unless it is renewed; null: the client's default
- * @param renew whether the client renews the lease while the process lives
+ * @param renew whether the client renews the lease while the process runs
  * @param limit how many owners may hold the lock: 1 a mutex, more a semaphore, 0 any number of readers
  * @param ephemeral whether the lock is released when the connection that acquired it ends
  * @param replicas how many replicas have to confirm the grant
@@ -38,7 +38,7 @@ public record LockSpec(List<String> names, @Nullable Duration lease, boolean ren
         }
     }
 
-    /** Text as it stands before the random part of an owner: without the sign that separates the two (B43). */
+    /** The text before the random part of an owner, without the separator (B43). */
     static String escape(String text) {
         return text.replace("%", "%25").replace("#", "%23");
     }

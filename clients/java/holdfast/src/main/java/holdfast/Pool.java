@@ -223,7 +223,7 @@ final class Pool {
             wake();
         }
 
-        /** Takes it out of the pool, for an ephemeral hold. */
+        /** Removes the connection from the pool, for an ephemeral hold. */
         void dedicate(Runnable whenClosed) {
             this.whenClosed = whenClosed;
             all.remove(this);

@@ -63,7 +63,7 @@ final class Reply {
         return Verdict.of(error).passes() ? new UnavailableException(error.message(), null) : new HoldfastException(error.message(), null);
     }
 
-    /** The slot of a key in a cluster: CRC16 of what stands between the first braces, or of the whole key. */
+    /** The slot of a key in a cluster: CRC16 of the text between the first braces, or of the whole key. */
     static int slot(byte[] key) {
         int open = indexOf(key, '{', 0);
         int close = open < 0 ? -1 : indexOf(key, '}', open);

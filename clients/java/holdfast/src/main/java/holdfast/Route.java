@@ -106,7 +106,7 @@ final class Route {
     }
 
     /**
-     * How long to wait before a request is repeated. One that waited for a connection in vain has had its pause. A redirect is followed at
+     * How long to wait before a request is repeated. A request that waited for a connection without success needs no further pause. A redirect is followed at
      * once, and a dead idle connection is replaced at once: once (B25).
      */
     long pause(Answer answer) {

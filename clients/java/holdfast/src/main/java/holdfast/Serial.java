@@ -11,7 +11,7 @@ import org.slf4j.LoggerFactory;
 /**
  * Runs the steps of a client's state machine one after another, on whatever thread brings an input, and its timers.
  *
- * <p>A thread that finds another one at it leaves its step there and goes on, so nothing ever blocks: no thread waits for a monitor,
+ * <p>A thread that finds another one active queues its step there and continues, so nothing ever blocks: no thread waits for a monitor,
  * and no virtual thread is pinned. Steps are short and run no code of the application.
  */
 final class Serial {

@@ -20,7 +20,7 @@ enum Verdict {
     DEMOTED,
     /** No reply came. */
     BROKEN,
-    /** To repeat the request would be in vain. */
+    /** A repetition would fail, too. */
     FATAL;
 
     private static final List<String> PASSING_WORDS = List.of("too many waiters", "being confirmed", "max number of clients reached");

@@ -22,7 +22,7 @@ import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.function.Consumer;
 
 /**
- * A server that follows a script, within the process: it answers at once, by the thread that asks, and all its times are those of the test's
+ * A server that follows a script, within the process: it replies immediately, in the requesting thread, and all its times are those of the test's
  * clock. The next answers to each command are queued, and an answer may be silence or a cut. All that it reads is kept.
  */
 final class FakeServer implements RedisConnector {

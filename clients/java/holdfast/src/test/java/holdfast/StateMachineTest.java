@@ -39,7 +39,7 @@ class StateMachineTest {
     private final FakeServer server = new FakeServer(clock);
     private Holdfast client = build(server, 32);
 
-    /** Runs tasks at once, by the thread that asks. */
+    /** Runs tasks immediately, in the calling thread. */
     static ExecutorService direct() {
         return new ThreadPoolExecutor(0, 1, 0, TimeUnit.SECONDS, new SynchronousQueue<>()) {
             @Override
@@ -719,7 +719,7 @@ class StateMachineTest {
         client.lock("a").acquireAsync(WAIT);
         client.lock("b").acquireAsync(WAIT);
         eventually(ACQUIRE, 2);
-        // A third wait asks once without WAIT, then with a short one.
+        // A third wait sends a request without WAIT, and then one with a short wait.
         server.next(ACQUIRE, NIL, NIL);
         CompletableFuture<Hold> third = client.lock("c").acquireAsync(WAIT);
         assertThat(eventually(ACQUIRE, 3).get(2).has("WAIT")).isFalse();

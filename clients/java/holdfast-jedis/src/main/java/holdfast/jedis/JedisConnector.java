@@ -46,7 +46,7 @@ public final class JedisConnector implements RedisConnector {
         return new JedisConnector(node -> new Connection(server, config), false);
     }
 
-    /** Connections to the primary that Sentinel names; each new connection asks for it. */
+    /** Connections to the primary that Sentinel names; each new connection looks it up. */
     public static JedisConnector sentinel(String name, Set<HostAndPort> sentinels, JedisClientConfig config, JedisClientConfig sentinelConfig) {
         return new JedisConnector(node -> {
             HostAndPort primary = first(sentinels, sentinel -> primary(name, sentinel, sentinelConfig));

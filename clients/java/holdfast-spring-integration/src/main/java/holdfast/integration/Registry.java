@@ -24,13 +24,13 @@ abstract class Registry<L extends Lock> implements RenewableLockRegistry<L> {
         return client.fencedLock(prefix + name);
     }
 
-    /** Begins the lease of the current thread's hold anew, with the client's lease. */
+    /** Restarts the lease of the current thread's hold, with the client's lease. */
     @Override
     public void renewLock(Object lockKey) {
         renewLock(lockKey, Duration.ZERO);
     }
 
-    /** Begins the lease of the current thread's hold anew, with this length from now on. */
+    /** Restarts the lease of the current thread's hold, with this duration from now on. */
     @Override
     public void renewLock(Object lockKey, Duration ttl) {
         try {

@@ -20,7 +20,7 @@ import org.junit.jupiter.api.condition.EnabledForJreRange;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** Many virtual threads on few locks: none pins its carrier, and each gets its turn. */
+/** Many virtual threads on few locks: none pins its carrier, and each is granted its lock. */
 @Timeout(600)
 class VirtualThreadsTest {
     private static final int THREADS = 10_000;

@@ -22,7 +22,7 @@ test-versions: install ## The same tests on each server of scripts/servers (SERV
 	@scripts/test-versions $(ARGS)
 
 test-pythons: install ## The Python client's tests with every Python that can be had here (ARGS=file)
-	@scripts/test-python --all $(ARGS)
+	@clients/python/run-tests --all $(ARGS)
 
 test-containers: install ## The same tests against servers in containers (ARGS=name)
 	@scripts/test-containers $(ARGS)

@@ -33,7 +33,7 @@ func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	module := os.Getenv("HOLDFAST_MODULE")
 	if module == "" {
-		t.Skip("HOLDFAST_MODULE does not name the module: run scripts/test-go")
+		t.Skip("HOLDFAST_MODULE does not name the module: run clients/go/run-tests")
 	}
 	return StartPlain(t, append([]string{"--loadmodule", module}, args...)...)
 }

@@ -1,4 +1,4 @@
-"""redis-py's own tests of its Lock, as modules; fetched by scripts/test-python, no part of this repository."""
+"""redis-py's own tests of its Lock, as modules; fetched by clients/python/run-tests, no part of this repository."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ def load(path, **conftest):
     """The module at this path of redis-py's source distribution, with what it wants of its own conftest."""
     folder = os.environ.get("REDIS_PY_SOURCE")
     if not folder:
-        pytest.skip("REDIS_PY_SOURCE is not set: scripts/test-python fetches redis-py's tests", allow_module_level=True)
+        pytest.skip("REDIS_PY_SOURCE is not set: run-tests fetches redis-py's tests", allow_module_level=True)
     package = "redis_py_" + path.replace("/", "_").removesuffix(".py")
     sys.modules[package] = types.ModuleType(package)
     sys.modules[package].__path__ = []

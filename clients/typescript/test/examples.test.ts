@@ -9,7 +9,7 @@ beforeAll(async () => {
 });
 afterAll(() => redis.stop());
 
-/** Runs an example to its end; needs the built package. scripts/test-examples runs those that are killed: cron-in-a-fleet, leader-election. */
+/** Runs an example to its end; needs the built package. examples/run-tests runs those that are killed: cron-in-a-fleet, leader-election. */
 async function output(name: string): Promise<string[]> {
   const file = new URL(`../examples/${name}.mjs`, import.meta.url).pathname;
   const { stdout } = await promisify(execFile)(process.execPath, [file], {

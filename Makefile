@@ -71,7 +71,7 @@ test-dist: install ## Makes them twice, compares, installs and uses them (ARGS=-
 	@scripts/test-dist $(ARGS)
 
 test-deploy: install ## Checks deploy/, and starts and uses its shapes and the chart in containers (SERVER=valkey-9.1: with that server)
-	@scripts/test-deploy
+	@deploy/tests/run
 
 docs: install ## Builds the documentation's site: target/site/index.html
 	@scripts/docs

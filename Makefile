@@ -38,8 +38,8 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	$$(scripts/python) scripts/prose
 	scripts/cycles-test
 	scripts/skips-test
-	scripts/release-notes-test
-	scripts/dist --version
+	deploy/packages/release --test
+	deploy/packages/dist --version
 	scripts/workflows-test
 	scripts/workflows --check
 	scripts/cycles
@@ -65,10 +65,10 @@ image: install ## Builds the container image holdfast-test:redis-8.0 (SERVER=red
 	@scripts/image
 
 dist: install ## Makes the packages in target/dist: tarball, Debian package, wheel, crates, bill of materials, checksums
-	@scripts/dist
+	@deploy/packages/dist
 
 test-dist: install ## Makes them twice, compares, installs and uses them (ARGS=--twice: compiles twice, too)
-	@scripts/test-dist $(ARGS)
+	@deploy/packages/test-dist $(ARGS)
 
 test-deploy: install ## Checks deploy/, and starts and uses its shapes and the chart in containers (SERVER=valkey-9.1: with that server)
 	@deploy/tests/run

@@ -37,14 +37,14 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	scripts/timing
 	$$(scripts/python) scripts/prose
 	scripts/cycles-test
-	scripts/skips-test
+	tests/skips.py --test
 	deploy/packages/release --test
 	deploy/packages/dist --version
 	scripts/workflows-test
 	scripts/workflows --check
 	scripts/cycles
 	scripts/modules --check
-	scripts/inject --check
+	verification/simulator/inject --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet
@@ -56,7 +56,7 @@ bench-quick: build ## The same in two minutes: shows that it runs, judges nothin
 	@scripts/bench --quick
 
 league: ## Measures Holdfast beside its competitors, into docs/league.md (ARGS=--smoke: shows that it runs)
-	@scripts/league $(ARGS)
+	@bench/league/run $(ARGS)
 
 lab: build ## Failover, partitions, kill -9, random requests: tries to break it (LAB_MINUTES=n)
 	@scripts/lab
@@ -74,7 +74,7 @@ test-deploy: install ## Checks deploy/, and starts and uses its shapes and the c
 	@deploy/tests/run
 
 docs: install ## Builds the documentation's site: target/site/index.html
-	@scripts/docs
+	@docs/site/build
 
 install: ## Installs what is missing for all of these (nothing, when all is there)
 	@scripts/install

@@ -1,5 +1,5 @@
 //! RDB and AOF files of this version and of every earlier one load, with the module and without it, with all their locks.
-//! `scripts/data-files` makes them.
+//! `tests/data/make` makes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -77,7 +77,7 @@ fn each(check: impl Fn(&Data, Kind)) {
     let here = workspace().join("tests/data").join(env!("CARGO_PKG_VERSION"));
     assert!(
         versions.iter().any(|path| path.ends_with(env!("CARGO_PKG_VERSION"))),
-        "no files of this version in {}: scripts/data-files",
+        "no files of this version in {}: tests/data/make",
         here.display()
     );
     for data in versions.iter().map(|dir| Data::read(dir)) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Holdfast and its competitors, and checks exclusion while it measures. scripts/league starts it; README.md describes it.
+"""Measures Holdfast and its competitors, and checks exclusion while it measures. `run` starts it; README.md describes it.
 
     --smoke              a second for each question: shows that everything works; its figures mean nothing
     --league M           only this league (may be repeated, as the next two)

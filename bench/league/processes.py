@@ -22,7 +22,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Programs:
-    """What scripts/league has built."""
+    """What `run` has built."""
 
     go: str
     classpath: str

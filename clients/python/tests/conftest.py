@@ -24,7 +24,7 @@ def pytest_configure(config):
 
 
 def _note_skip(report):
-    """What is skipped goes to the file that HOLDFAST_SKIPS names, for scripts/skips.py."""
+    """What is skipped goes to the file that HOLDFAST_SKIPS names, for tests/skips.py."""
     path = os.environ.get("HOLDFAST_SKIPS")
     # The processes that xdist starts report to the one that started them.
     if path and report.skipped and "PYTEST_XDIST_WORKER" not in os.environ:

@@ -1,4 +1,4 @@
-"""A copy of the tree in which the module is changed, built and simulated, for scripts/inject and scripts/mutants."""
+"""A copy of the tree in which the module is changed, built and simulated, for `inject` and `mutants`."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRATCH = ROOT / "target/injected"
 FINDING = re.compile(r"seed (\d+), (\w+), after (\d+) commands in \d+ runs and [\d.]+ s:\n  (.*?)\n\n(.*)", re.S)
 SIMULATED = ["--profile", "simulation", "-p", "simulator"]

@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """Whether what tests have skipped is on the list of what they may skip, tests/skips.txt. Prints it.
 
-    scripts/skips.py PLACES FILE         what was skipped there, a line `test<TAB>why` each: fails if one is not on the list
-    scripts/skips.py --server COMMAND    the place that a server is, such as redis-7.0: COMMAND prints its version
+    tests/skips.py PLACES FILE         what was skipped there, a line `test<TAB>why` each: fails if one is not on the list
+    tests/skips.py --server COMMAND    the place that a server is, such as redis-7.0: COMMAND prints its version
+    tests/skips.py --test              whether this script finds a skip that is not on the list
 """
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
+import unittest
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-LIST = Path(__file__).resolve().parent.parent / "tests" / "skips.txt"
+LIST = Path(__file__).resolve().parent / "skips.txt"
 
 
 class Entry(NamedTuple):
@@ -53,7 +57,45 @@ def server(command: Sequence[str]) -> str:
     return f"{match[1].lower()}-{match[2]}" if match else sys.exit(f"skips: {command} prints no version: {text}")
 
 
+ALLOWED = entries("# a comment\n\nredis-7.* valkey-8.* | a::one | no such fields\npython3.9-* | tests/t.py::two[*] | too old\n")
+
+
+class Skips(unittest.TestCase):
+    def unlisted(self, place, **skipped):
+        return unlisted(place, {test.replace("__", "::"): why for test, why in skipped.items()}, ALLOWED)
+
+    def test_what_is_on_the_list_passes_where_it_may(self):
+        for place in ("redis-7.0", "valkey-8.1"):
+            self.assertEqual(self.unlisted(place, a__one="no such fields"), [])
+        self.assertEqual(self.unlisted("redis-8.0", a__one="no such fields"), ["a::one"])
+
+    def test_another_test_or_reason_does_not(self):
+        self.assertEqual(self.unlisted("redis-7.0", a__other="no such fields"), ["a::other"])
+        self.assertEqual(self.unlisted("redis-7.0", a__one="it is late"), ["a::one"])
+
+    def test_a_parameter_in_brackets_is_a_name(self):
+        for place, expected in (("python3.9-7.0.1", []), ("python3.11-8.1.0", ["tests/t.py::two[x]"])):
+            self.assertEqual(unlisted(place, {"tests/t.py::two[x]": "too old"}, ALLOWED), expected)
+
+    def test_the_list_itself_can_be_read(self):
+        self.assertTrue(entries(LIST.read_text()))
+        with self.assertRaises(SystemExit):
+            entries("redis-7.0 | no reason")
+
+    def test_a_new_skip_fails(self):
+        with tempfile.NamedTemporaryFile("w", suffix="skips") as file:
+            file.write("nobody::knows::this\tno reason\n")
+            file.flush()
+            done = subprocess.run([sys.executable, __file__, "redis-7.0", file.name], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("nobody::knows::this was skipped on redis-7.0", done.stderr)
+        done = subprocess.run([sys.executable, __file__, "redis-7.0", os.devnull], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
 def main() -> int:
+    if sys.argv[1:] == ["--test"]:
+        return not unittest.main(argv=sys.argv[:1], exit=False).result.wasSuccessful()
     if sys.argv[1] == "--server":
         print(server(sys.argv[2:]))
         return 0

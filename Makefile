@@ -13,7 +13,7 @@ stop: ## Stops the Redis that `make run` started
 	@scripts/run --stop
 
 build: install ## Builds the module: target/release/libholdfast.so
-	@scripts/build
+	@HOLDFAST_MODULE= scripts/build
 
 test: install ## Runs every test against this machine's Redis (ARGS=name: those whose name contains it)
 	@scripts/test $(ARGS)

@@ -36,13 +36,11 @@ simulate: install ## Seeded runs of the module on a server in memory, checked af
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
 	scripts/timing
 	$$(scripts/python) scripts/prose
-	scripts/cycles-test
 	tests/skips.py --test
 	deploy/packages/release --test
 	deploy/packages/dist --version
 	scripts/workflows-test
 	scripts/workflows --check
-	scripts/cycles
 	scripts/modules --check
 	verification/simulator/inject --check
 	cargo fmt --all --check

@@ -39,7 +39,6 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	tests/skips.py --test
 	deploy/packages/release --test
 	deploy/packages/dist --version
-	scripts/workflows-test
 	scripts/workflows --check
 	scripts/modules --check
 	verification/simulator/inject --check

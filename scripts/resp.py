@@ -20,6 +20,8 @@ class Refused(Exception):
 class Connection:
     """A connection that sends a command and reads its reply."""
 
+    text = staticmethod(bytes.decode)  # what becomes of a reply's bytes
+
     def __init__(self, port: int, limit: float = 60) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=limit)
         self.file = self.socket.makefile("rb")
@@ -31,8 +33,8 @@ class Connection:
     def send(self, line: str) -> None:
         self.send_words(*line.split())
 
-    def send_words(self, *words: str) -> None:
-        encoded = [word.encode() for word in words]
+    def send_words(self, *words: object) -> None:
+        encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         request = b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
         self.socket.sendall(request)
 
@@ -46,10 +48,10 @@ class Connection:
         if kind == b":":
             return int(rest)
         if kind == b"$":
-            return None if int(rest) < 0 else self.file.read(int(rest) + 2)[:-2].decode()
+            return None if int(rest) < 0 else self.text(self.file.read(int(rest) + 2)[:-2])
         if kind == b"*":
             return None if int(rest) < 0 else [self.read() for _ in range(int(rest))]
-        return rest.decode()
+        return self.text(rest)
 
     def close(self) -> None:
         self.file.close()

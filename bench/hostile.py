@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long another client's GET takes while 2,000 connections send the worst that a client may: what tests/attacks tries, over and over.
+"""Measures how long another client's GET takes while 2,000 connections send the worst that a client may, as tests/attacks does.
 
     bench/hostile.py [SECONDS]      60 s of each load, if not said; HOLDFAST_MODULE, HOLDFAST_SERVER as for the tests
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Whether what tests have skipped is on the list of what they may skip, tests/skips.txt. Prints it.
+"""Checks that each test that was skipped is on the list of those that may be, tests/skips.txt.
 
-    tests/skips.py PLACES FILE         what was skipped there, a line `test<TAB>why` each: fails if one is not on the list
+    tests/skips.py PLACES FILE         prints what was skipped there, a line `test<TAB>why` each in FILE; fails if one is not on the list
     tests/skips.py --server COMMAND    the place that a server is, such as redis-7.0: COMMAND prints its version
     tests/skips.py --test              whether this script finds a skip that is not on the list
 """

@@ -3,11 +3,11 @@
 use crate::history::History;
 use crate::redis::event_loop::{Arrival, run_iteration, wakes_at};
 use crate::redis::{Bytes, Generation, Replica, Slots, node, slot_of, start};
+use crate::request::identity;
 use crate::resp::Reply;
 use crate::rules::{Checker, Violation};
 use crate::scenarios;
 use crate::script::{self, Line, Name, SlotChange};
-use crate::server::ctx::run_id;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -411,12 +411,4 @@ fn end_refusals() {
         }
         node.clients.values_mut().for_each(|client| client.is_not_reading = false);
     });
-}
-
-/// The identity that `LOCK.SESSION` returns to a connection.
-pub fn identity(client: u64) -> Bytes {
-    let digits = run_id();
-    let random = u128::from_str_radix(&digits[..32], 16).unwrap_or_default();
-    let uuid = uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid();
-    format!("{uuid}:{client}").into_bytes()
 }

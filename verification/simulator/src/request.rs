@@ -1,7 +1,7 @@
 //! A request, as the checkers read it.
 
-use crate::play::identity;
 use crate::redis::Bytes;
+use crate::server::ctx::run_id;
 
 /// The content of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,4 +125,12 @@ impl Request {
     pub fn concerns(&self, key: &[u8], owner: &[u8]) -> bool {
         self.owner == owner && self.keys.iter().any(|it| it == key)
     }
+}
+
+/// The identity that `LOCK.SESSION` returns to a connection.
+pub fn identity(client: u64) -> Bytes {
+    let digits = run_id();
+    let random = u128::from_str_radix(&digits[..32], 16).unwrap_or_default();
+    let uuid = uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid();
+    format!("{uuid}:{client}").into_bytes()
 }

@@ -1,7 +1,7 @@
-//! Connections and users.
+//! Connections and users, and how a connection or a block ends.
 
-use super::{Bytes, Node};
-use crate::server::callbacks::Ticket;
+use super::{Bytes, LogEntry, Node, node, notify_end, report};
+use crate::server::callbacks::{Event, Ticket};
 use std::collections::VecDeque;
 
 /// A connection, as the server knows it.
@@ -140,5 +140,37 @@ impl Node {
         let name = String::from_utf8_lossy(&argv[0]).to_lowercase();
         let denied = user.denied.iter().any(|it| *it == name || it.ends_with('.') && name.starts_with(it.as_str()));
         !denied && self.keys_of(argv).iter().all(|key| user.may_touch(key))
+    }
+}
+
+/// Closes a connection: first the event, then, if it was blocked, the module's callback.
+pub fn disconnect(client: u64) {
+    let Some(unsent) = node(|node| node.clients.get(&client).map(|client| client.output.clone())) else { return };
+    node(|node| node.log.push(LogEntry::Disconnected(client, unsent)));
+    report(Event::ClientGone(client));
+    let closed = node(|node| {
+        let closed = node.clients.remove(&client)?;
+        node.final_output.insert(client, closed.sent.clone());
+        Some(closed)
+    });
+    if let Some(State::Blocked(block)) = closed.map(|client| client.state)
+        && !block.is_answered
+    {
+        notify_end(client, block.ticket);
+    }
+}
+
+/// Unblocks a client without the module.
+pub fn force_unblock(client: u64) {
+    let block = node(|node| {
+        let it = node.clients.get_mut(&client)?;
+        let block = it.blocked()?.clone();
+        it.state = State::Ready;
+        node.resumed.push_back(client);
+        node.log.push(LogEntry::Unblocked(client));
+        Some(block)
+    });
+    if let Some(block) = block.filter(|block| !block.is_answered) {
+        notify_end(client, block.ticket);
     }
 }

@@ -1,7 +1,6 @@
 //! The server's own commands, as far as the module can see their effects.
 
-use super::client::State;
-use super::event_loop::{disconnect, force_unblock};
+use super::client::{State, disconnect, force_unblock};
 use super::keyspace::{Entry, Value};
 use super::stream::undump;
 use super::{Bytes, Client, DATABASES, LogEntry, Node, Registered, User, expire_if_needed, node, slot_of};

@@ -10,9 +10,9 @@
 //!
 //! Sources: `ae.c`, `server.c` (`beforeSleep`, `afterSleep`), `blocked.c`, `networking.c`, `module.c` of these servers.
 
-use super::client::State;
+use super::client::{State, disconnect, force_unblock};
 use super::commands::execute;
-use super::{Client, Generation, LogEntry, answer, end_of_step, expire_if_needed, node, notify, notify_end, report};
+use super::{Client, Generation, LogEntry, answer, end_of_step, expire_if_needed, node, notify, report};
 use crate::server::callbacks::{Event, Touch};
 
 /// The period of the cron, in µs.
@@ -152,38 +152,6 @@ fn take_slot(slot: u16) {
     if node(|node| node.generation == Generation::Valkey9) {
         report(Event::SlotsMoved);
         end_of_step();
-    }
-}
-
-/// Closes a connection: first the event, then, if it was blocked, the module's callback.
-pub fn disconnect(client: u64) {
-    let Some(unsent) = node(|node| node.clients.get(&client).map(|client| client.output.clone())) else { return };
-    node(|node| node.log.push(LogEntry::Disconnected(client, unsent)));
-    report(Event::ClientGone(client));
-    let closed = node(|node| {
-        let closed = node.clients.remove(&client)?;
-        node.final_output.insert(client, closed.sent.clone());
-        Some(closed)
-    });
-    if let Some(State::Blocked(block)) = closed.map(|client| client.state)
-        && !block.is_answered
-    {
-        notify_end(client, block.ticket);
-    }
-}
-
-/// Unblocks a client without the module.
-pub fn force_unblock(client: u64) {
-    let block = node(|node| {
-        let it = node.clients.get_mut(&client)?;
-        let block = it.blocked()?.clone();
-        it.state = State::Ready;
-        node.resumed.push_back(client);
-        node.log.push(LogEntry::Unblocked(client));
-        Some(block)
-    });
-    if let Some(block) = block.filter(|block| !block.is_answered) {
-        notify_end(client, block.ticket);
     }
 }
 

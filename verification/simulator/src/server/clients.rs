@@ -1,8 +1,7 @@
 //! The connections of clients.
 
 use super::Ctx;
-use crate::redis::client::State;
-use crate::redis::event_loop::disconnect;
+use crate::redis::client::{State, disconnect};
 use crate::redis::node;
 
 /// Closes a connection other than the caller's, immediately.

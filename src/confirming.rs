@@ -9,14 +9,14 @@
 use crate::config;
 use crate::holds::{self, Grantee};
 use crate::keyspace::{Lock, Name};
+use crate::lock::Waiter;
 use crate::replies::end_request;
 use crate::server::clock::{Now, Slice};
 use crate::server::replicas::{Offsets, request_acks};
 use crate::server::{AsText, Ctx, Text};
 use crate::state::bindings::Confirms;
 use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
-use crate::state::pending::Ticket;
-use crate::state::{Basis, GrantId, Outcome, State, Terms};
+use crate::state::{Answer, Asker, Basis, GrantId, Outcome, Stage, State, Terms};
 use crate::stats::{count, time};
 
 /// How many are settled at a time.
@@ -27,6 +27,13 @@ const AT_ONCE: usize = 64;
 pub fn begin(state: &mut State, what: What, needed: u32, now: Now) -> ConfirmationId {
     let until = now.millis().saturating_add(config::REPLICAS_TIMEOUT.get());
     state.confirmations.begin(Confirmation { what, needed, target: None, began: now, until })
+}
+
+/// Withholds the answer to a request for a grant or renewal in this way.
+pub fn begin_reply(state: &mut State, request: Waiter<Asker>, (answer, grant): (Answer, GrantId), now: Now) {
+    let (ticket, replicas) = (request.asker.ticket, request.asker.replicas);
+    let id = begin(state, What::Reply { request: Box::new(request), answer, grant }, replicas, now);
+    state.pending.set(ticket, Stage::Confirming(id));
 }
 
 /// Asks the replicas, and notes what it asks about. Must be alone in its step.
@@ -72,19 +79,22 @@ fn confirmed(state: &mut State, ctx: Ctx, id: ConfirmationId, it: Confirmation, 
     count(|it| &mut it.confirmed);
     time(|stats| &mut stats.confirmations, now.micros.saturating_sub(it.began.micros));
     match it.what {
-        What::Reply { ticket, answer, grant, terms } => match bind_all(state, ctx, grant, &terms, now) {
-            Holds::There => {
-                state.confirmed(grant);
-                end_request(state, ticket, Outcome::Granted(answer, grant), now);
-                if terms.flags.contention {
-                    tell_if_contended(state, grant);
+        What::Reply { request, answer, grant } => {
+            let terms = request.terms();
+            match bind_all(state, ctx, grant, &terms, now) {
+                Holds::There => {
+                    state.confirmed(grant);
+                    end_request(state, *request, Outcome::Granted(answer, grant), now);
+                    if terms.flags.contention {
+                        tell_if_contended(state, grant);
+                    }
+                }
+                Holds::Gone => {
+                    let message = "UNCONFIRMED the lock was lost before its replicas had confirmed it".into();
+                    refuse(state, *request, grant, message, now);
                 }
             }
-            Holds::Gone => {
-                let message = "UNCONFIRMED the lock was lost before its replicas had confirmed it".into();
-                refuse(state, ticket, grant, message, now);
-            }
-        },
+        }
         What::Renewal(binding) => state.bindings.answered(binding, id, Confirms::Yes),
     }
 }
@@ -100,19 +110,19 @@ fn tell_if_contended(state: &mut State, id: GrantId) {
 /// Answers that too few replicas have confirmed.
 fn missed(state: &mut State, id: ConfirmationId, it: Confirmation, having: usize, now: Now) {
     match it.what {
-        What::Reply { ticket, grant, .. } => {
+        What::Reply { request, grant, .. } => {
             let time = it.until.saturating_sub(it.began.millis());
             let message = format!("UNCONFIRMED {having} of {} replicas confirmed within {time} ms", it.needed);
-            refuse(state, ticket, grant, message, now);
+            refuse(state, *request, grant, message, now);
         }
         What::Renewal(binding) => state.bindings.answered(binding, id, Confirms::No),
     }
 }
 
-fn refuse(state: &mut State, ticket: Ticket, grant: GrantId, message: String, now: Now) {
+fn refuse(state: &mut State, request: Waiter<Asker>, grant: GrantId, message: String, now: Now) {
     count(|it| &mut it.revoked);
     state.revoke(grant);
-    end_request(state, ticket, Outcome::Refused(message), now);
+    end_request(state, request, Outcome::Refused(message), now);
 }
 
 /// Whether what was confirmed is still there.

@@ -8,13 +8,12 @@ use crate::config;
 use crate::holds;
 use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
 use crate::server::Ctx;
+use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
-use crate::state::pending::{End, OnBehalf, Ticket};
+use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
-use crate::state::{
-    self, Answer, Asker, Delivery, Event, Kind, Outcome, PendingReply, Reading, Recipient, SignsOfLife, Stage, State,
-};
+use crate::state::{self, Answer, Asker, Delivery, Event, Kind, Outcome, Reading, SignsOfLife, Stage, State};
 use crate::stats::{add, count, time};
 
 /// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
@@ -29,28 +28,28 @@ const PATIENCE: Millis = 1_000;
 const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that its recipient gets the outcome. `now` is when it ended.
-pub fn end_request(state: &mut State, ticket: Ticket, outcome: Outcome, now: Now) {
-    if state.end(ticket, outcome, now) == Delivery::Revoked {
+pub fn end_request(state: &mut State, request: Waiter<Asker>, outcome: Outcome, now: Now) {
+    if state.end(request, outcome, now) == Delivery::Revoked {
         count(|it| &mut it.grants_undelivered);
     }
 }
 
 /// Ends a wait without a grant: the request leaves the queue.
-pub fn end_wait(state: &mut State, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
-    state.gave_up(waiter);
+pub fn end_wait(state: &mut State, waiter: Waiter<Asker>, outcome: Outcome, now: Now) {
+    state.gave_up(&waiter);
     match outcome {
         Outcome::TimedOut => time_out(state, waiter, now),
-        outcome => end_request(state, waiter.asker.ticket, outcome, now),
+        outcome => end_request(state, waiter, outcome, now),
     }
 }
 
 /// Answers a request that has left the queue without a grant and without an error. (That a blocked client was answered
 /// so is counted when it is.)
-pub fn time_out(state: &mut State, waiter: &Waiter<Asker>, now: Now) {
+pub fn time_out(state: &mut State, waiter: Waiter<Asker>, now: Now) {
     if waiter.asker.on_behalf == OnBehalf::Session {
         count(|it| &mut it.timeouts);
     }
-    end_request(state, waiter.asker.ticket, Outcome::TimedOut, now);
+    end_request(state, waiter, Outcome::TimedOut, now);
 }
 
 /// Answers the clients whose answers are ready, or as many of them as one turn has room for. The state is not lent meanwhile: the
@@ -76,46 +75,47 @@ pub fn send_put_off(slice: &Slice) {
 
 /// Answers one client. The server calls this when the module unblocks the client, or `CLIENT UNBLOCK` does.
 pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket) {
-    let is_ready = |stage: &Stage| matches!(stage, Stage::Ending(_) | Stage::Reading(..));
-    let is_ready = state.pending.get(ticket).is_some_and(|pending| is_ready(&pending.stage));
-    let pending = if is_ready { state.pending.take(ticket) } else { None };
-    let Some(PendingReply { to: Recipient::Blocked { client, block }, stage }) = pending else {
-        gone(state, ticket);
-        let Replied { .. } = ctx.reply_null();
-        return;
-    };
-    if let Some(block) = block {
-        block.has_ended();
-    }
+    let is_ready = matches!(state.pending.get(ticket), Some(Stage::Ending(_) | Stage::Reading(_)));
+    let stage = if is_ready { state.pending.take(ticket) } else { None };
     let Replied { .. } = match stage {
-        Stage::Ending(end) => match *end {
-            End { outcome: Outcome::Granted(answer, grant), at } => {
-                state.undelivered.delivered(grant);
-                time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
-                reply(ctx, &answer)
-            }
-            End { outcome: Outcome::TimedOut, .. } => {
-                count(|it| &mut it.timeouts);
-                ctx.reply_null()
-            }
-            End { outcome: Outcome::Withdrawn, .. } => ctx.reply_null(),
-            End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
-        },
-        Stage::Reading(reading) => {
-            state.reads_no_more(client, ticket, reading.until);
-            reply_events(state, ctx, client, *reading)
+        Some(Stage::Ending(end)) => {
+            end.block.into_iter().for_each(Blocked::has_ended);
+            reply_outcome(state, ctx, end.outcome, end.at)
         }
-        _ => ctx.reply_null(),
+        Some(Stage::Reading(reader)) => {
+            reader.block.into_iter().for_each(Blocked::has_ended);
+            state.reads_no_more(reader.client, ticket, reader.reading.until);
+            reply_events(state, ctx, reader.client, reader.reading)
+        }
+        _ => {
+            gone(state, ticket);
+            ctx.reply_null()
+        }
     };
+}
+
+/// Writes the outcome of a request that ended then as a reply.
+fn reply_outcome(state: &mut State, ctx: Ctx, outcome: Outcome, at: Now) -> Replied {
+    match outcome {
+        Outcome::Granted(answer, grant) => {
+            state.undelivered.delivered(grant);
+            time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
+            reply(ctx, &answer)
+        }
+        Outcome::TimedOut => {
+            count(|it| &mut it.timeouts);
+            ctx.reply_null()
+        }
+        Outcome::Withdrawn => ctx.reply_null(),
+        Outcome::Refused(message) => ctx.reply_error(&message),
+    }
 }
 
 /// A blocked client is gone, and its request with it. Writes nothing, because another command may be in progress.
 pub fn gone(state: &mut State, ticket: Ticket) {
     let Some(it) = state.withdraw(ticket) else { return };
     add(|counts| &mut counts.grants_undelivered, u64::from(it.was_granted));
-    if let Recipient::Blocked { block: Some(block), .. } = it.from {
-        block.has_ended();
-    }
+    it.block.into_iter().for_each(Blocked::has_ended);
 }
 
 /// A connection has ended, and what is bound to it, and its session. Writes nothing.

@@ -12,9 +12,8 @@ use crate::server::cluster::{self, Place, Served};
 use crate::server::text::show;
 
 use crate::server::{AsText, Ctx, Text, TextRef};
-use crate::state::confirmations::What;
 use crate::state::pending::OnBehalf;
-use crate::state::{Asker, Outcome, Stage, State, Terms};
+use crate::state::{Answer, Asker, GrantId, Outcome, State};
 use crate::stats::{count, time};
 use crate::{config, confirming, notices};
 
@@ -129,7 +128,7 @@ fn conclude(
     let Some((waiter, wait_end)) = state.agenda.judged(&mut state.queue, attempt, judgement) else { return };
     state.left(&waiter);
     let refused = match wait_end {
-        WaitEnd::Refused(Decision::NotNew) => return time_out(state, &waiter, now),
+        WaitEnd::Refused(Decision::NotNew) => return time_out(state, waiter, now),
         WaitEnd::NotALock => WRONGTYPE.into(),
         WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),
         WaitEnd::Refused(decision) => refusal(decision),
@@ -138,14 +137,14 @@ fn conclude(
                 Some((owner, lock)) => grant(state, ctx, &waiter, &decisions, owner, std::slice::from_mut(lock), now),
                 None => grant_several(state, ctx, &waiter, &decisions, now),
             };
-            match granted {
-                Ok(()) => return,
+            return match granted {
+                Ok(granted) => answer(state, waiter, granted, now),
                 // The grant was not taken, so those behind it may have their turn.
-                Err(error) => return end_wait(state, &waiter, Outcome::Refused(error), now),
-            }
+                Err(error) => end_wait(state, waiter, Outcome::Refused(error), now),
+            };
         }
     };
-    end_request(state, waiter.asker.ticket, Outcome::Refused(refused), now);
+    end_request(state, waiter, Outcome::Refused(refused), now);
 }
 
 fn grant_several(
@@ -154,7 +153,7 @@ fn grant_several(
     waiter: &Waiter<Asker>,
     decisions: &[Decision],
     now: Now,
-) -> Result<(), String> {
+) -> Result<(Answer, GrantId), String> {
     let db = waiter.keys.first().map_or(0, |key| key.db);
     ctx.in_db(db, |ctx| {
         let text = Text::new(&waiter.owner);
@@ -166,7 +165,7 @@ fn grant_several(
     })
 }
 
-/// Carries out the grant to a waiter and records its answer.
+/// Carries out the grant to a waiter. Returns the answer, which is yet to be given.
 fn grant(
     state: &mut State,
     ctx: Ctx,
@@ -175,8 +174,8 @@ fn grant(
     owner: &Name,
     locks: &mut [Lock],
     now: Now,
-) -> Result<(), String> {
-    let Asker { ticket, client, on_behalf, flags, replicas, form, arrived } = waiter.asker;
+) -> Result<(Answer, GrantId), String> {
+    let Asker { ticket, client, on_behalf, form, arrived, .. } = waiter.asker;
     if !may_acquire(ctx, client, locks, owner.text()) {
         return Err(NOPERM.into());
     }
@@ -184,7 +183,7 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
-    let terms = Terms { demand: waiter.demand, flags, replicas };
+    let terms = waiter.terms();
     let grantee = Grantee { owner, client, on_behalf, terms: &terms };
     let token = holds::grant(state, locks, decisions, grantee, now);
     let basis = holds::basis_of(decisions, terms.demand.raise);
@@ -199,17 +198,19 @@ fn grant(
     let since = Now::read().micros.saturating_sub(now.micros);
     let waited = steady_micros().saturating_sub(arrived).saturating_sub(since);
     time(|stats| &mut stats.waits, waited);
-    let answer = form.answer(token, waited);
-    if replicas == 0 {
-        end_request(state, ticket, Outcome::Granted(answer, grant), now);
-        if flags.contention {
-            holds::tell_if_contended(state, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
-        }
-        return Ok(());
+    Ok((form.answer(token, waited), grant))
+}
+
+/// Answers a waiter that has been granted what it waited for, or lets it await its replicas.
+fn answer(state: &mut State, waiter: Waiter<Asker>, (answer, grant): (Answer, GrantId), now: Now) {
+    if waiter.asker.replicas > 0 {
+        return confirming::begin_reply(state, waiter, (answer, grant), now);
     }
-    let id = confirming::begin(state, What::Reply { ticket, answer, grant, terms }, replicas, now);
-    state.pending.set(ticket, Stage::Confirming(id));
-    Ok(())
+    let (keys, contention) = (waiter.keys.clone(), waiter.asker.flags.contention);
+    end_request(state, waiter, Outcome::Granted(answer, grant), now);
+    if contention {
+        keys.iter().for_each(|key| holds::tell_if_contended(state, key.db, [&*key.name]));
+    }
 }
 
 /// Whether a connection's user may still run the request: its rights may have changed since it was made.
@@ -227,7 +228,7 @@ fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
 
 /// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
 fn is_forsaken(state: &State, id: WaiterId) -> bool {
-    let asker = state.queue.get(id).map(|waiter| waiter.asker);
+    let asker = state.queue.get(id).map(|waiter| &waiter.asker);
     asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !state.sessions.is_open(asker.client))
 }
 
@@ -244,7 +245,7 @@ fn place_elsewhere(state: &State, ctx: Ctx, id: WaiterId) -> Option<Place> {
 fn send_away(state: &mut State, id: WaiterId, place: &Place, now: Now) {
     if let Some(waiter) = state.queue.leave(id) {
         let moved = format!("MOVED {} {}", place.slot, place.address);
-        end_wait(state, &waiter, Outcome::Refused(moved), now);
+        end_wait(state, waiter, Outcome::Refused(moved), now);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::holds::{self, Grantee};
 use crate::keyspace::Lock;
 use crate::lock::deadlock;
 use crate::lock::serve::Change;
-use crate::lock::{Limit, LockKey, Millis, Owner, WaiterId};
+use crate::lock::{Limit, LockKey, Millis, Owner, Waiter, WaiterId, internal_errors};
 use crate::replies;
 use crate::server::blocked::{block, block_for_events};
 use crate::server::clients;
@@ -24,11 +24,11 @@ use crate::server::{Ctx, TextRef, events};
 use crate::serving::schedule_earlier;
 use crate::state::confirmations::What;
 use crate::state::event_bytes::hold_bytes;
-use crate::state::pending::{About, OnBehalf, Purpose, Ticket, wait_bytes};
+use crate::state::pending::{self, OnBehalf, wait_bytes};
 use crate::state::sessions::{Reader, Remains};
 use crate::state::{
-    Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, Terms,
-    TokenForm, WithdrawnGrant,
+    Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Renewal, SignsOfLife, Stage, State, Terms, TokenForm,
+    WithdrawnGrant,
 };
 use crate::stats::add;
 use std::rc::Rc;
@@ -79,8 +79,10 @@ pub struct Request {
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
-    /// Whether it is for locks or for a longer lease.
-    pub purpose: Purpose,
+    /// What is asked for.
+    pub terms: Terms,
+    /// Of a request for a longer lease.
+    pub renewal: Option<Renewal>,
     /// The keys.
     pub keys: Rc<[LockKey]>,
     /// The owner.
@@ -90,35 +92,26 @@ pub struct Request {
 }
 
 impl Request {
-    fn about(&self) -> About {
-        About { keys: self.keys.clone(), owner: self.owner.clone(), purpose: self.purpose }
-    }
-
-    fn asker(&self, ticket: Ticket, terms: &Terms) -> Asker {
-        let Terms { flags, replicas, .. } = *terms;
-        let Self { client, on_behalf, form, .. } = *self;
-        Asker { ticket, client, on_behalf, flags, replicas, form, arrived: steady_micros() }
-    }
-
-    /// Blocks the client, or replies `WAITING` to the session, and records the recipient of the outcome.
-    fn owe(&self, state: &mut State, ctx: Ctx, names: &[TextRef], now: Now) -> Result<(Ticket, Replied), String> {
+    /// Blocks the client, or replies `WAITING` to the session. The caller records what the reply is pending for.
+    fn defer(&self, state: &mut State, ctx: Ctx, names: &[TextRef], now: Now) -> Result<(Asker, Replied), String> {
         events::watch_keys(ctx);
         let ticket = state.pending.ticket();
-        let (to, replied) = match self.on_behalf {
+        let (block, replied) = match self.on_behalf {
             OnBehalf::Itself => {
                 let (block, replied) = block(ctx, names, ticket).ok_or(NOT_BLOCKED)?;
-                (Recipient::Blocked { client: self.client, block: Some(block) }, replied)
+                (Some(block), replied)
             }
             OnBehalf::Session => {
-                let about = self.about();
-                state.sessions.add_wait(self.client, &about, ticket);
+                let names = names.iter().map(|name| name.bytes());
+                let bytes = wait_bytes(&self.owner, self.renewal.is_some(), names);
+                state.sessions.add_wait(self.client, ticket, bytes);
                 state.sessions.expect_again(self.client, now.millis());
-                (Recipient::Session { client: self.client, about: about.into() }, ctx.reply_line(c"WAITING"))
+                (None, ctx.reply_line(c"WAITING"))
             }
         };
-        // The caller notes what it waits for.
-        state.pending.owe(ticket, to, Stage::Beginning);
-        Ok((ticket, replied))
+        let Self { client, on_behalf, terms: Terms { flags, replicas, .. }, form, .. } = *self;
+        let (renewal, arrived) = (self.renewal.map(Box::new), steady_micros());
+        Ok((Asker { ticket, client, on_behalf, block, flags, replicas, renewal, form, arrived }, replied))
     }
 }
 
@@ -137,20 +130,19 @@ pub fn wait(
     ctx: Ctx,
     request: Request,
     (names, locks): (&[TextRef], &[Lock]),
-    terms: &Terms,
     (arrived, wait, search): (Millis, Wait, Search),
     now: Now,
 ) -> Result<Replied, String> {
-    let (demand, until) = (terms.demand, wait.until(now));
+    let until = wait.until(now);
     if search == Search::ForCycles {
         let id = state.queue.next_id(arrived);
         let asking = deadlock::Request { id, owner: request.owner.clone(), keys: request.keys.clone() };
         deadlocks::refuse_cycle(state, ctx, &asking, request.client, now)?;
     }
-    let (ticket, replied) = request.owe(state, ctx, names, now)?;
-    let asker = request.asker(ticket, terms);
-    let Request { keys, owner, .. } = request;
-    let id = state.queue.join(owner, keys.clone(), demand, arrived, until, asker);
+    let (asker, replied) = request.defer(state, ctx, names, now)?;
+    let ticket = asker.ticket;
+    let Request { keys, owner, terms, .. } = request;
+    let id = state.queue.join(owner, keys.clone(), terms.demand, arrived, until, asker);
     state.pending.set(ticket, Stage::Waiting(id));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
     for key in keys.iter() {
@@ -195,36 +187,31 @@ pub fn take_over(
     state: &mut State,
     ctx: Ctx,
     id: WaiterId,
-    request: &Request,
+    request: Request,
     names: &[TextRef],
-    (terms, wait): (&Terms, Wait),
+    wait: Wait,
     now: Now,
 ) -> Result<Replied, String> {
     const SUPERSEDED: &str = "SUPERSEDED this owner has asked for the same lock again";
-    let Some(waiter) = state.queue.get(id) else { return Err("ERR the request that waited has ended".into()) };
-    let (asker, until) = (waiter.asker, waiter.until);
-    if let Some(until) = until {
-        state.pending.timeouts.remove(&(until, asker.ticket));
-    }
-    let is_of_session = request.on_behalf == OnBehalf::Session && asker.on_behalf == OnBehalf::Session;
-    if is_of_session && asker.client == request.client {
-        state.forget_request(asker.ticket);
-    } else {
-        replies::end_request(state, asker.ticket, Outcome::Refused(SUPERSEDED.into()), now);
-    }
-    let (ticket, replied) = match request.owe(state, ctx, names, now) {
-        Ok(owed) => owed,
-        Err(error) => {
-            state.leave(id);
-            return Err(error);
-        }
-    };
-    let until = wait.until(now);
-    if let Some(waiter) = state.queue.get_mut(id) {
-        (waiter.demand, waiter.until, waiter.asker) = (terms.demand, until, request.asker(ticket, terms));
-    }
+    let (asker, replied) = request.defer(state, ctx, names, now)?;
+    let (ticket, until) = (asker.ticket, wait.until(now));
     state.pending.set(ticket, Stage::Waiting(id));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
+    let request = Waiter::new(request.owner, request.keys, request.terms.demand, until, asker);
+    let (client, on_behalf) = (request.asker.client, request.asker.on_behalf);
+    let earlier = state.queue.replace(id, request);
+    if let Some(earlier) = internal_errors::expect(earlier, "a request to be replaced does not wait") {
+        if let Some(until) = earlier.until {
+            state.pending.timeouts.remove(&(until, earlier.asker.ticket));
+        }
+        let are_of_sessions = on_behalf == OnBehalf::Session && earlier.asker.on_behalf == OnBehalf::Session;
+        if are_of_sessions && earlier.asker.client == client {
+            state.pending.take(earlier.asker.ticket);
+            state.sessions.remove_wait(&earlier);
+        } else {
+            replies::end_request(state, earlier, Outcome::Refused(SUPERSEDED.into()), now);
+        }
+    }
     Ok(replied)
 }
 
@@ -236,19 +223,19 @@ pub fn take_over(
 pub fn confirm(
     state: &mut State,
     ctx: Ctx,
-    request: &Request,
+    request: Request,
     names: &[TextRef],
     answer: Answer,
     (grantee, basis, holds): (Grantee, Basis, Vec<GrantedHold>),
     now: Now,
 ) -> Result<Replied, String> {
-    let (owed, terms) = (request.owe(state, ctx, names, now), *grantee.terms);
-    let ticket = owed.as_ref().map_or_else(|_| state.pending.ticket(), |(ticket, _)| *ticket);
+    let deferred = request.defer(state, ctx, names, now);
+    let ticket = deferred.as_ref().map_or_else(|_| state.pending.ticket(), |(asker, _)| asker.ticket);
     let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, (basis, holds));
-    match owed {
-        Ok((_, replied)) => {
-            let id = confirming::begin(state, What::Reply { ticket, answer, grant, terms }, terms.replicas, now);
-            state.pending.set(ticket, Stage::Confirming(id));
+    match deferred {
+        Ok((asker, replied)) => {
+            let request = Waiter::new(request.owner, request.keys, request.terms.demand, None, asker);
+            confirming::begin_reply(state, request, (answer, grant), now);
             Ok(replied)
         }
         Err(error) => {
@@ -269,14 +256,14 @@ pub fn has_room_for_events(
     (client, on_behalf): (u64, OnBehalf),
     owner: &[u8],
     names: &[TextRef],
-    purpose: &Purpose,
+    renews: bool,
 ) -> Result<(), String> {
     if !state.sessions.is_open(client) {
         return Ok(());
     }
     let names = names.iter().map(|name| name.bytes());
     let bytes = match on_behalf {
-        OnBehalf::Session => wait_bytes(owner, purpose, names),
+        OnBehalf::Session => wait_bytes(owner, renews, names),
         OnBehalf::Itself => names.map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add),
     };
     let most = config::MAX_SESSION_BYTES.get();
@@ -291,16 +278,13 @@ pub fn has_room_for_events(
 
 /// The answer to a session's request if the same request waits for its turn, or awaits replicas, already. Changes nothing.
 pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
-    let key = request.keys.first()?;
-    let is_same = |to: &Recipient<_>| match to {
-        Recipient::Session { client, about } => {
-            *client == request.client && about.keys == request.keys && about.purpose == request.purpose
-        }
-        Recipient::Blocked { .. } => false,
+    let is_same = |it: &Waiter<Asker>| {
+        (it.asker.on_behalf, it.asker.client) == (OnBehalf::Session, request.client)
+            && it.keys == request.keys
+            && (it.terms(), it.asker.renewal.as_deref()) == (request.terms, request.renewal.as_ref())
     };
-    let mut tickets = state.tickets_of(&request.owner, key);
-    let is_repeated = tickets.any(|ticket| state.pending.get(ticket).is_some_and(|pending| is_same(&pending.to)));
-    is_repeated.then(|| ctx.reply_line(c"WAITING"))
+    let mut requests = state.requests_of(&request.owner, request.keys.first()?);
+    requests.any(is_same).then(|| ctx.reply_line(c"WAITING"))
 }
 
 /// An owner withdraws its requests for a lock of the selected database: the one in the queue, and those that were granted
@@ -314,16 +298,16 @@ pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now:
     let granted = state.undelivered.of(key.db, &key.name, owner.bytes());
     let mut keys: Vec<LockKey> = waiter.iter().flat_map(|waiter| waiter.keys.iter().cloned()).collect();
     if let Some(waiter) = waiter {
-        replies::end_wait(state, &waiter, Outcome::Withdrawn, now);
+        replies::end_wait(state, waiter, Outcome::Withdrawn, now);
     }
     for id in granted {
-        match state.withdraw_granted(id, &key) {
-            None => continue,
-            Some(WithdrawnGrant::Event) => {}
-            Some(WithdrawnGrant::Reply(ticket)) => replies::end_request(state, ticket, Outcome::Withdrawn, now),
-            Some(WithdrawnGrant::Unconfirmed(ticket)) => {
-                replies::end_request(state, ticket, Outcome::Refused(RELEASED.into()), now);
-            }
+        let Some(withdrawn) = state.withdraw_granted(id, &key) else { continue };
+        if let WithdrawnGrant::Unconfirmed(request) = withdrawn {
+            let outcome = match request.asker.on_behalf {
+                OnBehalf::Itself => Outcome::Refused(RELEASED.into()),
+                OnBehalf::Session => Outcome::Withdrawn,
+            };
+            replies::end_request(state, *request, outcome, now);
         }
         keys.push(key.clone());
     }
@@ -350,8 +334,8 @@ pub fn read_next(
     let has_to_ask = reading.signs == SignsOfLife::Wanted || state.bindings.shortest_lease(session).is_some();
     let pace = state.sessions.promised_pace(session, state.pace(session, config::default_lease()));
     let until = if has_to_ask { wait.at_most(pace) } else { wait }.until(now);
-    let to = Recipient::Blocked { client: session, block: Some(block) };
-    state.pending.owe(ticket, to, Stage::Reading(Box::new(Reading { until, ..reading })));
+    let blocked = pending::Reader { client: session, reading: Reading { until, ..reading }, block: Some(block) };
+    state.pending.set(ticket, Stage::Reading(Box::new(blocked)));
     state.sessions.set_reader(session, Some(Reader { ticket, until }));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
     Ok(replied)
@@ -378,11 +362,10 @@ pub fn has_room(state: &State, request: &Request) -> Result<(), String> {
 pub fn time_out(state: &mut State, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(ticket) = state.pending.take_timeout(now.millis()) else { break };
-        match state.pending.get(ticket).map(|pending| &pending.stage) {
+        match state.pending.get(ticket) {
             Some(Stage::Waiting(id)) => {
-                let id = *id;
-                if let Some(waiter) = state.queue.leave(id) {
-                    replies::end_wait(state, &waiter, Outcome::TimedOut, now);
+                if let Some(waiter) = state.queue.leave(*id) {
+                    replies::end_wait(state, waiter, Outcome::TimedOut, now);
                 }
             }
             Some(Stage::Reading(..)) => state.pending.call(ticket),
@@ -444,15 +427,15 @@ pub fn refuse_undecided(state: &mut State, now: Now, slice: &Slice) {
             && id.ticket < state.undecided.tickets
             && let Some(waiter) = state.queue.leave(id)
         {
-            replies::end_wait(state, &waiter, refused(), now);
+            replies::end_wait(state, waiter, refused(), now);
         }
     }
     while !slice.is_over() {
         let Some(it) = state.undecided.next_confirmation() else { break };
-        let What::Reply { ticket, grant, .. } = it.what else { continue };
+        let What::Reply { request, grant, .. } = it.what else { continue };
         state.revoke(grant);
-        if state.pending.get(ticket).is_some_and(|pending| matches!(pending.to, Recipient::Session { .. })) {
-            replies::end_request(state, ticket, refused(), now);
+        if request.asker.on_behalf == OnBehalf::Session {
+            replies::end_request(state, *request, refused(), now);
         }
     }
 }

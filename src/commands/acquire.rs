@@ -11,7 +11,7 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{refusal, too_many_holders};
-use crate::state::pending::{OnBehalf, Purpose};
+use crate::state::pending::OnBehalf;
 use crate::state::{State, Terms, TokenForm};
 use crate::stats::count;
 use crate::waiting::{self, Request, Search, Wait};
@@ -137,8 +137,7 @@ impl<'a, 'b> Asking<'a, 'b> {
 
     /// Whether its session, if it has one, has room for the events that it may cause.
     pub(super) fn has_room_for_events(&self, names: &[TextRef]) -> Result<(), String> {
-        let (whose, purpose) = ((self.client, self.on_behalf), Purpose::Acquire(self.terms));
-        waiting::has_room_for_events(self.state, whose, self.owner.bytes(), names, &purpose)
+        waiting::has_room_for_events(self.state, (self.client, self.on_behalf), self.owner.bytes(), names, false)
     }
 
     /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.
@@ -189,7 +188,7 @@ impl<'a, 'b> Asking<'a, 'b> {
         };
         let basis = holds::basis_of(decisions, self.terms.demand.raise);
         let holds = holds::granted_holds(self.state, locks, decisions, grantee, token);
-        waiting::confirm(self.state, ctx, &request, &names(locks), answer, (grantee, basis, holds), now)
+        waiting::confirm(self.state, ctx, request, &names(locks), answer, (grantee, basis, holds), now)
     }
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
@@ -203,11 +202,11 @@ impl<'a, 'b> Asking<'a, 'b> {
         }
         let request = self.request(names).clone();
         if let Some(id) = waiting::place_of(self.state, &request, self.terms.demand.limit)? {
-            return waiting::take_over(self.state, ctx, id, &request, names, (&self.terms, wait), now);
+            return waiting::take_over(self.state, ctx, id, request, names, wait, now);
         }
         waiting::has_room(self.state, &request)?;
         let arrived = steady_millis().saturating_sub(self.waited);
-        waiting::wait(self.state, ctx, request, (names, locks), &self.terms, (arrived, wait, search), now)
+        waiting::wait(self.state, ctx, request, (names, locks), (arrived, wait, search), now)
     }
 
     /// The request for the locks of these names, which are those that it is about.
@@ -218,7 +217,7 @@ impl<'a, 'b> Asking<'a, 'b> {
             let keys: Rc<[LockKey]> =
                 names.iter().map(|name| key(name).unwrap_or_else(|| LockKey::new(db, name.bytes()))).collect();
             let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.kept());
-            Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner, form: self.form }
+            Request { client, on_behalf, terms: self.terms, renewal: None, keys, owner, form: self.form }
         })
     }
 }

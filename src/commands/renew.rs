@@ -12,8 +12,8 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
-use crate::state::pending::{OnBehalf, Purpose};
-use crate::state::{Answer, Basis, GrantedHold, State, Terms, TokenForm};
+use crate::state::pending::OnBehalf;
+use crate::state::{Answer, Basis, GrantedHold, Renewal, State, Terms, TokenForm};
 use crate::stats::count;
 use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};
@@ -66,12 +66,12 @@ pub(super) fn renew_all(
 ) -> Result<Replied, String> {
     let (client, on_behalf) = args::asker(state, call, options)?;
     let (ctx, terms, owner) = (call.ctx, options.terms(), Name::from(owner));
-    let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
-        Request { client, on_behalf, purpose, keys, owner: owner.kept(), form: TokenForm::Alone }
+        let renewal = Some(Renewal { token: options.token, fence: options.fence });
+        Request { client, on_behalf, terms, renewal, keys, owner: owner.kept(), form: TokenForm::Alone }
     };
-    waiting::has_room_for_events(state, (client, on_behalf), owner.bytes(), names, &purpose)?;
+    waiting::has_room_for_events(state, (client, on_behalf), owner.bytes(), names, true)?;
     let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
         && let Some(replied) = waiting::repeated(state, ctx, request)
@@ -100,7 +100,7 @@ pub(super) fn renew_all(
         }
         return Ok(replies::reply(ctx, &answer));
     };
-    waiting::confirm(state, ctx, &request, names, answer, (grantee, Basis::Renewal, holds), now)
+    waiting::confirm(state, ctx, request, names, answer, (grantee, Basis::Renewal, holds), now)
 }
 
 /// What replicas are to confirm of a renewal.

@@ -45,6 +45,13 @@ pub struct Waiter<T> {
     pub asker: T,
 }
 
+impl<T> Waiter<T> {
+    /// A request that is not in the queue.
+    pub fn new(owner: Owner, keys: Rc<[LockKey]>, demand: Demand, until: Option<Millis>, asker: T) -> Self {
+        Self { id: WaiterId::FIRST, owner, keys, demand, until, blocked_on: None, asker }
+    }
+}
+
 /// All queues. A request is in the queue of each of its keys, in each at the position of its arrival.
 ///
 /// Joining, leaving and finding the head are logarithmic in the number of waiters.
@@ -228,6 +235,13 @@ impl<T> Queue<T> {
         if after > 1 {
             self.crowds.insert((key.db, Reverse(after), key.name.clone()));
         }
+    }
+
+    /// Puts another request of the same owner for the same keys, in whatever order, in the place of this one, which is returned.
+    pub fn replace(&mut self, id: WaiterId, new: Waiter<T>) -> Option<Waiter<T>> {
+        let place = self.get_mut(id)?;
+        let blocked_on = place.blocked_on.filter(|_| place.keys == new.keys);
+        Some(std::mem::replace(place, Waiter { id, blocked_on, ..new }))
     }
 
     /// Changes what a request asks for; its position stays.

@@ -1,8 +1,7 @@
 //! What the replicas have yet to confirm.
 
-use super::pending::Ticket;
-use super::{Answer, BindingId, GrantId, Terms};
-use crate::lock::Millis;
+use super::{Answer, Asker, BindingId, GrantId};
+use crate::lock::{Millis, Waiter};
 use crate::server::clock::Now;
 use crate::server::replicas::{Offset, Offsets};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,14 +38,12 @@ pub struct Confirmation {
 pub enum What {
     /// The answer to a request.
     Reply {
-        /// Its recipient.
-        ticket: Ticket,
+        /// The request.
+        request: Box<Waiter<Asker>>,
         /// The answer.
         answer: Answer,
         /// The grant or renewal.
         grant: GrantId,
-        /// What was asked for.
-        terms: Terms,
     },
     /// The lease of a watched hold, which the watchdog has renewed.
     Renewal(BindingId),
@@ -89,6 +86,11 @@ impl Confirmations {
         self.by_end.insert((confirmation.until, id));
         self.by_id.insert(id, confirmation);
         id
+    }
+
+    /// What depends on one.
+    pub fn get(&self, id: ConfirmationId) -> Option<&What> {
+        self.by_id.get(&id).map(|it| &it.what)
     }
 
     /// Removes one, because it is settled or its client is gone.

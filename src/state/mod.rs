@@ -22,9 +22,7 @@ pub use bindings::{Binding, BindingFlags, BindingId, Bindings, NewBinding};
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use discarded::Discarded;
 pub use lease_timers::LeaseTimers;
-pub use pending::{
-    Answer, Asker, Outcome, PendingReplies, PendingReply, Reading, Recipient, SignsOfLife, Stage, Terms, TokenForm,
-};
+pub use pending::{Answer, Asker, Outcome, PendingReplies, Reading, Renewal, SignsOfLife, Stage, Terms, TokenForm};
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
 pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
@@ -141,21 +139,19 @@ pub fn try_with<R>(work: impl FnOnce(&mut State) -> R) -> Option<R> {
 /// A request that was withdrawn.
 #[derive(Debug)]
 pub struct Withdrawn {
-    /// Its recipient.
-    pub from: Recipient<Blocked>,
+    /// What ends the block of its client.
+    pub block: Option<Blocked>,
     /// Whether it was granted already.
     pub was_granted: bool,
 }
 
-/// How the client of a withdrawn grant is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is left to do about a withdrawn grant.
+#[derive(Debug)]
 pub enum WithdrawnGrant {
-    /// The event of the grant becomes that of the withdrawal.
-    Event,
-    /// Its answer is that.
-    Reply(pending::Ticket),
-    /// The same, of a blocked client that awaits replicas.
-    Unconfirmed(pending::Ticket),
+    /// Nothing: the reply or event of the grant has become that of the withdrawal.
+    Answered,
+    /// This request awaited replicas, and has yet to be answered.
+    Unconfirmed(Box<Waiter<Asker>>),
 }
 
 /// What became of an answer.
@@ -170,37 +166,46 @@ pub enum Delivery {
 }
 
 impl State {
-    /// Records how the request of `ticket` ended, for its recipient; `now` is when it ended. The one
-    /// place that asks who that is.
-    pub fn end(&mut self, ticket: pending::Ticket, outcome: Outcome, now: Now) -> Delivery {
-        let outcome = match self.pending.end(ticket, outcome, now) {
-            pending::Ended::Reply => {
+    /// Records how a request ended, for its recipient; `now` is when it ended. The one place that asks who that is.
+    pub fn end(&mut self, request: Waiter<Asker>, outcome: Outcome, now: Now) -> Delivery {
+        let ended = match request.asker.on_behalf {
+            pending::OnBehalf::Itself => {
                 slice::count_answer();
-                return Delivery::Due;
+                let Asker { ticket, block, .. } = request.asker;
+                self.pending.end(ticket, pending::End { outcome, at: now, block })
             }
-            pending::Ended::Event(session, about, outcome) => {
+            pending::OnBehalf::Session => {
                 slice::count_event();
-                let grant = match &outcome {
-                    Outcome::Granted(_, grant) => Some(*grant),
-                    _ => None,
-                };
-                let until = grant.and_then(|id| self.undelivered.get(id)).map_or(Deadline::At(0), Grant::deadline);
-                match self.sessions.tell((session, ticket), about, (outcome, until), now) {
-                    Ok(event) => {
-                        if let (Some(grant), Some(event)) = (grant, event) {
-                            self.undelivered.set_event(grant, event);
-                        }
-                        self.call_reader(session);
-                        return Delivery::Due;
-                    }
-                    Err(outcome) => outcome,
-                }
+                self.tell(request, outcome, now)
             }
-            pending::Ended::Nobody(outcome) => outcome,
         };
-        let Outcome::Granted(_, grant) = outcome else { return Delivery::Nobody };
-        self.revoke(grant);
-        Delivery::Revoked
+        match ended {
+            Ok(()) => Delivery::Due,
+            Err(Outcome::Granted(_, grant)) => {
+                self.revoke(grant);
+                Delivery::Revoked
+            }
+            Err(_) => Delivery::Nobody,
+        }
+    }
+
+    /// Notifies a session how its request ended; `Err`: it has ended itself.
+    fn tell(&mut self, request: Waiter<Asker>, outcome: Outcome, now: Now) -> Result<(), Outcome> {
+        let session = request.asker.client;
+        if self.pending.take(request.asker.ticket).is_none() {
+            return Err(outcome);
+        }
+        let grant = match &outcome {
+            Outcome::Granted(_, grant) => Some(*grant),
+            _ => None,
+        };
+        let until = grant.and_then(|id| self.undelivered.get(id)).map_or(Deadline::At(0), Grant::deadline);
+        let event = self.sessions.tell(request, (outcome, until), now)?;
+        if let (Some(grant), Some(event)) = (grant, event) {
+            self.undelivered.set_event(grant, event);
+        }
+        self.call_reader(session);
+        Ok(())
     }
 
     /// A grant can't be delivered: what it added is revoked as soon as something may be written.
@@ -329,13 +334,19 @@ impl State {
         !self.undelivered.is_empty() || !self.queue.is_empty() && self.queue.waits(&owner.into())
     }
 
-    /// The pending replies to the request of an owner for a key that waits in the queue, and to the one that awaits
-    /// replicas.
-    pub fn tickets_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = pending::Ticket> {
-        let queued = self.queue.request_of(owner, key).and_then(|id| Some(self.queue.get(id)?.asker.ticket));
-        let awaits = self.undelivered.confirming(key.db, &key.name, owner);
-        let awaits = awaits.and_then(|id| Some(self.undelivered.get(id)?.ticket));
-        queued.into_iter().chain(awaits)
+    /// The request of an owner for a key that waits in the queue, and the one that awaits replicas.
+    pub fn requests_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = &Waiter<Asker>> {
+        let queued = self.queue.request_of(owner, key).and_then(|id| self.queue.get(id));
+        let grant = self.undelivered.confirming(key.db, &key.name, owner).and_then(|id| self.undelivered.get(id));
+        queued.into_iter().chain(grant.and_then(|grant| self.awaiting_replicas(grant.ticket)))
+    }
+
+    fn awaiting_replicas(&self, ticket: pending::Ticket) -> Option<&Waiter<Asker>> {
+        let Stage::Confirming(id) = self.pending.get(ticket)? else { return None };
+        match self.confirmations.get(*id)? {
+            confirmations::What::Reply { request, .. } => Some(request),
+            confirmations::What::Renewal(_) => None,
+        }
     }
 
     /// Whether the recipient of a reply is still there.
@@ -346,37 +357,31 @@ impl State {
 
     /// Removes a request whose client is gone from every table. Its grant is revoked.
     pub fn withdraw(&mut self, ticket: pending::Ticket) -> Option<Withdrawn> {
-        let PendingReply { to, stage } = self.pending.take(ticket)?;
-        let granted = match stage {
-            Stage::Beginning => None,
-            Stage::Waiting(id) => {
-                self.leave(id);
-                None
-            }
+        let (request, granted, block) = match self.pending.take(ticket)? {
+            Stage::Waiting(id) => (self.leave(id), None, None),
             Stage::Confirming(id) => match self.confirmations.remove(id).map(|it| it.what) {
-                Some(confirmations::What::Reply { grant, .. }) => Some(grant),
-                _ => None,
+                Some(confirmations::What::Reply { request, grant, .. }) => (Some(*request), Some(grant), None),
+                _ => (None, None, None),
             },
             Stage::Ending(end) => match end.outcome {
-                Outcome::Granted(_, grant) => Some(grant),
-                _ => None,
+                Outcome::Granted(_, grant) => (None, Some(grant), end.block),
+                _ => (None, None, end.block),
             },
-            Stage::Reading(reading) => {
-                if let Recipient::Blocked { client, .. } = to {
-                    self.reads_no_more(client, ticket, reading.until);
-                }
-                None
+            Stage::Reading(reader) => {
+                self.reads_no_more(reader.client, ticket, reader.reading.until);
+                (None, None, reader.block)
             }
         };
-        if let Recipient::Session { client, about } = &to {
-            self.sessions.remove_wait(*client, about, ticket);
+        if let Some(request) = &request {
+            self.sessions.remove_wait(request);
         }
         granted.into_iter().for_each(|grant| self.revoke(grant));
-        Some(Withdrawn { from: to, was_granted: granted.is_some() })
+        let block = request.map_or(block, |request| request.asker.block);
+        Some(Withdrawn { block, was_granted: granted.is_some() })
     }
 
     /// An owner withdraws an undelivered grant while it releases its hold of this lock: the
-    /// rest is revoked. Returns how its client is answered, unless it is a renewal that replicas have confirmed.
+    /// rest is revoked. Returns what is left to do, unless it is a renewal that replicas have confirmed.
     pub fn withdraw_granted(&mut self, id: GrantId, key: &LockKey) -> Option<WithdrawnGrant> {
         let is_confirming = self.undelivered.is(id, Progress::Confirming);
         let Grant { ticket, client, event, basis, .. } = *self.undelivered.get(id)?;
@@ -388,25 +393,15 @@ impl State {
         self.undelivered.revoke(id);
         if let Some(event) = event {
             self.sessions.refuse(client, event, id, sessions::WITHDRAWN);
-            return Some(WithdrawnGrant::Event);
+            return Some(WithdrawnGrant::Answered);
         }
-        let PendingReply { to, stage } = self.pending.get(ticket)?;
-        let is_blocked = matches!(to, Recipient::Blocked { .. });
-        if let Stage::Confirming(id) = stage {
-            self.confirmations.remove(*id);
+        if let Stage::Confirming(id) = self.pending.get(ticket)?
+            && let Some(confirmations::What::Reply { request, .. }) = self.confirmations.remove(*id).map(|it| it.what)
+        {
+            return Some(WithdrawnGrant::Unconfirmed(request));
         }
-        Some(if is_blocked && is_confirming {
-            WithdrawnGrant::Unconfirmed(ticket)
-        } else {
-            WithdrawnGrant::Reply(ticket)
-        })
-    }
-
-    /// Forgets a request whose place another one of its session takes.
-    pub fn forget_request(&mut self, ticket: pending::Ticket) {
-        if let Some(PendingReply { to: Recipient::Session { client, about }, .. }) = self.pending.take(ticket) {
-            self.sessions.remove_wait(client, &about, ticket);
-        }
+        self.pending.end_otherwise(ticket, Outcome::Withdrawn);
+        Some(WithdrawnGrant::Answered)
     }
 
     /// A hold that was bound is over: it is ended as soon as something may be written.

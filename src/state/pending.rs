@@ -1,11 +1,11 @@
-//! Pending replies, and how they are delivered: to a blocked client by a reply, to a session by an event.
+//! Requests that are not answered at once, and the replies that are pending for them: a blocked client gets a reply, a session an event.
 
 use super::event_bytes::{event_bytes, hold_bytes};
 use super::{BindingFlags, ConfirmationId, GrantId};
-use crate::lock::{Demand, LockKey, Millis, Owner, Token, WaiterId};
+use crate::lock::{Demand, Millis, Token, Waiter, WaiterId};
+use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::rc::Rc;
 
 pub use crate::server::callbacks::Ticket;
 
@@ -20,23 +20,50 @@ pub struct Terms {
     pub replicas: u32,
 }
 
-/// Who asks, and under what terms: the queue itself has what the rule needs to know.
-#[derive(Clone, Copy, Debug)]
+/// Who asks, on which terms, and how the answer is delivered. With it, a [`Waiter`] is all that is known of a request. It is in one place:
+/// in the queue, or among the confirmations.
+#[derive(Debug)]
 pub struct Asker {
     /// The ticket of the pending reply.
     pub ticket: Ticket,
     /// The connection on whose behalf it asks: its own, or a session's.
     pub client: u64,
-    /// Whether that is a session.
+    /// Whether that is a session, which gets an event. Else the client is blocked, and gets a reply.
     pub on_behalf: OnBehalf,
+    /// What ends the block.
+    pub block: Option<Blocked>,
     /// How the hold is to be bound to the connection.
     pub flags: BindingFlags,
     /// How many replicas must have the grant before it counts.
     pub replicas: u32,
+    /// Of a request for a longer lease. In a box, since no such request waits in the queue.
+    pub renewal: Option<Box<Renewal>>,
     /// What a grant is answered with.
     pub form: TokenForm,
     /// When the request arrived, by [`crate::server::clock::steady_micros`].
     pub arrived: u64,
+}
+
+impl Waiter<Asker> {
+    /// What it asks for.
+    pub fn terms(&self) -> Terms {
+        Terms { demand: self.demand, flags: self.asker.flags, replicas: self.asker.replicas }
+    }
+
+    /// How many bytes of its session are reserved for it.
+    pub fn bytes(&self) -> usize {
+        let names = self.keys.iter().map(|key| &*key.name);
+        wait_bytes(&self.owner, self.asker.renewal.is_some(), names)
+    }
+}
+
+/// What a request for a longer lease of locks that are held names: under which token they are held, and to which they are raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// `TOKEN`.
+    pub token: Option<Token>,
+    /// `FENCE`.
+    pub fence: Option<Token>,
 }
 
 /// What the reply to a grant says.
@@ -68,68 +95,11 @@ pub enum OnBehalf {
     Session,
 }
 
-/// The recipient of a pending reply.
-#[derive(Debug)]
-pub enum Recipient<B> {
-    /// A blocked client, which gets a reply.
-    Blocked {
-        /// Its connection.
-        client: u64,
-        /// What ends the block; `None` once that is done.
-        block: Option<B>,
-    },
-    /// A session, which gets an event.
-    Session {
-        /// Its connection.
-        client: u64,
-        /// What the event is about. In a box, since it is large, and blocked clients have none.
-        about: Box<About>,
-    },
-}
-
-/// What a session's request was about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct About {
-    /// Its keys.
-    pub keys: Rc<[LockKey]>,
-    /// Its owner.
-    pub owner: Owner,
-    /// What it asks for.
-    pub purpose: Purpose,
-}
-
-impl About {
-    /// How many bytes are reserved for it while it waits.
-    pub fn bytes(&self) -> usize {
-        wait_bytes(&self.owner, &self.purpose, self.keys.iter().map(|key| &*key.name))
-    }
-}
-
 /// How many bytes are reserved for a request that waits: for the event that says how it ends (of a renewal, one for each
 /// key), and for its holds once they are bound.
-pub fn wait_bytes<'a>(owner: &[u8], purpose: &Purpose, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
+pub fn wait_bytes<'a>(owner: &[u8], renews: bool, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
     let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
-    holds.saturating_add(match purpose {
-        Purpose::Acquire(_) => event_bytes(owner, names),
-        Purpose::Renew { .. } => holds / 2,
-    })
-}
-
-/// What a session's request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// One or more locks, on these terms. While it waits, a repetition counts as the same request.
-    Acquire(Terms),
-    /// A longer lease for locks that are held, on these terms: under this token, if it names one, and raised to that of
-    /// `FENCE`.
-    Renew {
-        /// The terms.
-        terms: Terms,
-        /// `TOKEN`.
-        token: Option<Token>,
-        /// `FENCE`.
-        fence: Option<Token>,
-    },
+    holds.saturating_add(if renews { holds / 2 } else { event_bytes(owner, names) })
 }
 
 /// How a session reads its events.
@@ -179,56 +149,46 @@ pub enum Answer {
     Tokens(Vec<Option<Token>>),
 }
 
-/// The stage of an answer.
+/// The stage of a pending reply. The larger ones are in boxes, since most are those of requests that wait.
 #[derive(Debug)]
-pub enum Stage {
-    /// Just created.
-    Beginning,
+pub enum Stage<B> {
     /// The request is in the queue.
     Waiting(WaiterId),
     /// The grant awaits confirmation by replicas.
     Confirming(ConfirmationId),
-    /// To be delivered at the end of this turn of the event loop. In a box, since it is large, and most answers that are
-    /// owed are those of requests that wait.
-    Ending(Box<End>),
-    /// A session is blocked until its next events. In a box for the same reason.
-    Reading(Box<Reading>),
+    /// A blocked client is to be answered at the end of this turn of the event loop.
+    Ending(Box<End<B>>),
+    /// A session is blocked until its next events.
+    Reading(Box<Reader<B>>),
 }
 
-/// The end of a request.
+/// The end of a blocked client's request.
 #[derive(Debug)]
-pub struct End {
+pub struct End<B> {
     /// What came of it.
     pub outcome: Outcome,
     /// When that was.
     pub at: Now,
+    /// What ends the block; `None` once that is done.
+    pub block: Option<B>,
 }
 
-/// A pending reply.
+/// A session that is blocked until its next events.
 #[derive(Debug)]
-pub struct PendingReply<B> {
-    /// To whom.
-    pub to: Recipient<B>,
-    /// Its stage.
-    pub stage: Stage,
-}
-
-/// What recording an end led to.
-#[derive(Debug)]
-pub enum Ended {
-    /// A blocked client will be answered.
-    Reply,
-    /// A session is to be notified.
-    Event(u64, About, Outcome),
-    /// It is not pending any more.
-    Nobody(Outcome),
+pub struct Reader<B> {
+    /// Its connection.
+    pub client: u64,
+    /// How it reads them.
+    pub reading: Reading,
+    /// What ends the block; `None` once that is done.
+    pub block: Option<B>,
 }
 
 /// All pending replies.
 #[derive(Debug)]
 pub struct PendingReplies<B> {
     tickets: u64,
-    pending: BTreeMap<Ticket, PendingReply<B>>,
+    pending: BTreeMap<Ticket, Stage<B>>,
     /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
     /// Those among them that the server may be about to redirect.
@@ -256,13 +216,13 @@ impl<B> PendingReplies<B> {
         Ticket(self.tickets)
     }
 
-    /// Records a pending reply.
-    pub fn owe(&mut self, ticket: Ticket, to: Recipient<B>, stage: Stage) {
-        self.pending.insert(ticket, PendingReply { to, stage });
+    /// Records at which stage a reply is.
+    pub fn set(&mut self, ticket: Ticket, stage: Stage<B>) {
+        self.pending.insert(ticket, stage);
     }
 
-    /// A pending reply.
-    pub fn get(&self, ticket: Ticket) -> Option<&PendingReply<B>> {
+    /// The stage of a reply; `None`: it is not pending.
+    pub fn get(&self, ticket: Ticket) -> Option<&Stage<B>> {
         self.pending.get(&ticket)
     }
 
@@ -276,39 +236,33 @@ impl<B> PendingReplies<B> {
         self.pending.is_empty()
     }
 
-    /// Sets the stage of an answer.
-    pub fn set(&mut self, ticket: Ticket, stage: Stage) {
-        if let Some(pending) = self.pending.get_mut(&ticket) {
-            pending.stage = stage;
-        }
-    }
-
     /// Removes the first time limit that is over, and returns whose it is.
     pub fn take_timeout(&mut self, now: Millis) -> Option<Ticket> {
         self.timeouts.first().filter(|(until, _)| *until <= now)?;
         self.timeouts.pop_first().map(|(_, ticket)| ticket)
     }
 
-    /// Removes an answer: it is being delivered, or its client is gone.
-    pub fn take(&mut self, ticket: Ticket) -> Option<PendingReply<B>> {
+    /// Removes a reply: it is being delivered, or its client is gone.
+    pub fn take(&mut self, ticket: Ticket) -> Option<Stage<B>> {
         self.pending.remove(&ticket)
     }
 
-    /// Records the outcome of a request.
-    pub fn end(&mut self, ticket: Ticket, outcome: Outcome, now: Now) -> Ended {
-        match self.pending.get_mut(&ticket) {
-            None => Ended::Nobody(outcome),
-            Some(PendingReply { to: Recipient::Blocked { .. }, stage }) => {
-                *stage = Stage::Ending(Box::new(End { outcome, at: now }));
-                self.ending.push_back(ticket);
-                Ended::Reply
-            }
-            Some(PendingReply { to: Recipient::Session { .. }, .. }) => match self.pending.remove(&ticket) {
-                Some(PendingReply { to: Recipient::Session { client, about }, .. }) => {
-                    Ended::Event(client, *about, outcome)
-                }
-                _ => Ended::Nobody(outcome),
-            },
+    /// The request of a blocked client has ended.
+    ///
+    /// # Errors
+    ///
+    /// The outcome, if the client is gone.
+    pub fn end(&mut self, ticket: Ticket, end: End<B>) -> Result<(), Outcome> {
+        let Some(stage) = self.pending.get_mut(&ticket) else { return Err(end.outcome) };
+        *stage = Stage::Ending(Box::new(end));
+        self.ending.push_back(ticket);
+        Ok(())
+    }
+
+    /// The request of a blocked client, which is about to be answered, ends in this way instead.
+    pub fn end_otherwise(&mut self, ticket: Ticket, outcome: Outcome) {
+        if let Some(Stage::Ending(end)) = self.pending.get_mut(&ticket) {
+            end.outcome = outcome;
         }
     }
 
@@ -320,7 +274,7 @@ impl<B> PendingReplies<B> {
     /// The next blocked client to be answered now.
     pub fn next_ending(&mut self) -> Option<(Ticket, B)> {
         while let Some(ticket) = self.ending.pop_front() {
-            if let Some(block) = self.take_block(ticket) {
+            if let Some(block) = self.block(ticket).and_then(Option::take) {
                 return Some((ticket, block));
             }
         }
@@ -329,7 +283,7 @@ impl<B> PendingReplies<B> {
 
     /// Postpones an answer until [`PendingReplies::next_put_off`] returns it, if the client is still there by then.
     pub fn put_off(&mut self, ticket: Ticket, back: B) {
-        if let Some(PendingReply { to: Recipient::Blocked { block, .. }, .. }) = self.pending.get_mut(&ticket) {
+        if let Some(block) = self.block(ticket) {
             *block = Some(back);
             self.put_off.push_back(ticket);
         }
@@ -338,7 +292,7 @@ impl<B> PendingReplies<B> {
     /// The next client whose answer was postponed.
     pub fn next_put_off(&mut self) -> Option<B> {
         while let Some(ticket) = self.put_off.pop_front() {
-            let block = self.take_block(ticket);
+            let block = self.block(ticket).and_then(Option::take);
             if block.is_some() {
                 return block;
             }
@@ -346,10 +300,12 @@ impl<B> PendingReplies<B> {
         None
     }
 
-    fn take_block(&mut self, ticket: Ticket) -> Option<B> {
+    /// What ends the block of a client that may be answered.
+    fn block(&mut self, ticket: Ticket) -> Option<&mut Option<B>> {
         match self.pending.get_mut(&ticket)? {
-            PendingReply { to: Recipient::Blocked { block, .. }, .. } => block.take(),
-            PendingReply { to: Recipient::Session { .. }, .. } => None,
+            Stage::Ending(end) => Some(&mut end.block),
+            Stage::Reading(reader) => Some(&mut reader.block),
+            Stage::Waiting(_) | Stage::Confirming(_) => None,
         }
     }
 
@@ -359,8 +315,8 @@ impl<B> PendingReplies<B> {
         // Some are just being answered.
         let all: BTreeSet<Ticket> = readers.chain(self.ending.iter().chain(&self.put_off).copied()).collect();
         for ticket in all {
-            let pending = self.pending.get_mut(&ticket);
-            let Some(Stage::Reading(reading)) = pending.map(|pending| &mut pending.stage) else { continue };
+            let Some(Stage::Reading(reader)) = self.pending.get_mut(&ticket) else { continue };
+            let reading = &mut reader.reading;
             reading.asked = moved(reading.asked);
             if let Some(until) = &mut reading.until
                 && self.timeouts.remove(&(*until, ticket))

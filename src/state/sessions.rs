@@ -9,9 +9,9 @@
 
 use super::bindings::Read;
 use super::event_bytes::event_bytes;
-use super::pending::{About, Ticket};
-use super::{Answer, Binding, GrantId, Outcome};
-use crate::lock::{Deadline, LockKey, Millis, Owner, Token};
+use super::pending::Ticket;
+use super::{Answer, Asker, Binding, GrantId, Outcome};
+use crate::lock::{Deadline, LockKey, Millis, Owner, Token, Waiter};
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -228,19 +228,19 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
-    /// Records that a request waits on behalf of a session.
-    pub fn add_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
+    /// Records that a request waits on behalf of a session, and reserves so many bytes for it.
+    pub fn add_wait(&mut self, client: u64, ticket: Ticket, bytes: usize) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         session.waits.insert(ticket);
-        session.reserved = session.reserved.saturating_add(about.bytes());
+        session.reserved = session.reserved.saturating_add(bytes);
         self.waits = self.waits.saturating_add(1);
     }
 
-    /// A request no longer waits on behalf of a session.
-    pub fn remove_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
-        let Some(session) = self.by_client.get_mut(&client) else { return };
-        if session.waits.remove(&ticket) {
-            session.reserved = session.reserved.saturating_sub(about.bytes());
+    /// A request no longer waits on behalf of its session, if it has one.
+    pub fn remove_wait(&mut self, request: &Waiter<Asker>) {
+        let Some(session) = self.by_client.get_mut(&request.asker.client) else { return };
+        if session.waits.remove(&request.asker.ticket) {
+            session.reserved = session.reserved.saturating_sub(request.bytes());
             self.waits = self.waits.saturating_sub(1);
         }
     }
@@ -253,16 +253,15 @@ impl Sessions {
     /// The outcome, if there is no such session any more.
     pub fn tell(
         &mut self,
-        (client, ticket): (u64, Ticket),
-        about: About,
+        request: Waiter<Asker>,
         (outcome, until): (Outcome, Deadline),
         now: Now,
     ) -> Result<Option<u64>, Outcome> {
-        self.remove_wait(client, &about, ticket);
+        self.remove_wait(&request);
+        let Waiter { keys, owner, asker: Asker { client, .. }, .. } = request;
         if !self.is_open(client) {
             return Err(outcome);
         }
-        let About { keys, owner, .. } = about;
         let (kind, unheard) = match outcome {
             Outcome::Granted(Answer::Token(token) | Answer::TokenAndWait(token, _), grant) => {
                 (Kind::Granted(token, until), Some(Unheard { grant, since: now }))

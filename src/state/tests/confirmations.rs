@@ -1,6 +1,6 @@
 //! What replicas have yet to confirm: each is confirmed, missed or given up once, in order.
 
-use super::TERMS;
+use super::{key, owner, request};
 use crate::server::clock::Now;
 use crate::server::replicas::Offsets;
 use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
@@ -9,13 +9,13 @@ use crate::state::{Answer, Confirmations, GrantId};
 
 /// A grant that this many replicas must have by 100.
 fn grant(number: u64, needed: u32) -> Confirmation {
-    let (ticket, answer, grant) = (Ticket(number), Answer::Token(number), GrantId(number));
-    let what = What::Reply { ticket, answer, grant, terms: TERMS };
+    let request = Box::new(request(1, Ticket(number), owner(1), [key(1)]));
+    let what = What::Reply { request, answer: Answer::Token(number), grant: GrantId(number) };
     Confirmation { what, needed, target: None, began: Now { micros: 0 }, until: 100 }
 }
 
 fn number(it: &Confirmation) -> u64 {
-    if let What::Reply { ticket, .. } = it.what { ticket.0 } else { 0 }
+    if let What::Reply { request, .. } = &it.what { request.asker.ticket.0 } else { 0 }
 }
 
 /// Replicas that have confirmed so much.

@@ -11,9 +11,9 @@ mod together;
 mod undelivered;
 
 use super::bindings::Home;
-use super::pending::Purpose;
-use super::{Answer, BindingFlags, GrantId, NewBinding, Outcome, Terms};
-use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token};
+use super::pending::{OnBehalf, Ticket};
+use super::{Answer, Asker, BindingFlags, GrantId, NewBinding, Outcome, Terms, TokenForm};
+use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token, Waiter};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -23,8 +23,17 @@ const TERMS: Terms = Terms {
     replicas: 0,
 };
 
-/// A request for a lock.
-const ACQUIRE: Purpose = Purpose::Acquire(TERMS);
+/// Who asks for a lock.
+fn asker(client: u64, on_behalf: OnBehalf, ticket: Ticket) -> Asker {
+    let Terms { flags, replicas, .. } = TERMS;
+    let (form, arrived) = (TokenForm::Alone, 1);
+    Asker { ticket, client, on_behalf, block: None, flags, replicas, renewal: None, form, arrived }
+}
+
+/// A session's request for locks.
+fn request(client: u64, ticket: Ticket, owner: Owner, keys: impl Into<Rc<[LockKey]>>) -> Waiter<Asker> {
+    Waiter::new(owner, keys.into(), TERMS.demand, None, asker(client, OnBehalf::Session, ticket))
+}
 
 fn owner(number: u8) -> Owner {
     Rc::from([b'o', number])

@@ -1,20 +1,28 @@
-//! Answers that are owed: each is given once, or found to be undeliverable once.
+//! Pending replies: each is sent once, or found to be undeliverable once.
 
-use super::{granted, key, owner};
+use super::granted;
+use crate::lock::WaiterId;
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
-use crate::state::pending::{About, Ended, PendingReplies};
-use crate::state::{Reading, Recipient, SignsOfLife, Stage};
+use crate::state::pending::{End, PendingReplies, Reader};
+use crate::state::{Outcome, Reading, SignsOfLife, Stage};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 const NOW: Now = Now { micros: 1 };
 
+fn waiting() -> Stage<Ticket> {
+    Stage::Waiting(WaiterId::FIRST)
+}
+
+/// The end of a blocked client's request, whose block is called as its ticket is.
+fn end(ticket: Ticket) -> End<Ticket> {
+    End { outcome: granted(ticket.0), at: NOW, block: Some(ticket) }
+}
+
 #[derive(Clone, Debug)]
 enum Act {
-    OweBlocked,
-    OweSession,
+    Wait,
     End(u64),
     NextEnding,
     Gone(u64),
@@ -22,8 +30,7 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        2 => Just(Act::OweBlocked),
-        2 => Just(Act::OweSession),
+        2 => Just(Act::Wait),
         3 => (1..20_u64).prop_map(Act::End),
         2 => Just(Act::NextEnding),
         1 => (1..20_u64).prop_map(Act::Gone),
@@ -34,46 +41,36 @@ proptest! {
     #![proptest_config(super::config())]
 
     #[test]
-    fn each_ticket_is_answered_once(acts in proptest::collection::vec(act(), 0..80)) {
-        let mut owed: PendingReplies<Ticket> = PendingReplies::default();
-        let (mut blocked, mut sessions) = (BTreeSet::new(), BTreeSet::new());
-        let mut ending = BTreeSet::new();
+    fn blocked_client_is_answered_once(acts in proptest::collection::vec(act(), 0..80)) {
+        let mut replies: PendingReplies<Ticket> = PendingReplies::default();
+        let (mut waiting, mut ending) = (BTreeSet::new(), BTreeSet::new());
         for act in acts {
             match act {
-                Act::OweBlocked => {
-                    let ticket = owed.ticket();
-                    owed.owe(ticket, Recipient::Blocked { client: 1, block: Some(ticket) }, Stage::Beginning);
-                    prop_assert!(blocked.insert(ticket), "a ticket is new");
+                Act::Wait => {
+                    let ticket = replies.ticket();
+                    replies.set(ticket, self::waiting());
+                    prop_assert!(waiting.insert(ticket), "a ticket is new");
                 }
-                Act::OweSession => {
-                    let ticket = owed.ticket();
-                    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
-                    owed.owe(ticket, Recipient::Session { client: 1, about: about.into() }, Stage::Beginning);
-                    prop_assert!(sessions.insert(ticket), "a ticket is new");
-                }
+                // A request ends once.
+                Act::End(number) if ending.contains(&Ticket(number)) => {}
                 Act::End(number) => {
                     let ticket = Ticket(number);
-                    let is_ending = ending.contains(&ticket);
-                    match owed.end(ticket, granted(number), NOW) {
-                        _ if is_ending => {}
-                        Ended::Reply => prop_assert!(blocked.contains(&ticket) && ending.insert(ticket)),
-                        Ended::Event(..) => prop_assert!(sessions.remove(&ticket)),
-                        Ended::Nobody(_) => prop_assert!(!blocked.contains(&ticket) && !sessions.contains(&ticket)),
-                    }
+                    let is_pending = replies.end(ticket, end(ticket)).is_ok();
+                    prop_assert_eq!(is_pending, waiting.remove(&ticket));
+                    ending.extend(is_pending.then_some(ticket));
                 }
                 Act::NextEnding => {
-                    if let Some((_, ticket)) = owed.next_ending() {
-                        prop_assert!(ending.remove(&ticket) && blocked.remove(&ticket), "answered once");
-                        prop_assert!(owed.take(ticket).is_some());
+                    if let Some((ticket, block)) = replies.next_ending() {
+                        prop_assert!(ticket == block && ending.remove(&ticket), "answered once");
+                        prop_assert!(replies.take(ticket).is_some());
                     } else {
-                        prop_assert!(ending.is_empty() && !owed.is_ending());
+                        prop_assert!(ending.is_empty() && !replies.is_ending());
                     }
                 }
                 Act::Gone(number) => {
                     let ticket = Ticket(number);
-                    let known = blocked.remove(&ticket) | sessions.remove(&ticket);
-                    ending.remove(&ticket);
-                    prop_assert_eq!(owed.take(ticket).is_some(), known);
+                    let is_known = waiting.remove(&ticket) | ending.remove(&ticket);
+                    prop_assert_eq!(replies.take(ticket).is_some(), is_known);
                 }
             }
         }
@@ -81,37 +78,48 @@ proptest! {
 }
 
 #[test]
-fn an_answer_that_is_put_off_is_given_if_the_client_is_still_there() {
-    let mut owed: PendingReplies<Ticket> = PendingReplies::default();
-    let [one, other] = [1, 2].map(|client| {
-        let ticket = owed.ticket();
-        owed.owe(ticket, Recipient::Blocked { client, block: Some(ticket) }, Stage::Beginning);
-        owed.end(ticket, granted(client), NOW);
-        let (ending, block) = owed.next_ending().expect("it ends");
-        owed.put_off(ending, block);
+fn reply_that_is_put_off_is_sent_if_the_client_is_still_there() {
+    let mut replies: PendingReplies<Ticket> = PendingReplies::default();
+    let [one, other] = [1, 2].map(|_| {
+        let ticket = replies.ticket();
+        replies.set(ticket, waiting());
+        assert!(replies.end(ticket, end(ticket)).is_ok());
+        let (ending, block) = replies.next_ending().expect("it ends");
+        replies.put_off(ending, block);
         ticket
     });
-    assert!(owed.next_ending().is_none());
-    owed.take(one);
-    assert_eq!(owed.next_put_off(), Some(other));
-    assert_eq!(owed.next_put_off(), None);
+    assert!(replies.next_ending().is_none());
+    replies.take(one);
+    assert_eq!(replies.next_put_off(), Some(other));
+    assert_eq!(replies.next_put_off(), None);
 }
 
-/// A reader is called without an outcome, and a session is never answered like a client.
+/// A grant that is withdrawn before its reply is sent.
 #[test]
-fn whoever_is_called_is_answered() {
-    let mut owed: PendingReplies<Ticket> = PendingReplies::default();
-    let (reader, session) = (owed.ticket(), owed.ticket());
-    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
-    owed.owe(reader, Recipient::Blocked { client: 1, block: Some(reader) }, Stage::Beginning);
-    owed.owe(session, Recipient::Session { client: 1, about: about.into() }, Stage::Beginning);
+fn end_is_changed_until_the_reply_is_sent() {
+    let mut replies: PendingReplies<Ticket> = PendingReplies::default();
+    let ticket = replies.ticket();
+    replies.set(ticket, waiting());
+    replies.end_otherwise(ticket, Outcome::TimedOut);
+    assert!(matches!(replies.get(ticket), Some(Stage::Waiting(_))), "it has not ended");
+    assert!(replies.end(ticket, end(ticket)).is_ok());
+    replies.end_otherwise(ticket, Outcome::Withdrawn);
+    assert_eq!(replies.next_ending(), Some((ticket, ticket)));
+    let Some(Stage::Ending(end)) = replies.take(ticket) else { panic!("it has ended") };
+    assert!(matches!(end.outcome, Outcome::Withdrawn));
+}
+
+/// A reader is called without an outcome, and a session's request is never answered like that of a blocked client.
+#[test]
+fn called_reader_is_answered() {
+    let mut replies: PendingReplies<Ticket> = PendingReplies::default();
+    let (reader, session) = (replies.ticket(), replies.ticket());
     let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: Some(5) };
-    owed.set(reader, Stage::Reading(reading.into()));
-    let Some(Stage::Reading(reading)) = owed.get(reader).map(|it| &it.stage) else { panic!("it reads") };
-    assert_eq!((reading.most, reading.until), (1, Some(5)));
-    owed.call(session);
-    owed.call(reader);
-    assert!(owed.is_ending());
-    assert_eq!(owed.next_ending(), Some((reader, reader)));
-    assert!(owed.next_ending().is_none() && !owed.is_ending());
+    replies.set(reader, Stage::Reading(Box::new(Reader { client: 1, reading, block: Some(reader) })));
+    replies.set(session, waiting());
+    replies.call(session);
+    replies.call(reader);
+    assert!(replies.is_ending());
+    assert_eq!(replies.next_ending(), Some((reader, reader)));
+    assert!(replies.next_ending().is_none() && !replies.is_ending());
 }

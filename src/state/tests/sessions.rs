@@ -1,13 +1,12 @@
 //! Event queues: the counters are what is stored, and each event is read once.
 
-use super::{TERMS, granted as grant, key, owner};
-use crate::lock::{Deadline, LockKey};
+use super::{granted as grant, key, owner, request};
+use crate::lock::{Deadline, LockKey, Owner, Waiter};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::event_bytes::hold_bytes;
-use crate::state::pending::{About, Purpose};
 use crate::state::sessions::Remains;
-use crate::state::{GrantId, Kind, Outcome, Sessions};
+use crate::state::{Asker, GrantId, Kind, Outcome, Renewal, Sessions};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -24,7 +23,7 @@ enum End {
 #[derive(Clone, Debug)]
 enum Act {
     Open(u64),
-    Asks { client: u64, owner: u8, keys: Vec<u8>, purpose: Purpose },
+    Asks { client: u64, owner: u8, keys: Vec<u8>, renews: bool },
     Ends { nth: usize, end: End },
     Read(u64),
     Gone(u64),
@@ -33,14 +32,12 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let (clients, owners, keys) = (1..4_u64, 0..3_u8, 0..4_u8);
-    let purpose =
-        prop_oneof![3 => Just(super::ACQUIRE), 1 => Just(Purpose::Renew { terms: TERMS, token: None, fence: None })];
     let end = prop_oneof![3 => Just(End::Granted), 1 => Just(End::TimedOut), 1 => Just(End::Refused)];
     let some_keys = proptest::collection::btree_set(keys, 1..3).prop_map(|keys| keys.into_iter().collect());
     prop_oneof![
         2 => clients.clone().prop_map(Act::Open),
-        6 => (clients.clone(), owners, some_keys, purpose)
-            .prop_map(|(client, owner, keys, purpose)| Act::Asks { client, owner, keys, purpose }),
+        6 => (clients.clone(), owners, some_keys, proptest::bool::weighted(0.25))
+            .prop_map(|(client, owner, keys, renews)| Act::Asks { client, owner, keys, renews }),
         4 => (0..10_usize, end).prop_map(|(nth, end)| Act::Ends { nth, end }),
         3 => clients.clone().prop_map(Act::Read),
         1 => clients.prop_map(Act::Gone),
@@ -48,13 +45,16 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// The keys and the owner that an event names.
+type Subject = (Rc<[LockKey]>, Owner);
+
 /// What there should be.
 #[derive(Debug, Default)]
 struct Plain {
     gone: BTreeSet<u64>,
-    waiting: Vec<(u64, Ticket, About)>,
-    /// What each session has not read: of whom, and about what.
-    mail: BTreeMap<u64, Vec<About>>,
+    waiting: Vec<Waiter<Asker>>,
+    /// What each session has not read: of what keys and which owner.
+    mail: BTreeMap<u64, Vec<Subject>>,
     left: BTreeSet<Ticket>,
     events_left: usize,
     tickets: u64,
@@ -70,14 +70,16 @@ fn tell(sessions: &mut Sessions, plain: &mut Plain, nth: usize, end: End) {
     if plain.waiting.is_empty() {
         return;
     }
-    let (client, ticket, about) = plain.waiting.remove(nth % plain.waiting.len());
+    let request = plain.waiting.remove(nth % plain.waiting.len());
+    let Ticket(ticket) = request.asker.ticket;
     let outcome = match end {
-        End::Granted => grant(ticket.0),
+        End::Granted => grant(ticket),
         End::TimedOut => Outcome::TimedOut,
         End::Refused => Outcome::Refused("ERR".into()),
     };
-    assert!(sessions.tell((client, ticket), about.clone(), (outcome, END), Now { micros: ticket.0 }).is_ok());
-    plain.mail.get_mut(&client).expect("open").push(about);
+    let about = (request.keys.clone(), request.owner.clone());
+    plain.mail.get_mut(&request.asker.client).expect("open").push(about);
+    assert!(sessions.tell(request, (outcome, END), Now { micros: ticket }).is_ok());
 }
 
 fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
@@ -88,14 +90,14 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
             sessions.open(client);
             plain.mail.entry(client).or_default();
         }
-        Act::Asks { client, owner: who, keys, purpose } => {
-            let keys: Rc<[LockKey]> = keys.into_iter().map(key).collect();
-            let about = About { keys, owner: owner(who), purpose };
+        Act::Asks { client, owner: who, keys, renews } => {
             if sessions.is_open(client) {
                 plain.tickets += 1;
                 let ticket = Ticket(plain.tickets);
-                sessions.add_wait(client, &about, ticket);
-                plain.waiting.push((client, ticket, about));
+                let mut request = request(client, ticket, owner(who), keys.into_iter().map(key).collect::<Vec<_>>());
+                request.asker.renewal = renews.then(|| Renewal { token: None, fence: None }.into());
+                sessions.add_wait(client, ticket, request.bytes());
+                plain.waiting.push(request);
             }
         }
         Act::Ends { nth, end } => tell(sessions, plain, nth, end),
@@ -105,12 +107,13 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
                 assert_eq!(matches!(event.kind, Kind::Granted(..)), unheard.is_some());
                 (event.keys, event.owner)
             });
-            assert_eq!(read, expected.map(|about| (about.keys, about.owner)));
+            assert_eq!(read, expected);
         }
         Act::Gone(client) => {
             plain.gone.insert(client);
             assert_eq!(sessions.client_gone(client), plain.mail.remove(&client).is_some());
-            plain.left.extend(plain.waiting.extract_if(.., |it| it.0 == client).map(|it| it.1));
+            let left = plain.waiting.extract_if(.., |it| it.asker.client == client);
+            plain.left.extend(left.map(|it| it.asker.ticket));
         }
         Act::Remains => match sessions.next_remains() {
             Some(Remains::Wait(ticket)) => drop(plain.left.remove(&ticket)),
@@ -149,10 +152,10 @@ fn how_large_the_next_event_is() {
     let mut sessions = Sessions::default();
     sessions.open(1);
     assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.bytes(1)), (0, 0, 0));
-    let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: super::ACQUIRE };
-    sessions.add_wait(1, &about, Ticket(1));
+    let request = request(1, Ticket(1), owner(1), [key(1), key(2)]);
+    sessions.add_wait(1, Ticket(1), request.bytes());
     let (waiting, holds) = (sessions.bytes(1), [1, 2].map(|it| hold_bytes(&owner(1), &key(it).name)));
-    assert!(sessions.tell((1, Ticket(1)), about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
+    assert!(sessions.tell(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     assert_eq!((sessions.next_size(1), sessions.unread(1)), (2, 1));
     assert_eq!(sessions.bytes(1) + holds.iter().sum::<usize>(), waiting, "the event takes what was reserved for it");
     assert!(sessions.read(1).is_some());
@@ -161,10 +164,10 @@ fn how_large_the_next_event_is() {
 
 /// A grant of these keys that a session was told of: its place.
 fn granted(sessions: &mut Sessions, client: u64, serial: u64, who: u8, keys: &[LockKey]) -> u64 {
-    let about = About { keys: keys.into(), owner: owner(who), purpose: super::ACQUIRE };
+    let request = request(client, Ticket(serial), owner(who), keys);
     sessions.open(client);
-    sessions.add_wait(client, &about, Ticket(serial));
-    let told = sessions.tell((client, Ticket(serial)), about, (grant(serial), END), Now { micros: 0 });
+    sessions.add_wait(client, Ticket(serial), request.bytes());
+    let told = sessions.tell(request, (grant(serial), END), Now { micros: 0 });
     told.ok().flatten().expect("it is open")
 }
 
@@ -193,9 +196,9 @@ fn end_of_a_session_is_dealt_with_event_by_event() {
     let mut sessions = Sessions::default();
     sessions.open(1);
     for number in 0..5 {
-        let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: super::ACQUIRE };
-        sessions.add_wait(1, &about, Ticket(number));
-        assert!(sessions.tell((1, Ticket(number)), about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
+        let request = request(1, Ticket(number), owner(1), [key(1), key(2)]);
+        sessions.add_wait(1, Ticket(number), request.bytes());
+        assert!(sessions.tell(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     }
     assert!(sessions.client_gone(1));
     let mut steps = 0;

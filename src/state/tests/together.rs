@@ -1,16 +1,16 @@
 //! What concerns several tables at once.
 
-use super::{TERMS, granted, home, key, new_binding, owner};
+use super::{TERMS, asker, granted, home, key, new_binding, owner, request};
 use crate::lock::serve::{Change, Job};
-use crate::lock::{Deadline, WaiterId};
+use crate::lock::{Deadline, Waiter, WaiterId};
 use crate::server::clock::{Now, Slice};
-use crate::state::pending::{About, OnBehalf, Ticket};
+use crate::state::confirmations::What;
+use crate::state::pending::{self, OnBehalf, Ticket};
 use crate::state::sessions::{Reader, WITHDRAWN};
 use crate::state::{
-    Answer, Asker, Basis, Binding, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewBinding, Outcome, Progress,
-    Reading, Recipient, SignsOfLife, Stage, State, TokenForm, Why, WithdrawnGrant,
+    Answer, Asker, Basis, Binding, Confirmation, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewBinding,
+    Outcome, Progress, Reading, SignsOfLife, Stage, State, Why, WithdrawnGrant,
 };
-use std::rc::Rc;
 
 const NOW: Now = Now { micros: 1 };
 
@@ -22,39 +22,51 @@ fn undelivered(state: &mut State, client: u64, ticket: Ticket, progress: Progres
     state.undelivered.begin(grant, progress)
 }
 
-/// Owes an answer to a blocked client.
-fn blocked(state: &mut State, client: u64, stage: Stage) -> Ticket {
+/// A request of a blocked client whose reply is pending.
+fn blocked(state: &mut State, client: u64) -> Waiter<Asker> {
     let ticket = state.pending.ticket();
-    state.pending.owe(ticket, Recipient::Blocked { client, block: None }, stage);
-    ticket
+    state.pending.set(ticket, Stage::Waiting(WaiterId::FIRST));
+    Waiter::new(owner(1), [key(1)].into(), TERMS.demand, None, asker(client, OnBehalf::Itself, ticket))
 }
 
-/// Owes an event to a session.
-fn asked(state: &mut State, client: u64) -> Ticket {
-    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
+/// A session's request whose event is pending.
+fn asked(state: &mut State, client: u64) -> Waiter<Asker> {
     let ticket = state.pending.ticket();
+    let request = request(client, ticket, owner(1), [key(1)]);
     state.sessions.open(client);
-    state.sessions.add_wait(client, &about, ticket);
-    state.pending.owe(ticket, Recipient::Session { client, about: about.into() }, Stage::Beginning);
-    ticket
+    state.sessions.add_wait(client, ticket, request.bytes());
+    state.pending.set(ticket, Stage::Waiting(WaiterId::FIRST));
+    request
+}
+
+/// This request is granted key 1, and awaits replicas.
+fn confirming(state: &mut State, request: Waiter<Asker>) -> GrantId {
+    let Asker { ticket, client, .. } = request.asker;
+    let grant = undelivered(state, client, ticket, Progress::Confirming);
+    let what = What::Reply { request: Box::new(request), answer: Answer::Token(7), grant };
+    let id = state.confirmations.begin(Confirmation { what, needed: 1, target: None, began: NOW, until: 100 });
+    state.pending.set(ticket, Stage::Confirming(id));
+    grant
 }
 
 /// A session that is blocked until its next event.
 fn reads(state: &mut State, client: u64) {
     state.sessions.open(client);
     let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: None };
-    let ticket = blocked(state, client, Stage::Reading(reading.into()));
+    let ticket = state.pending.ticket();
+    state.pending.set(ticket, Stage::Reading(Box::new(pending::Reader { client, reading, block: None })));
     state.sessions.set_reader(client, Some(Reader { ticket, until: None }));
     assert!(!state.pending.is_ending());
 }
 
 /// A waiter in the queue for key 1, which waits until then.
 fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
-    let ticket = blocked(state, u64::from(number), Stage::Beginning);
-    let (form, on_behalf) = (TokenForm::Alone, OnBehalf::Itself);
-    let asker = Asker { ticket, client: 1, on_behalf, flags: TERMS.flags, replicas: 0, form, arrived: 1 };
+    let ticket = state.pending.ticket();
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
-    state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker)
+    let asker = asker(1, OnBehalf::Itself, ticket);
+    let id = state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker);
+    state.pending.set(ticket, Stage::Waiting(id));
+    id
 }
 
 /// T6. What leaves the queues is counted in keys: the end of 5,000 waits of 128 keys took 50 ms in one step.
@@ -89,35 +101,47 @@ fn bound(state: &mut State, client: u64) -> Binding {
 }
 
 #[test]
-fn an_answer_goes_to_whoever_it_is_owed_to() {
+fn end_of_a_request_reaches_its_recipient() {
     let mut state = State::default();
-    let ticket = blocked(&mut state, 1, Stage::Beginning);
-    assert_eq!(state.end(ticket, granted(1), NOW), Delivery::Due);
+    let request = blocked(&mut state, 1);
+    assert_eq!(state.end(request, granted(1), NOW), Delivery::Due);
     assert!(state.pending.is_ending() && !state.undelivered.is_revoked());
 
     let mut state = State::default();
-    let ticket = asked(&mut state, 2);
-    assert_eq!(state.end(ticket, granted(3), NOW), Delivery::Due);
+    let request = asked(&mut state, 2);
+    let ticket = request.asker.ticket;
+    assert_eq!(state.end(request, granted(3), NOW), Delivery::Due);
     assert!(!state.pending.is_ending() && !state.undelivered.is_revoked());
     let kind = state.sessions.read(2).map(|(event, _)| event.kind);
     assert!(matches!(kind, Some(Kind::Granted(3, _))), "{kind:?}");
-    // It was the only one.
-    assert_eq!(state.end(ticket, Outcome::TimedOut, NOW), Delivery::Nobody);
-    assert!(state.sessions.read(2).is_none() && !state.undelivered.is_revoked());
+    assert!(state.pending.get(ticket).is_none());
 
-    let ticket = asked(&mut state, 2);
+    let request = asked(&mut state, 2);
     state.sessions.client_gone(2);
-    let grant = undelivered(&mut state, 2, ticket, Progress::Delivering);
-    assert_eq!(state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Revoked);
+    let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
+    assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Revoked);
     assert!(state.undelivered.is_revoked() && state.has_work());
+}
+
+/// A client that is gone gets nothing, also if that is found out while its request is being granted.
+#[test]
+fn grant_to_a_client_that_is_gone_is_revoked() {
+    for is_session in [false, true] {
+        let mut state = State::default();
+        let request = if is_session { asked(&mut state, 2) } else { blocked(&mut state, 2) };
+        let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
+        state.withdraw(request.asker.ticket);
+        assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Revoked);
+        assert!(!state.pending.is_ending() && state.sessions.unread(2) == 0);
+    }
 }
 
 #[test]
 fn a_reader_is_called_for_each_kind_of_event() {
     let mut state = State::default();
-    let ticket = asked(&mut state, 2);
+    let request = asked(&mut state, 2);
     reads(&mut state, 2);
-    state.end(ticket, granted(1), NOW);
+    state.end(request, granted(1), NOW);
     assert!(state.pending.is_ending());
     for tell in [State::lost, State::unbound] {
         let mut state = State::default();
@@ -139,8 +163,8 @@ fn a_reader_that_has_gone_is_not_called() {
     state.pending.timeouts.extend([(30, ticket), (40, ticket)]);
     state.reads_no_more(2, ticket, Some(30));
     assert_eq!(state.pending.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
-    let ticket = asked(&mut state, 2);
-    state.end(ticket, granted(1), NOW);
+    let request = asked(&mut state, 2);
+    state.end(request, granted(1), NOW);
     assert!(!state.pending.is_ending());
 }
 
@@ -148,9 +172,9 @@ fn a_reader_that_has_gone_is_not_called() {
 #[test]
 fn grant_of_ended_session_is_revoked() {
     let mut state = State::default();
-    let ticket = asked(&mut state, 2);
-    let grant = undelivered(&mut state, 2, ticket, Progress::Delivering);
-    state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW);
+    let request = asked(&mut state, 2);
+    let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
+    state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW);
     assert!(state.take_revoked(0, &key(1).name).is_empty());
     state.sessions.client_gone(2);
     let revoked = state.take_revoked(0, &key(1).name);
@@ -163,13 +187,13 @@ fn grant_of_ended_session_is_revoked() {
 fn grant_that_awaits_replicas_is_in_the_way() {
     for is_confirmed in [true, false] {
         let mut state = State::default();
-        let ticket = asked(&mut state, 2);
-        let grant = undelivered(&mut state, 2, ticket, Progress::Confirming);
+        let request = asked(&mut state, 2);
+        let grant = confirming(&mut state, request);
         let waiter = waits(&mut state, 1, None);
         assert!(
             state.awaits_replicas(0, &key(1).name, &owner(1)) && !state.awaits_replicas(1, &key(1).name, &owner(1))
         );
-        assert_eq!(state.tickets_of(&owner(1), &key(1)).count(), 2);
+        assert_eq!(state.requests_of(&owner(1), &key(1)).count(), 2);
         if is_confirmed {
             state.confirmed(grant)
         } else {
@@ -185,20 +209,30 @@ fn grant_that_awaits_replicas_is_in_the_way() {
 #[test]
 fn withdrawn_grant_is_told_to_its_client() {
     let mut state = State::default();
-    let ticket = asked(&mut state, 2);
-    let grant = undelivered(&mut state, 2, ticket, Progress::Delivering);
-    state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW);
-    assert_eq!(state.withdraw_granted(grant, &key(1)), Some(WithdrawnGrant::Event));
+    let request = asked(&mut state, 2);
+    let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
+    state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW);
+    assert!(matches!(state.withdraw_granted(grant, &key(1)), Some(WithdrawnGrant::Answered)));
     let kind = state.sessions.read(2).map(|(event, _)| event.kind);
     assert_eq!(kind, Some(Kind::Refused(WITHDRAWN.into())));
     assert!(state.undelivered.is_empty());
-    for (progress, is_reply) in [(Progress::Delivering, true), (Progress::Confirming, false)] {
-        let ticket = blocked(&mut state, 1, Stage::Beginning);
-        let grant = undelivered(&mut state, 1, ticket, progress);
-        let told = if is_reply { WithdrawnGrant::Reply(ticket) } else { WithdrawnGrant::Unconfirmed(ticket) };
-        assert_eq!(state.withdraw_granted(grant, &key(1)), Some(told));
-    }
-    assert_eq!(state.withdraw_granted(grant, &key(1)), None);
+
+    let request = blocked(&mut state, 1);
+    let ticket = request.asker.ticket;
+    let grant = undelivered(&mut state, 1, ticket, Progress::Delivering);
+    state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW);
+    assert!(matches!(state.withdraw_granted(grant, &key(1)), Some(WithdrawnGrant::Answered)));
+    let Some(Stage::Ending(end)) = state.pending.get(ticket) else { panic!("it has ended") };
+    assert!(matches!(end.outcome, Outcome::Withdrawn));
+
+    let request = blocked(&mut state, 1);
+    let ticket = request.asker.ticket;
+    let grant = confirming(&mut state, request);
+    let Some(WithdrawnGrant::Unconfirmed(request)) = state.withdraw_granted(grant, &key(1)) else {
+        panic!("it awaited replicas")
+    };
+    assert_eq!(request.asker.ticket, ticket);
+    assert!(state.confirmations.is_empty() && state.withdraw_granted(grant, &key(1)).is_none());
 }
 
 /// Those behind a waiter that gives up are looked at; a look at the lock is due as long as anybody waits for it.
@@ -297,8 +331,8 @@ fn whatever_would_be_lost_is_in_use() {
     assert!(state.are_in_use());
 
     let mut state = State::default();
-    let ticket = asked(&mut state, 2);
+    let request = asked(&mut state, 2);
     assert!(!state.are_in_use());
-    state.end(ticket, granted(1), NOW);
+    state.end(request, granted(1), NOW);
     assert!(state.are_in_use());
 }

@@ -54,10 +54,10 @@ impl Checker {
             _ => None,
         };
         let blocked: Vec<(u64, Ticket)> = node(|node| node.clients.iter().filter_map(waiting).collect());
-        let of = |ticket| {
-            state::with(|state| matches!(state.pending.get(ticket)?.stage, Stage::Confirming(_)).then_some(()))
+        let awaits_replicas = |(_, ticket): &(u64, Ticket)| {
+            state::with(|state| matches!(state.pending.get(*ticket), Some(Stage::Confirming(_))))
         };
-        let blocked: Vec<(u64, Ticket)> = blocked.into_iter().filter(|(_, ticket)| of(*ticket).is_some()).collect();
+        let blocked: Vec<(u64, Ticket)> = blocked.into_iter().filter(awaits_replicas).collect();
         self.confirming.retain(|ticket, _| blocked.iter().any(|(_, it)| it == ticket));
         for (client, ticket) in blocked {
             let since = *self.confirming.entry(ticket).or_insert(now);
@@ -150,7 +150,7 @@ impl Checker {
             // A client that the server might have redirected gets its reply after the next run of the server's cron.
             let may_be_redirected = block.keys.iter().flatten().any(|key| !node(|node| node.serves(0, key)));
             let waits_for_cron = |at: u64| may_be_redirected && node(|node| node.millis()) <= at + CRON;
-            state::with(|state| match state.pending.get(block.ticket).map(|pending| &pending.stage) {
+            state::with(|state| match state.pending.get(block.ticket) {
                 Some(Stage::Ending(end)) => !waits_for_cron(end.at.millis()),
                 Some(Stage::Reading(..)) => state.sessions.unread(*client) > 0,
                 _ => false,

@@ -5,7 +5,7 @@ use crate::redis::{Node, node};
 use crate::request::Request;
 use crate::server::Role;
 use crate::server::replicas::Offsets;
-use crate::state::{self, Recipient, Stage, State};
+use crate::state::{self, Stage, State};
 
 impl Checker {
     /// The user of each request that was granted in this iteration may acquire the key. Checked only if no right
@@ -135,13 +135,7 @@ pub(super) fn tables_agree() -> Result<(), Violation> {
     state::with(|state| {
         for waiter in state.queue.iter() {
             let pending = state.pending.get(waiter.asker.ticket);
-            let agrees = pending.is_some_and(|pending| match (&pending.stage, &pending.to) {
-                (Stage::Waiting(id), Recipient::Blocked { client, .. } | Recipient::Session { client, .. }) => {
-                    *id == waiter.id && *client == waiter.asker.client
-                }
-                _ => false,
-            });
-            if !agrees {
+            if !matches!(pending, Some(Stage::Waiting(id)) if *id == waiter.id) {
                 return Err(Violation::new(STATE, format!("the pending reply of {waiter:?} is {pending:?}")));
             }
             let limit = |state: &State| {

@@ -250,10 +250,10 @@ pub fn tell_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
     }
 }
 
-/// Ends the hold of `owner`, who has one and releases it. The caller serves the waiters.
-pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef) {
+/// Ends the hold of `owner`, who has one and releases it. Returns its binding. The caller serves the waiters.
+pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef) -> Option<Binding> {
     lock.remove(owner, waiters(state, lock));
-    state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes());
+    state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes())
 }
 
 /// The time at which the server calls the module, for whatever reason. If the server's clock has stepped since the last
@@ -342,7 +342,12 @@ fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
         let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
         let Some(held) = lock.held().filter(|held| held.token == Some(revoked.token)) else { return };
         match held.holds.saturating_sub(revoked.undo) {
-            0 => end_hold(state, &mut lock, owner.as_text()),
+            0 => {
+                // If another client has lowered the count, what ends was bound before.
+                let bound = state.bindings.id(lock.db(), &revoked.key.name, &revoked.owner);
+                let binding = end_hold(state, &mut lock, owner.as_text()).filter(|_| bound != revoked.binding);
+                lost(state, binding, Why::Changed, now);
+            }
             left => {
                 if revoked.undo > 0 {
                     lower(state, &mut lock, owner.as_text(), left);

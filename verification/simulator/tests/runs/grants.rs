@@ -59,6 +59,18 @@ fn binding_of_revoked_reentry_promises_nothing() {
     );
 }
 
+/// Seed 743248: another client has lowered the hold count, so the revocation of a re-entry ends a hold that its session relies on.
+#[test]
+fn session_is_told_when_revoked_reentry_ends_its_hold() {
+    breaks_nothing(
+        "b HSET k0 o2 1 #fence 7
+         b LOCK.ACQUIRE k0 o1 SESSION $s
+         s LOCK.ACQUIRE k0 o2
+         a HSET k0 o2 1
+         s LOCK.ACQUIRE k0 o2 REPLICAS 1",
+    );
+}
+
 /// Seeds 1992, 18806: a grant that is about to be revoked.
 #[test]
 fn undeliverable_grant_is_not_reentered() {

@@ -71,6 +71,12 @@ impl Checker {
         if self.ended.get(&hold).is_some_and(is_old) {
             return;
         }
+        // Nor is it news if a swap has brought back an earlier hold of the owner: the granted one had ended before.
+        let there = node(|node| stored::read(node, hold.0, key).of(&request.owner).and_then(|holder| holder.token));
+        let is_earlier = |it: u64| it < token && !self.fences.contains(&token);
+        if self.has_swapped && there.is_some_and(is_earlier) {
+            return;
+        }
         let ends = open.at + request.lease.unwrap_or_else(|| self.default_lease(&hold, request));
         if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
             // A late reply about a hold that has ended since, or about this one, bound before its token was raised.

@@ -516,6 +516,23 @@ fn accepted_runs_violate_no_invariant() {
          +20
          +120
          t LOCK.EVENTS",
+        // 558782, 586386: an owner is granted a lock again while SWAPDB has put its hold elsewhere, and ends that
+        // grant; then the earlier hold comes back.
+        "a LOCK.ACQUIRE k2 o1 EPHEMERAL
+         a SWAPDB 0 1
+         a LOCK.ACQUIRE k2 o1
+         b SWAPDB 0 1
+         a LOCK.RELEASE k2 o1
+         +3
+         b LOCK.MRENEW 2 k2 k3 o1",
+        "!replicas 20 20 0
+         b LOCK.ACQUIRE k1 o2 EPHEMERAL SESSION $s
+         c SWAPDB 0 1
+         a LOCK.ACQUIRE k1 o2
+         a EVAL return_redis.call(unpack(ARGV)) 0 LOCK.FORCE k1
+         d SWAPDB 0 1
+         +0
+         b LOCK.ACQUIRE k1 o2",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -293,6 +293,7 @@ impl Checker {
                 known,
                 follows: None,
                 has_stepped: before.as_ref().is_some_and(|it| it.has_stepped),
+                is_left: before.as_ref().is_some_and(|it| it.is_left),
                 possible_moves,
             },
         );

@@ -193,6 +193,7 @@ impl Checker {
                 }
                 // (A hold that has expired by now ends as soon as writes are possible.)
                 let lags = lags(hold) || belief.follows.is_some_and(|at| is_blocked || at < now);
+                belief.is_left &= lags || is_blocked;
                 if let Some(at) = holder.deadline.filter(|at| *at < belief.promised && !lags) {
                     if !causes().any(owns) {
                         let what = format!("{}: expires at {at}, promised {}", show(hold), belief.promised);
@@ -218,7 +219,7 @@ impl Checker {
                 // If the grant was received only after a clock step, the lease may have ended before the key could
                 // follow. The hold is then unbound, and ends as soon as writes are possible, whatever its key says.
                 let received_late = |binding: Binding| {
-                    (binding.at..binding.received).contains(&self.stepped_at)
+                    self.steps.iter().any(|at| (binding.at..binding.received).contains(at))
                         && self.connections.contains_key(&binding.client)
                 };
                 let is_bound = || state::with(|state| state.bindings.client_of(*db, key, owner).is_some());

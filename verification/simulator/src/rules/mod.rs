@@ -27,7 +27,7 @@ use crate::state::pending::Ticket;
 use crate::state::{self};
 use deadlines::{no_wait_on_replica, waits_end_in_time};
 use fairness::no_wait_for_free_lock;
-use records::{Arrival, Belief, Cause, Connection, OpenRequest, ReceivedToken, Wait};
+use records::{Arrival, Belief, Binding, Cause, Connection, OpenRequest, ReceivedToken, Wait};
 use server::{is_refusing, tables_agree};
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -205,8 +205,8 @@ pub struct Checker {
     set_back: u64,
     steps_back: usize,
     has_stepped: bool,
-    /// The position of the last clock step.
-    stepped_at: Position,
+    /// The positions of the clock steps.
+    steps: Vec<Position>,
     /// Requests since the last clock step, and those that had no reply at that step.
     requests_since_step: Vec<Request>,
     /// A clock step happened while the server refused writes. Deadlines may then be the requested ones instead of the
@@ -348,7 +348,26 @@ impl Checker {
                 (belief.follows, belief.deadline) = (Some(0), Some(0));
                 continue;
             }
-            if state::with(|state| state.bindings.client_of(*db, key, owner).is_some()) {
+            let is_bound = state::with(|state| state.bindings.client_of(*db, key, owner).is_some());
+            // (So does one whose grant was received after an earlier step.)
+            let is_late = |it: Binding| self.steps.iter().any(|at| (it.at..it.received).contains(at));
+            if !is_bound && belief.binding.is_some_and(is_late) && belief.deadline.is_some_and(|at| at < before) {
+                belief.deadline = Some(0);
+                continue;
+            }
+            let mut last = self.causes.iter().rev().take_while(|(at, _)| *at > self.iteration);
+            belief.is_left |= last.any(|(_, cause)| match cause {
+                Cause::Written(on, changed, false) | Cause::ExpiryChanged(on, changed) => on == db && changed == key,
+                _ => false,
+            });
+            if is_bound && belief.is_left {
+                let earliest = |at: u64| at.min(at.saturating_add_signed(ms));
+                (belief.promised, belief.deadline) = (earliest(belief.promised), belief.deadline.map(earliest));
+                if let Some(binding) = &mut belief.binding {
+                    binding.confirmed = binding.confirmed.map(earliest);
+                }
+                (belief.follows, belief.has_stepped) = (None, true);
+            } else if is_bound {
                 let moved = |at: u64| at.saturating_add_signed(ms);
                 (belief.promised, belief.renewed) = (moved(belief.promised), moved(belief.renewed));
                 (belief.deadline, belief.known) = (belief.deadline.map(moved), belief.known.map(moved));
@@ -371,7 +390,7 @@ impl Checker {
         self.busy_until = node(|node| node.clock.mono) + IDLE_TIME * 1000;
         self.renewals_are_delayed = true;
         self.has_stepped = true;
-        self.stepped_at = self.position;
+        self.steps.push(self.position);
     }
 
     /// Whether every request of a connection has a reply.

@@ -533,6 +533,31 @@ fn accepted_runs_violate_no_invariant() {
          d SWAPDB 0 1
          +0
          b LOCK.ACQUIRE k1 o2",
+        // 503514: a second clock step after a grant that was received late: the hold is over, whatever its key says.
+        "a LOCK.ACQUIRE k2 o2 LEASE 400
+         a LOCK.ACQUIRE k2 o3 LEASE 2000 WAIT 0 SESSION $t
+         +1200
+         !misconf on
+         !clock -60000
+         t LOCK.EVENTS
+         +1200
+         +400
+         !clock -200
+         a LOCK.ACQUIRE k1 o0",
+        // 598889: while the clock steps, the module has not seen yet that another client changed the expiry: the key
+        // stays as it is, also at a second step, until writes are possible.
+        "a LOCK.ACQUIRE k1 o0
+         c LOCK.ACQUIRE k1 o2 WAIT 0
+         +0
+         d LOCK.ACQUIRE k2 o1 LEASE 7200000 SESSION $t
+         c PEXPIRE k2 100000
+         a LOCK.ACQUIRE k1 o2 WAIT 0
+         +0
+         c LOCK.ACQUIRE k2 o0
+         !clock 200
+         b CLIENT PAUSE 1000
+         +20
+         !clock 200",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -1,6 +1,8 @@
 //! Grants and renewals: what a hold's owner may rely on after each.
 
-use super::records::{Belief, Binding, Cause, OpenRequest, PossibleMove, PossibleMoves, ReceivedToken};
+use super::records::{
+    Belief, Binding, Cause, OpenRequest, PossibleMove, PossibleMoves, ReceivedToken, earliest_requested,
+};
 use super::{Checker, Hold, Position};
 use crate::redis::{Bytes, node};
 use crate::request::Request;
@@ -251,20 +253,15 @@ impl Checker {
             .find_map(|possible_move| possible_move.confirmed)
             .filter(|_| request.replicas == 0);
         let binding = match confirmed {
-            Some(confirmed) => {
-                binding.map(|binding| Binding { confirmed: Some(confirmed), is_unsure: true, ..binding })
-            }
+            Some(confirmed) => binding.map(|binding| {
+                let confirmed = binding.confirmed.map_or(confirmed, |at| at.min(confirmed));
+                Binding { confirmed: Some(confirmed), is_unsure: true, ..binding }
+            }),
             None => binding,
         };
-        // A request that the owner sent before this reply may have shortened the lease. The shorter lease counts until
-        // replicas confirm a later one.
-        let shortens = |(later, cause): &(Position, Cause)| match cause {
-            Cause::Own(by, _, at) if *later > position && by.concerns(key, &request.owner) => {
-                Some(at + by.lease.or_else(|| by.command.contains("renew").then_some(30_000))?)
-            }
-            _ => None,
-        };
-        let shortest = self.causes.iter().chain(&self.lasting).filter_map(shortens).min();
+        // A request that the owner sent before this reply may have shortened the lease.
+        let causes = self.causes.iter().chain(&self.lasting);
+        let shortest = earliest_requested(causes, (key, &request.owner), position);
         let binding = binding.map(|binding| Binding {
             confirmed: binding.confirmed.map(|at| shortest.map_or(at, |it| it.min(at))),
             ..binding

@@ -1,6 +1,6 @@
 //! Holds: each lasts as long as its owner was promised, and no longer than its binding allows.
 
-use super::records::{Belief, Binding, Cause, PossibleMove, holds_at_least};
+use super::records::{Belief, Binding, Cause, PossibleMove, earliest_requested, holds_at_least};
 use super::server::is_refusing;
 use super::{
     CONFIRMED, COUNTED, Checker, EPHEMERAL, HANDLED_WITHIN, HELD, Hold, IDLE_TIME, LEASE, LIMIT, Position, REQUESTED,
@@ -82,22 +82,18 @@ impl Checker {
             let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(is_its));
             // If another command changed the expiry, replicas may have confirmed any value that it had in between.
             let may_be_any = self.expiry_changed.contains(key);
+            let requested_since = |position: Position| {
+                earliest_requested(self.causes.iter().chain(&self.lasting), (key, owner), position)
+            };
             // A bound hold with `REPLICAS` ends at the confirmed deadline, whatever was written since.
             // (The same applies if a request without a received reply bound it: no earlier than that request's lease,
             // nor than the earlier promise.)
             let has_bound = |(began, at, it): &(Position, u64, Request)| {
-                let promised = if since < *began { belief.promised } else { 0 };
+                // (A renewal with a lease may shorten it.)
+                let sets = it.command.contains("renew") && it.lease.is_some();
+                let promised = if since < *began && !sets { belief.promised } else { 0 };
                 let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
-                // (A later request of the owner may have shortened it. The shorter lease counts until replicas confirm
-                // a later one.)
-                let shortens = |(position, cause): &(Position, Cause)| match cause {
-                    Cause::Own(by, on, at) if position > began && on == db && by.concerns(key, owner) => {
-                        Some(at + by.lease.or_else(|| by.command.contains("renew").then_some(30_000))?)
-                    }
-                    _ => None,
-                };
-                let shortest = self.causes.iter().chain(&self.lasting).filter_map(shortens).min();
-                let confirmed = shortest.map_or(confirmed, |at| at.min(confirmed));
+                let confirmed = requested_since(*began).map_or(confirmed, |at| at.min(confirmed));
                 it.replicas > 0 && it.binds() && it.concerns(key, owner) && (confirmed < now || may_be_any)
             };
             // (Or a request that may have received the outcome of a similar one.)
@@ -105,10 +101,13 @@ impl Checker {
                 let promised = if since < *began { belief.promised } else { 0 };
                 possible_move.confirmed.is_some_and(|at| promised.max(at) < now || may_be_any)
             };
-            let is_unconfirmed =
-                belief.binding.is_some_and(|binding| binding.confirmed.is_some_and(|at| at < now || may_be_any))
-                    || undecided.iter().any(has_bound)
-                    || belief.possible_moves.iter().any(may_have_bound);
+            let is_past = |binding: Binding| {
+                let requested = || requested_since(binding.at).is_some_and(|at| at < now);
+                binding.confirmed.is_some_and(|at| at < now || may_be_any || requested())
+            };
+            let is_unconfirmed = belief.binding.is_some_and(is_past)
+                || undecided.iter().any(has_bound)
+                || belief.possible_moves.iter().any(may_have_bound);
             // An expiry that was changed in this iteration may be over already.
             let changes_expiry = |(_, cause): &(Position, Cause)| match cause {
                 Cause::ExpiryChanged(on, expiry_changed) => on == db && expiry_changed == key,

@@ -229,6 +229,22 @@ pub(super) struct ReceivedToken {
     pub(super) at: Position,
 }
 
+/// The earliest deadline that a request of the owner may have given a hold since then. It counts until replicas confirm
+/// a later one.
+pub(super) fn earliest_requested<'a>(
+    causes: impl Iterator<Item = &'a (Position, Cause)>,
+    (key, owner): (&[u8], &[u8]),
+    since: Position,
+) -> Option<u64> {
+    let deadline = |(position, cause): &(Position, Cause)| match cause {
+        Cause::Own(by, _, at) if *position > since && by.concerns(key, owner) => {
+            Some(at + by.lease.or_else(|| by.command.contains("renew").then_some(30_000))?)
+        }
+        _ => None,
+    };
+    causes.filter_map(deadline).min()
+}
+
 /// The least hold count that an owner can have: the grants that it received, less the releases that it sent, in this
 /// order.
 ///

@@ -558,6 +558,29 @@ fn accepted_runs_violate_no_invariant() {
          b CLIENT PAUSE 1000
          +20
          !clock 200",
+        // 591045: a renewal with REPLICAS shortens the lease before its outcome is read.
+        "!replicas 20 20
+         b LOCK.ACQUIRE k2 o0 LEASE 20 SESSION $s
+         b LOCK.ACQUIRE k0 o1 LEASE 2000 WATCHDOG SESSION $s
+         +1200
+         s LOCK.EVENTS WAIT 0
+         b LOCK.RENEW k0 o1 LEASE 400 REPLICAS 1 SESSION $s",
+        // 342756: of two requests with REPLICAS, replicas have confirmed the first: the hold ends at its deadline.
+        "b LOCK.SESSION REPLACES $a
+         b LOCK.ACQUIRE k0 o1 LEASE 50 REPLICAS 1
+         +3
+         a LOCK.ACQUIRE k0 o1 WAIT 20
+         b LOCK.ACQUIRE k0 o1 REPLICAS 1
+         !replicas never never",
+        // 206284: a release with LEASE shortens a confirmed deadline, and a re-entry in the same iteration hides that.
+        "!replicas 20 2000
+         a LOCK.ACQUIRE k0 o3 EPHEMERAL REPLICAS 1
+         +1200
+         c LOCK.MRELEASE 2 k0
+         d LOCK.ACQUIRE k0 o3 REPLICAS 1
+         c LOCK.RELEASE k0 o3 HOLDS 1 LEASE 30
+         b CLIENT PAUSE 1000
+         +20",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

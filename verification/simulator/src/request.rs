@@ -19,6 +19,8 @@ pub struct Request {
     /// It came over the connection of a session, and not from a script: a grant is bound to that session.
     pub over_session: bool,
     pub lease: Option<u64>,
+    /// The longest lease of several like requests, of which it is unknown which one counts; `lease` is the shortest.
+    pub longest: Option<u64>,
     /// The count that `HOLDS` names; 0 for `ALL`.
     pub holds: Option<u64>,
     pub token: Option<u64>,
@@ -105,6 +107,7 @@ impl Request {
                 _ => {}
             }
         }
+        it.longest = it.lease;
         it.owner = if owner == b"*" { identity(it.client) } else { owner };
         it
     }

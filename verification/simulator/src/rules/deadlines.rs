@@ -3,8 +3,11 @@
 use super::fairness::no_wait_for_free_lock;
 use super::records::{Belief, Binding, Wait};
 use super::server::is_refusing;
-use super::{CONFIRMED_SOON, CRON, Checker, HANDLED_WITHIN, IDLE_TIME, ONE_REPLY, POLLED, PROMPT, TIMEOUT, Violation};
+use super::{
+    CONFIRMED_SOON, CRON, Checker, HANDLED_WITHIN, Hold, IDLE_TIME, ONE_REPLY, POLLED, PROMPT, TIMEOUT, Violation,
+};
 use crate::redis::node;
+use crate::request::Request;
 use crate::server::Role;
 use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::{self, Stage};
@@ -91,8 +94,15 @@ impl Checker {
             let is_its = |binding: &Binding| {
                 binding.client == *id && binding.watchdog && !binding.is_unsure && Some(binding.received) < open.began
             };
-            let renewed =
-                self.beliefs.values().filter_map(Belief::binding).filter(is_its).map(|binding| binding.lease).min();
+            // (A request without a received reply may have given it a longer lease.)
+            let longest = |((_, key, owner), belief): (&Hold, &Belief)| {
+                let binding = belief.binding().filter(is_its)?;
+                let binds = |it: &&Request| it.binds() && it.client == *id && it.concerns(key, owner);
+                let others = self.undecided().map(|(.., it)| it).chain(self.abandoned.iter().map(|(_, it)| it));
+                let others = others.filter(binds).map(|it| it.longest.unwrap_or(30_000));
+                others.chain([binding.longest]).max()
+            };
+            let renewed = self.beliefs.iter().filter_map(longest).min();
             let eighth = renewed.map(|lease| (lease / 8).clamp(10, 10_000));
             if eighth.is_some_and(|eighth| open.at + eighth + IDLE_TIME < now) {
                 return Err(Violation::new(POLLED, format!("client {id} still reads: {request:?}")));

@@ -207,6 +207,7 @@ impl Checker {
             let both = both(old);
             Binding {
                 lease: if flagless { old.lease } else { lease },
+                longest: if flagless { old.longest } else { binding.longest },
                 is_unsure: both.is_unsure || is_older(&old),
                 ..both
             }

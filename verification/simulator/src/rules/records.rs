@@ -46,8 +46,9 @@ pub(super) struct Binding {
     pub(super) received: Position,
     /// With `REPLICAS`: the earliest deadline that the replicas can have confirmed.
     pub(super) confirmed: Option<u64>,
-    /// The duration of a renewal.
+    /// The duration of a renewal: the shortest and the longest, if it is unknown which of several like requests counts.
     pub(super) lease: u64,
+    pub(super) longest: u64,
     /// It belongs to a session, which must read events to keep it.
     pub(super) of_session: bool,
     pub(super) watchdog: bool,
@@ -66,6 +67,7 @@ impl Binding {
             received,
             confirmed: (request.replicas > 0).then_some(ends),
             lease: request.lease.unwrap_or(30_000),
+            longest: request.longest.unwrap_or(30_000),
             of_session: request.is_of_session(),
             watchdog: request.watchdog,
             ephemeral: request.ephemeral,

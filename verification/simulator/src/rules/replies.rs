@@ -63,6 +63,8 @@ impl Checker {
                 let replicas = known.request.replicas.max(request.replicas);
                 let lease = |it: &Request| it.lease.unwrap_or(30_000);
                 let lease = Some(lease(&known.request).min(lease(request)));
+                let longest = |it: &Request| it.longest.unwrap_or(30_000);
+                let longest = Some(longest(&known.request).max(longest(request)));
                 let limit = known.request.limit.max(request.limit);
                 // The first of them set the waited time; which one was first is unknown.
                 let waited = known.request.waited.max(request.waited);
@@ -72,7 +74,8 @@ impl Checker {
                 let wait = request.wait.or((!renews).then_some(0));
                 let (watchdog, ephemeral) =
                     (known.request.watchdog || request.watchdog, known.request.ephemeral || request.ephemeral);
-                let terms = Request { is_unsure, lease, limit, waited, new, holds, wait, replicas, ..request.clone() };
+                let terms =
+                    Request { is_unsure, lease, longest, limit, waited, new, holds, wait, replicas, ..request.clone() };
                 known.request = Request { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
                 // A client that received `WAITING` late may have sent its request first.

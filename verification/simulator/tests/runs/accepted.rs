@@ -581,6 +581,34 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.RELEASE k0 o3 HOLDS 1 LEASE 30
          b CLIENT PAUSE 1000
          +20",
+        // 522496, 742733, 753689: two like requests with different leases: the checker does not know which one bound
+        // the hold, nor how often its session is to read.
+        "c LOCK.ACQUIRE k1 o2
+         s LOCK.ACQUIRE k1 o0 LEASE 50 WATCHDOG WAIT 20 SESSION *
+         a RENAME k1 k3
+         e LOCK.ACQUIRE k1 o0 WATCHDOG WAIT 0 SESSION $s
+         +0
+         s LOCK.EVENTS
+         +0
+         s LOCK.EVENTS WAIT 0",
+        "a LOCK.ACQUIRE k2 o0
+         a !vanish
+         +1200
+         s LOCK.ACQUIRE k1 o3 WATCHDOG
+         a LOCK.ACQUIRE k1 o3 LEASE 3600001 WATCHDOG SESSION $s
+         +1
+         s LOCK.EVENTS WAIT 0
+         +1200",
+        "c LOCK.ACQUIRE k3 o1
+         c LOCK.ACQUIRE k0 o1
+         c LOCK.ACQUIRE k0 o0 WAIT 300
+         c LOCK.ACQUIRE k3 o2 EPHEMERAL WATCHDOG WAIT 20 SESSION $s
+         a LOCK.ACQUIRE k3 o2 LEASE 50 EPHEMERAL WATCHDOG WAIT 300 SESSION $s
+         c LOCK.MRELEASE 2 k3 k0 o1
+         +400
+         s LOCK.EVENTS
+         +3
+         s LOCK.EVENTS WAIT 0",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -120,14 +120,14 @@ impl Checker {
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.forget_move(open.began.unwrap_or(0), &request, &keys);
                 }
-                if repeats > 0 {
+                if kinds.contains(&!request.command.contains("renew")) {
+                    // It may have been the outcome of a request of the other kind, and this one is still pending.
+                    self.waits[at].is_optional = true;
+                } else if repeats > 0 {
                     self.waits[at].repeats = repeats - 1;
                     self.waits[at].is_optional = true;
                 } else if !left.is_empty() {
                     self.waits[at].left = left;
-                } else if kinds.contains(&!request.command.contains("renew")) {
-                    // It may have been the outcome of a request of the other kind, and this one is still pending.
-                    self.waits[at].is_optional = true;
                 } else {
                     self.waits.remove(at);
                 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures how long another client's GET takes while 2,000 connections send the worst that a client may, as tests/attacks does.
+"""Latency of another client's GET while 2,000 connections send the most expensive commands that a client may: those of tests/attacks, repeatedly.
 
     bench/hostile.py [SECONDS]      60 s of each load, if not said; HOLDFAST_MODULE, HOLDFAST_SERVER as for the tests
 
@@ -37,29 +37,29 @@ def request(*words: object) -> bytes:
 
 
 def attacks(number: int, choose: random.Random) -> bytes:
-    """The next request of a connection, at random."""
+    """A random request."""
     keys = [f"attack:{choose.randrange(KEYS)}" for _ in range(KEYS)]
     large, owner = f"large:{choose.randrange(LARGE)}", f"owner:{number}"
     return choose.choice([
-        # As many keys as may be: granted, refused, renewed, released; one too many.
+        # The maximum number of keys: granted, refused, renewed, released; and one too many.
         lambda: request("LOCK.MACQUIRE", KEYS, *dict.fromkeys(keys + [f"attack:{it}" for it in range(KEYS)]), owner, "LEASE", 1),
         lambda: request("LOCK.MACQUIRE", KEYS, *[f"attack:{it}" for it in range(KEYS)], owner, "WAIT", 20),
         lambda: request("LOCK.MRENEW", KEYS, *[f"attack:{it}" for it in range(KEYS)], owner),
         lambda: request("LOCK.MRELEASE", KEYS, *[f"attack:{it}" for it in range(KEYS)], owner, "ALL"),
         lambda: request("LOCK.MACQUIRE", KEYS + 1, *[f"attack:{it}" for it in range(KEYS + 1)], owner),
-        # Locks with as many holders as may be, read again after another client has written them.
+        # Locks with the maximum number of holders, read again after another client has written them.
         lambda: request("HSET", large, "holder:1", choose.randrange(1, 9)),
         lambda: request("LOCK.ACQUIRE", large, owner, "SHARED", "LEASE", 1),
         lambda: request("LOCK.RENEW", large, "holder:1"),
         lambda: request("LOCK.INFO", large),
         lambda: request("LOCK.INFO", large, "COUNT", 5000),
-        # Crowds: queues, and what looks at all of them.
+        # Long queues, and commands that read all of them.
         lambda: request("LOCK.ACQUIRE", f"hot:{choose.randrange(4)}", owner, "WAIT", 50, "LEASE", 1),
         lambda: request("LOCK.ACQUIRE", f"hot:{choose.randrange(4)}", owner, "SHARED", "WAIT", 50, "LEASE", 1),
         lambda: request("LOCK.WAITERS", "hot:0", "COUNT", 5000),
         lambda: request("LOCK.TOP", "COUNT", 1000),
         lambda: request("LOCK.FORCE", f"hot:{choose.randrange(4)}"),
-        # Long names, and deadlines far away.
+        # Long names, and distant deadlines.
         lambda: request("LOCK.ACQUIRE", f"long:{number}", "o" * 4096, "LEASE", 1),
         lambda: request("LOCK.ACQUIRE", f"far:{number}", owner, "LEASE", 315360000000, "EPHEMERAL"),
         lambda: request("LOCK.SESSION"),
@@ -71,8 +71,8 @@ def plain(number: int, choose: random.Random) -> bytes:
 
 
 def load(port: int, ends: float, next_request: Callable[[int, random.Random], bytes], count: object) -> None:
-    """All connections, served by one thread: a request is out on each. Replies are read up to their end by a newline, which is enough here:
-    the next request goes out when something has come."""
+    """All connections, served by one thread, each with a pending request. Data that ends with a newline counts as a reply: then the
+    next request is sent."""
     choose = random.Random(1)
     poll = selectors.DefaultSelector()
     for number in range(CONNECTIONS):
@@ -91,7 +91,7 @@ def load(port: int, ends: float, next_request: Callable[[int, random.Random], by
 
 
 def measure(port: int, seconds: float, pid: int) -> tuple[list[float], list[float]]:
-    """Times of GET in ms, and the processor time that the server used meanwhile."""
+    """The latencies of GET in ms, and the processor time that the server used meanwhile."""
     with suppress(OSError):
         os.nice(-20)
     with socket.create_connection(("127.0.0.1", port)) as connection:

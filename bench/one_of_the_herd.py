@@ -1,4 +1,4 @@
-"""One of the processes of the section herd, with the client for Python: PORT NUMBER HOLDS WAITS."""
+"""A process of the section herd, with the Python client: PORT NUMBER HOLDS WAITS."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""One process that uses locks in Python, with the client of this project or redis-py's own. Called by the bench program.
+"""A process that uses locks in Python, with the client of this project or redis-py's own. Called by the bench program.
 
 usage: one_that_keeps.py NAME PORT NUMBER PROCESSES LOCKS OWN MILLISECONDS
 """
@@ -16,7 +16,7 @@ import holdfast  # noqa: E402
 
 
 class Ours:
-    """A lock of ours with redis-py's verbs."""
+    """A lock of this project with redis-py's method names."""
 
     def __init__(self, lock):
         self.lock = lock
@@ -66,7 +66,7 @@ def main():
     times.sort()
     p50, p99 = (times[min(int(share * len(times)), len(times) - 1)] for share in (0.5, 0.99))
     print(json.dumps({"uses": len(times), "p50": p50, "p99": p99}), flush=True)
-    # Until its end: nothing is released meanwhile.
+    # Until its input ends: nothing is released meanwhile.
     sys.stdin.readline()
 
 

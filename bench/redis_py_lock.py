@@ -35,7 +35,7 @@ def server_cpu(client):
 
 
 class Relay:
-    """One lock that goes round among threads, each with a connection of its own.
+    """One lock that is handed on among threads, each with its own connection.
 
     A client that released asks again when the next one holds it, and that one releases when all others wait.
     """
@@ -66,7 +66,7 @@ class Relay:
         with self.changed:
             self.waiting += 1
             self.changed.notify_all()
-        # It came at the very moment the lock changed hands; this puts it where one is that came at any moment.
+        # The thread arrives in step with the hand-offs; a random delay makes it independent of them.
         time.sleep(random.uniform(0, lock.sleep))
         lock.acquire()
         with self.changed:

@@ -211,9 +211,9 @@ impl Model {
     /// The admission rule. `place`: how many requests of the queue precede this one.
     fn admits(&self, request: &Request, place: usize) -> bool {
         request.keys.iter().all(|key| {
-            let somebody_ahead = self.queue[..place].iter().any(|other| other.keys.contains(key));
+            let has_earlier = self.queue[..place].iter().any(|other| other.keys.contains(key));
             let (holders, limit) = self.locks.get(key).map_or((0, SHARED), |it| (it.holders.len() as u64, it.limit));
-            self.hold(request.owner, *key).is_some() || (!somebody_ahead && holders < request.limit.min(limit))
+            self.hold(request.owner, *key).is_some() || (!has_earlier && holders < request.limit.min(limit))
         })
     }
 

@@ -192,7 +192,7 @@ fn handed_off_lock_is_not_published() {
         ask_token(&mut raw, "LOCK.ACQUIRE k me");
         let mut next = server.raw();
         next.send(&words("LOCK.ACQUIRE k you WAIT 0")).expect("sent");
-        until(SOON, "somebody waits", || ask(&mut raw, "LOCK.WAITERS k") != Value::Array(vec![]));
+        until(SOON, "a request waits", || ask(&mut raw, "LOCK.WAITERS k") != Value::Array(vec![]));
         ask_int(&mut raw, end);
         token(&next.read().expect("a reply"));
         assert_eq!(listener.heard(&mut raw), [], "{end}");

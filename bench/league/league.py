@@ -34,10 +34,10 @@ class Contender:
     language: str
     leagues: str
     start: Starter
-    shared: bool = False  # has a lock for readers and a writer
-    waiters: bool = True  # a thousand of its clients fit into one process
-    only_faults: bool = False  # differs from the one above only when its holder fails
-    limit: float = 40  # seconds in which a lock of a holder that is gone is free
+    shared: bool = False  # supports read-write locks
+    waiters: bool = True  # a thousand clients fit into one process
+    only_faults: bool = False  # differs from the previous one only when its holder fails
+    limit: float = 40  # seconds until the lock of a failed holder is free
 
 
 CONTENDERS = [
@@ -75,7 +75,7 @@ class Setting:
 
 @dataclass
 class Stage:
-    """A contender with its servers and a client program, for all questions."""
+    """A contender with its servers and a client program, for all measurements."""
 
     setting: Setting
     contender: Contender
@@ -132,7 +132,7 @@ class Run:
 
 
 def run(stage: Stage, clients: int, keys: int, readers: int = 0) -> Run:
-    """Lets clients take and release locks, and checks that each lock was held by one at a time."""
+    """Runs clients that acquire and release locks, and checks mutual exclusion."""
     stage.round += 1
     path = stage.place.folder / f"samples{stage.round}"
     warm = stage.setting.warm(stage.contender.language, stage.round == 1)
@@ -157,7 +157,7 @@ def run(stage: Stage, clients: int, keys: int, readers: int = 0) -> Run:
 
 
 def overlapping(samples: list[Sample]) -> int:
-    """How often a lock was granted before the last holder had begun to release it. The times are of one clock."""
+    """The number of grants before the last holder had begun to release the lock. The times are of one clock."""
     count = 0
     writer_until: dict[int, int] = defaultdict(int)
     reader_until: dict[int, int] = defaultdict(int)
@@ -175,7 +175,7 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def tokens(samples: list[Sample]) -> str:
-    """Whether the tokens of each key grow from grant to grant."""
+    """Whether the tokens of each key increase from grant to grant."""
     newest: dict[int, int] = {}
     for s in sorted(samples, key=lambda s: s.granted):
         if s.token == 0:
@@ -213,7 +213,7 @@ def handoff(stage: Stage) -> Figures:
     measured = sorted(result.measured, key=lambda s: s.granted)
     changes = sum(a.client != b.client for a, b in zip(measured, measured[1:]))
     share = [sum(s.client == client for s in measured) for client in range(clients)]
-    # A request that waits when the time is over counts with the time until then.
+    # A request that still waits at the end counts with its waiting time so far.
     asked = [s for s in result.samples if s.asked < result.end and s.granted >= result.begin]
     waits = [(min(s.granted, result.end) - s.asked) / 1e6 for s in asked]
     return {
@@ -251,7 +251,7 @@ def paused(stage: Stage) -> Figures:
     if words is None:
         return {"next holder after s": f"> {stage.limit:g}", "late holder's release": "not late", "its token is smaller": "not late"}
     after = (int(granted(words)[0]) - at) / 1e9
-    # A client may learn of the loss by itself; how long that takes is not measured.
+    # A client may notice the loss by itself; this is not measured.
     time.sleep(1)
     holder.send(f"unlock {key}")
     answer = holder.read(30)
@@ -261,7 +261,7 @@ def paused(stage: Stage) -> Figures:
 
 
 def cut(stage: Stage) -> Figures:
-    """The holder's host stops sending and receiving, without a word."""
+    """The holder's host stops sending and receiving, without closing its connections."""
     network = Network.name
     holder, waiter, key = stage.another("holder", network), stage.another("waiter"), stage.key()
     begin_wait(stage, holder, waiter, key)
@@ -325,10 +325,10 @@ def settled(stage: Stage) -> int:
 
 
 class Network:
-    """A host of its own for a holder: a network namespace, connected to this one by a pair of interfaces."""
+    """A separate host for a holder: a network namespace, connected to this one by a pair of interfaces."""
 
     name = f"league{os.getpid()}"
-    # Addresses that are reserved for examples: they are nobody's.
+    # Addresses that are reserved for examples, so no host has them.
     host, guest = "198.51.100.1", "198.51.100.2"
 
     @classmethod
@@ -369,7 +369,7 @@ FAULTS = ("killed", "paused", "cut")
 
 
 def asked(contender: Contender, pinned: bool, wanted: list[str], network: bool) -> list[str]:
-    """The questions to a contender. `cut` comes last: its servers listen on an address of its own."""
+    """The measurements of a contender. `cut` is last: its servers listen on another address."""
     names = [name for name in QUESTIONS if name in wanted and (pinned or name in UNPINNED)]
     if contender.only_faults:
         names = [name for name in names if name in FAULTS]
@@ -381,7 +381,7 @@ def asked(contender: Contender, pinned: bool, wanted: list[str], network: bool) 
 
 
 def wait_until_idle() -> None:
-    """Refuses a machine that does other things: less than a twentieth of a second's processor time may be used."""
+    """Refuses a busy machine: at most a twentieth of the processor time may be used by other processes."""
     def used() -> tuple[int, int]:
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return sum(ticks), ticks[3] + ticks[4]
@@ -399,7 +399,7 @@ def wait_until_idle() -> None:
 
 
 def play(setting: Setting, contender: Contender, league: str, pinned: bool, names: list[str], network: bool) -> dict[str, Figures]:
-    """All questions to one contender, with servers that are started for them."""
+    """All measurements of one contender, with servers that are started for them."""
     if not names:
         return {}
     if not setting.smoke:
@@ -408,7 +408,7 @@ def play(setting: Setting, contender: Contender, league: str, pinned: bool, name
     folder = setting.output / "run" / f"{contender.name}-{league}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # A smoke run shares its machine with others, so it takes the processor that is free.
+    # A smoke run shares its machine with other processes, so it uses the processor that is free.
     place = Place(folder, pinned and not setting.smoke, Network.host if network else "127.0.0.1")
     try:
         servers = contender.start(place, league, setting.programs)
@@ -441,7 +441,7 @@ def main() -> int:
     programs = Programs(options.with_go, options.with_classpath, options.with_python, options.with_node, options.with_module)
     setting = Setting(options.smoke, options.seconds or (1 if options.smoke else 5), programs, Path(options.with_output))
 
-    # Ended from outside, it ends what it has started.
+    # When it is terminated, it ends the processes that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("league: ended from outside"))
     wanted = options.question or list(QUESTIONS)
     notes = []

@@ -1,4 +1,4 @@
-"""The servers and clients of the league: each a process that is started in a folder of its own, on a core of its own, and killed at the end."""
+"""The servers and clients of the league: each a process in its own folder, on its own core, that is killed at the end."""
 from __future__ import annotations
 
 import os
@@ -17,12 +17,12 @@ SERVER_CORE, CLIENT_CORE = 0, 1
 
 
 class Failed(Exception):
-    """A contender did not do what it was told. The text says what."""
+    """A contender failed to execute a request, which the text names."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """What `run` has built."""
+    """The programs that `run` has built."""
 
     go: str
     classpath: str
@@ -40,14 +40,14 @@ class Programs:
         }[language]
 
     def java(self) -> list[str]:
-        # Hazelcast reaches into these packages, and says so at every start.
+        # Hazelcast accesses these packages by reflection, and warns of it at every start.
         opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.nio", "sun.nio.ch")]
         return ["java", "-Xshare:auto", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", *opens, "-cp", self.classpath]
 
 
 @dataclass
 class Place:
-    """Where processes run."""
+    """The environment of the processes."""
 
     folder: Path
     pinned: bool
@@ -175,7 +175,7 @@ def redis_with_module(place: Place, league: str, programs: Programs) -> Servers:
 
 
 def independent_redis(place: Place, league: str, programs: Programs) -> Servers:
-    """One server; in league R three that know nothing of each other, as Redlock wants them."""
+    """One server; in league R three independent ones, as Redlock requires."""
     numbers = ports(3 if league == "R" else 1)
     processes = [redis_server(place, league, f"redis{port}", port) for port in numbers]
     return Servers([f"{place.host}:{port}" for port in numbers], processes)
@@ -259,7 +259,7 @@ def hazelcast(place: Place, league: str, programs: Programs) -> Servers:
 
 
 class Client:
-    """A contender's program: a request is a line, and so is the answer."""
+    """A contender's program: requests and replies are lines."""
 
     def __init__(self, place: Place, name: str, command: list[str], network: str | None = None) -> None:
         prefix = ["ip", "netns", "exec", network] if network else []
@@ -273,7 +273,7 @@ class Client:
         self.process.stdin.flush()
 
     def read(self, limit: float) -> list[str] | None:
-        """The words of the next line, or None if there is none in that time."""
+        """The words of the next line, or None after the timeout."""
         assert self.process.stdout
         end = time.monotonic() + limit
         while b"\n" not in self.rest:

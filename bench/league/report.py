@@ -33,7 +33,7 @@ HEADINGS = {
     "cut": "The holder's host is cut off: packets vanish in both directions",
     "memory": "Memory of the servers for a waiting client, with its connection",
 }
-# What the picture shows: a column, and whether more is better.
+# What the picture shows: a column, and whether larger values are better.
 PICTURES = {
     "pair": ("pair p50 µs", False), "eight": ("pairs/s", True), "handoff": ("owner changes/s", True), "mix": ("pairs/s", True),
     "killed": ("next holder after s", False), "paused": ("next holder after s", False), "cut": ("next holder after s", False),
@@ -43,7 +43,7 @@ Figures = dict[str, object]
 
 
 class Results:
-    """What was measured, in a file, so that leagues and contenders can be measured one by one."""
+    """The results in a file, so that leagues and contenders can be measured separately."""
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self.path = path

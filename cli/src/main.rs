@@ -1,7 +1,7 @@
 //! `holdfast`: runs a command while holding a lock, shows holders and waiters, serves metrics. See the README.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
-// Both panic where nobody reads any more: `report` has what doesn't.
+// Both panic if the pipe is closed. `report` has functions that don't.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;

@@ -1,5 +1,5 @@
-// Preloaded into a server: its disk hangs while the file `hangs` is in the folder BAD_DISK, fails while `broken` is, and there is no
-// memory for a fork while `no-fork` is. `waiting` appears there once a sync has to wait.
+// Preloaded into a server. While the file `hangs` is in the folder BAD_DISK, syncs block; while `broken` is there, they fail; while
+// `no-fork` is there, forks fail for lack of memory. The file `waiting` appears when a sync blocks.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* A wall clock that a test can step, for any server: no allocation, so it works with jemalloc, too, where libfaketime does not.
  *
  * The file that CLOCK_STEP names holds one signed 64-bit number in the machine's byte order: microseconds that are added to the
- * wall clock, from the next reading on. Other clocks stay. Valkey 8.1 and later load modules with RTLD_DEEPBIND, past what is
- * preloaded: that flag is taken away, so that server and module have one clock.
+ * wall clock, from the next reading on. Other clocks are not affected. Valkey 8.1 and later load modules with RTLD_DEEPBIND, which
+ * bypasses preloaded libraries: that flag is removed, so that server and module share one clock.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* A module that follows every change of a key by commands of the lock module: from within the notification, so while the lock
- * module may be in the middle of anything. The few types and functions that it needs of the module API are declared here. */
+/* A module that runs commands of the lock module on every change of a key, within the notification: the lock module may be in the
+ * middle of a command. The types and functions of the module API that it needs are declared here. */
 #include <stddef.h>
 
 typedef struct Ctx Ctx;
@@ -20,7 +20,7 @@ static void call(Ctx *ctx, const char *command, String *key, const char *owner) 
 
 static int changed(Ctx *ctx, int type, const char *event, String *key) {
     (void)type, (void)event;
-    if (depth) return 0; /* what it does changes keys, too */
+    if (depth) return 0; /* its own commands change keys, too */
     depth++;
     call(ctx, "lock.info", key, NULL);
     call(ctx, "lock.acquire", key, "other_module");

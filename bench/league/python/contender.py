@@ -1,4 +1,4 @@
-"""The Python part of the league: locks with redis-py as league.py tells it on standard input.
+"""The Python part of the league: uses locks with redis-py as league.py requests on standard input.
 
     contender.py redis-py LEAGUE ENDPOINT
 """
@@ -16,7 +16,7 @@ Unlock = Callable[[], None]
 
 
 class Client:
-    """One client, with a connection of its own. It has no tokens and no lock for readers."""
+    """One client, with its own connection. It has no tokens and no read-write locks."""
 
     def __init__(self) -> None:
         host, port = sys.argv[3].split(":")
@@ -46,7 +46,7 @@ class Driver:
         elif verb == "lock":
             try:
                 token, self.unlocks[words[0]] = self.clients[0].lock(words[0])
-            except Exception as why:  # noqa: BLE001  # whatever it is, the league is told
+            except Exception as why:  # noqa: BLE001  # the league reports every error
                 say("failed", why)
             else:
                 say("held", time.monotonic_ns(), token)

@@ -67,7 +67,7 @@ fn several_keys() -> Vec<State> {
         state("the same: RELEASE of one of them", one(|stage| stage.step("LOCK.RELEASE hot holder")))
             .beside("the same: RPUSH to one of them", lists(|stage| stage.step("RPUSH hot v"))),
         state("the same: FORCE of one of them", one(|stage| stage.step("LOCK.FORCE app:1"))),
-        state("the same: somebody's HSET on one of them", one(|stage| stage.step("HSET app:1 stranger 1")))
+        state("the same: another client's HSET on one of them", one(|stage| stage.step("HSET app:1 stranger 1")))
             .beside("BLPOP of as many waits: HSET on one of them", lists(|stage| stage.step("HSET app:1 stranger 1"))),
         state("the same: LOCK.TOP", one(|stage| stage.step("LOCK.TOP"))),
         state(
@@ -236,7 +236,7 @@ fn reads() -> Vec<State> {
     vec![
         state("a lock with many holders: LOCK.INFO", holders(|stage| stage.step("LOCK.INFO big")))
             .beside("a hash with as many fields: HGETALL", fields(|stage| stage.step("HGETALL big"))),
-        state("the same: ACQUIRE after somebody's HSET", holders(|stage| touch(stage, "LOCK.ACQUIRE big v SHARED")))
+        state("the same: ACQUIRE after another client's HSET", holders(|stage| touch(stage, "LOCK.ACQUIRE big v SHARED")))
             .beside("the same: HGETALL after HSET", fields(|stage| touch(stage, "HGETALL big"))),
         state(
             "the same: a holder's RELEASE after another client's HSET",

@@ -96,7 +96,7 @@ impl Observer {
         }
         match named {
             Some(Err(error)) => said.extend(unnamed(&error, &said)),
-            None if said.is_empty() => said.push(nobody("Sentinel or cluster", Reason::Silent)),
+            None if said.is_empty() => said.push(missing("Sentinel or cluster", Reason::Silent)),
             _ => {}
         }
         said.sort_by(|a, b| a.server.cmp(&b.server));
@@ -178,10 +178,10 @@ fn unnamed(error: &Error, said: &[Said]) -> Option<Said> {
     if said.iter().any(|one| one.server == *server) {
         return None;
     }
-    Some(nobody(server, Reason::of(source)))
+    Some(missing(server, Reason::of(source)))
 }
 
-fn nobody(server: &str, reason: Reason) -> Said {
+fn missing(server: &str, reason: Reason) -> Said {
     Said { server: server.to_owned(), chosen: None, info: None, queues: Err(reason) }
 }
 

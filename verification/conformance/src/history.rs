@@ -273,7 +273,7 @@ impl History {
     /// Another client force-released a lock.
     pub fn broken(&mut self, key: &str, from: Micros) {
         self.changed_by_others.insert(Some(key.to_owned()), clock::now());
-        self.seen.push(Operation::new("somebody", key, Request::Force, (from, clock::now()), Told::Done));
+        self.seen.push(Operation::new("another client", key, Request::Force, (from, clock::now()), Told::Done));
     }
 
     /// The end of any hold of this owner.

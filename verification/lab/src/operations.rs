@@ -31,7 +31,7 @@ fn write_into(folder: &Path, file: &Path, history: &History) -> io::Result<()> {
 
 /// All outcomes that clients saw. Refusals, and renewals, which only extend a lease, are left out.
 pub fn operations(history: &History) -> Vec<Operation> {
-    history.holds.iter().flat_map(of_hold).chain(history.forced_locks.iter().map(of_break)).collect()
+    history.holds.iter().flat_map(of_hold).chain(history.forced_locks.iter().map(of_force)).collect()
 }
 
 fn of_hold(hold: &Hold) -> Vec<Operation> {
@@ -60,9 +60,9 @@ fn of_hold(hold: &Hold) -> Vec<Operation> {
     [Some(granted), ended, lost].into_iter().flatten().collect()
 }
 
-fn of_break(broken: &ForcedLock) -> Operation {
+fn of_force(broken: &ForcedLock) -> Operation {
     Operation {
-        process: "somebody".to_owned(),
+        process: "another client".to_owned(),
         key: broken.key.clone(),
         request: Request::Force,
         from: broken.sent,

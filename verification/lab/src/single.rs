@@ -70,7 +70,7 @@ impl Trial {
         let shared = Shared {
             address: server.addr(),
             over: AtomicBool::new(false),
-            nobody_waits: AtomicBool::new(false),
+            no_waits: AtomicBool::new(false),
             grants: AtomicU64::new(0),
             may_lose: self.may_lose,
         };

@@ -28,7 +28,7 @@ pub struct Shared {
     /// Set when the clients must stop.
     pub over: AtomicBool,
     /// While set, clients send requests without `WAIT`.
-    pub nobody_waits: AtomicBool,
+    pub no_waits: AtomicBool,
     /// Grants so far, which show the fault injector that clients make progress.
     pub grants: AtomicU64,
     /// Whether a restart may lose acknowledged writes. If so, each server run has its own epoch.
@@ -128,7 +128,7 @@ impl Worker<'_> {
         // A new owner for each hold, so that an abandoned one is not re-entered.
         self.hold += 1;
         let owner = format!("{}/{}", self.name, self.hold);
-        let wait = if self.shared.nobody_waits.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT };
+        let wait = if self.shared.no_waits.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT };
         let limit = match limit {
             // All attempts share one owner: a writer among readers.
             Limit::Shared if self.rng.u32(..4) == 0 => Limit::Of(1),

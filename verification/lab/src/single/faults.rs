@@ -139,13 +139,13 @@ impl Injector for Reload {
             if !["blocked clients", "timer", "not possible"].iter().any(|reason| error.to_string().contains(reason)) {
                 return Err(notified(error));
             }
-            shared.nobody_waits.store(true, Ordering::Relaxed);
+            shared.no_waits.store(true, Ordering::Relaxed);
             let mut kill = redis::cmd("CLIENT");
             kill.arg("KILL").arg("TYPE").arg("normal");
             let unloaded = eventually(SOON, || {
                 redis::pipe().add_command(kill.clone()).add_command(unload()).exec(&mut connection).is_ok()
             });
-            shared.nobody_waits.store(false, Ordering::Relaxed);
+            shared.no_waits.store(false, Ordering::Relaxed);
             if !unloaded {
                 return Err("the module could not be unloaded although no client waited".into());
             }

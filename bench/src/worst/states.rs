@@ -236,8 +236,11 @@ fn reads() -> Vec<State> {
     vec![
         state("a lock with many holders: LOCK.INFO", holders(|stage| stage.step("LOCK.INFO big")))
             .beside("a hash with as many fields: HGETALL", fields(|stage| stage.step("HGETALL big"))),
-        state("the same: ACQUIRE after another client's HSET", holders(|stage| touch(stage, "LOCK.ACQUIRE big v SHARED")))
-            .beside("the same: HGETALL after HSET", fields(|stage| touch(stage, "HGETALL big"))),
+        state(
+            "the same: ACQUIRE after another client's HSET",
+            holders(|stage| touch(stage, "LOCK.ACQUIRE big v SHARED")),
+        )
+        .beside("the same: HGETALL after HSET", fields(|stage| touch(stage, "HGETALL big"))),
         state(
             "the same: a holder's RELEASE after another client's HSET",
             holders(|stage| touch(stage, "LOCK.RELEASE big h2")),

@@ -186,7 +186,7 @@ fn changes_during_migration_arrive() {
     let mut deleted = Waiter::sending(fixture.source(), "LOCK.ACQUIRE {key}deleted waiter LEASE 60000 WAIT 0");
     let mut still = Waiter::start(fixture.source(), "key", "still");
     let begin = unix_millis();
-    let mut halfway = fixture.cluster.begin_whole_move_and_hold(fixture.slot, fixture.from, fixture.to);
+    let mut halfway = fixture.cluster.begin_paused_migration(fixture.slot, fixture.from, fixture.to);
 
     let mut stranger = fixture.target().raw();
     for line in ["LOCK.ACQUIRE key stranger WAIT 0", "LOCK.INFO key", "LOCK.FORCE {key}freed"] {
@@ -201,7 +201,7 @@ fn changes_during_migration_arrive() {
     });
     assert!(still.waits());
 
-    halfway.let_go();
+    halfway.resume();
     halfway.arrives();
     fixture.is_moved(&mut still, fixture.target());
     let mut client = fixture.target().raw();
@@ -229,7 +229,7 @@ fn cancelled_migration_keeps_locks() {
     }
     let mut waiter = Waiter::start(fixture.source(), "key", "waiter");
     let mut third = Waiter::sending(fixture.source(), "LOCK.ACQUIRE {key}few c LIMIT 2 LEASE 60000 WAIT 0");
-    let halfway = fixture.cluster.begin_whole_move_and_hold(fixture.slot, fixture.from, fixture.to);
+    let halfway = fixture.cluster.begin_paused_migration(fixture.slot, fixture.from, fixture.to);
     client.run_ok("LOCK.RELEASE {key}few a");
     third.token();
     halfway.cancel();
@@ -292,8 +292,8 @@ fn waiter_is_not_granted_during_import() {
         .map(|line| Waiter::sending(fixture.source(), &line))
         .collect();
     fixture.moves();
-    let mut halfway = fixture.cluster.begin_whole_move_and_hold(fixture.slot, fixture.from, fixture.to);
-    halfway.let_go();
+    let mut halfway = fixture.cluster.begin_paused_migration(fixture.slot, fixture.from, fixture.to);
+    halfway.resume();
     halfway.arrives();
     let mut client = fixture.target().raw();
     for waiter in &mut waiters {
@@ -328,13 +328,13 @@ fn failed_migration_keeps_locks() {
     };
     let failing = fixture.cluster.begin_whole_move(fixture.slot, fixture.from, fixture.to);
     match family {
-        Family::Valkey => failing.is_given_up(),
+        Family::Valkey => failing.wait_until_cancelled(),
         Family::Redis => {
             until(SOON, "the import has failed", || {
                 fixture.target().log().contains("Import task") && fixture.target().log().contains("failed")
             });
             target.run_ok("CLUSTER MIGRATION CANCEL ALL");
-            failing.is_given_up();
+            failing.wait_until_cancelled();
         }
     }
     until_empty(fixture.target());

@@ -15,7 +15,7 @@ use crate::times;
 pub struct Args {
     /// The servers.
     #[command(flatten)]
-    pub place: Place,
+    pub target: Target,
 
     /// The subcommand.
     #[command(subcommand)]
@@ -24,7 +24,7 @@ pub struct Args {
 
 /// The servers, and the login.
 #[derive(clap::Args, Debug)]
-pub struct Place {
+pub struct Target {
     /// The server: redis://, rediss://, unix://, redis+cluster://host:port,host:port or
     /// redis+sentinel://host:port,host:port/master
     #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]

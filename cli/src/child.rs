@@ -18,7 +18,7 @@ use rustix::termios::{isatty, tcgetpgrp, tcsetpgrp};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
-use crate::report::tell;
+use crate::report::print_message;
 use crate::signals::{is_ignored, stop_here};
 use crate::supervisor::{self, MESSAGE, Message};
 
@@ -108,7 +108,7 @@ impl Child {
                 }
                 Some(_) => {}
                 None => {
-                    tell("the supervisor was killed; the command is killed, too");
+                    print_message("the supervisor was killed; the command is killed, too");
                     self.kill();
                     return Ok(Change::Ended(ExitStatus::from_raw(Signal::KILL.as_raw())));
                 }

@@ -6,8 +6,8 @@ use holdfast_client::Locks;
 use holdfast_client::redis::cmd;
 
 use crate::failure::Failure;
-use crate::report::{print, tell};
-use crate::seen::{failed, server_of};
+use crate::inspect::{failed, server_of};
+use crate::report::{print, print_message};
 use crate::show;
 
 /// The number of waiters in the question.
@@ -19,7 +19,7 @@ pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
     let name = key.as_bytes();
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let Some(lock) = lock.filter(|lock| !lock.holders.is_empty()) else {
-        tell(format_args!("{}: {key:?} is free", server.name));
+        print_message(format_args!("{}: {key:?} is free", server.name));
         return Ok(1);
     };
     if !yes {

@@ -5,8 +5,8 @@ use std::io::{IsTerminal, Write, stderr};
 use holdfast_client::Locks;
 
 use crate::failure::Failure;
-use crate::report::{print, table, tell};
-use crate::seen::{Lock, failed, servers, shown};
+use crate::inspect::{Lock, failed, servers, shown};
+use crate::report::{print, print_message, table};
 use crate::times;
 
 /// Lists the locks whose keys match.
@@ -45,7 +45,7 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
         print(&text(&found))?;
     }
     if hidden > 0 {
-        tell(format_args!("{hidden} keys are not shown: this user has no right to them"));
+        print_message(format_args!("{hidden} keys are not shown: this user has no right to them"));
     }
     Ok(0)
 }

@@ -5,20 +5,20 @@ use std::path::Path;
 use holdfast_client::Locks;
 use holdfast_client::redis::{ClientTlsConfig, TlsCertificates};
 
-use crate::args::Place;
+use crate::args::Target;
 use crate::failure::Failure;
 
 /// A client of these servers.
-pub fn open(place: &Place) -> Result<Locks, Failure> {
-    let url = with_passwords(&place.url, place.password.as_deref(), place.sentinel_password.as_deref());
-    if place.tls_ca.is_none() && place.tls_cert.is_none() {
+pub fn open(target: &Target) -> Result<Locks, Failure> {
+    let url = with_passwords(&target.url, target.password.as_deref(), target.sentinel_password.as_deref());
+    if target.tls_ca.is_none() && target.tls_cert.is_none() {
         return Ok(Locks::open(&url)?);
     }
-    let client_tls = match (&place.tls_cert, &place.tls_key) {
+    let client_tls = match (&target.tls_cert, &target.tls_key) {
         (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
         _ => None,
     };
-    let root_cert = place.tls_ca.as_deref().map(read).transpose()?;
+    let root_cert = target.tls_ca.as_deref().map(read).transpose()?;
     Ok(Locks::open_with_certificates(&url, TlsCertificates { client_tls, root_cert })?)
 }
 

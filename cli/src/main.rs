@@ -5,16 +5,16 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
-mod around;
 mod child;
 mod failure;
 mod force;
+mod inspect;
 mod list;
 mod login;
 mod metrics;
+mod nested_runs;
 mod report;
 mod run;
-mod seen;
 mod show;
 mod signals;
 mod supervisor;
@@ -55,7 +55,7 @@ fn ended(outcome: Result<u8, Failure>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            report::tell(&failure);
+            report::print_message(&failure);
             ExitCode::from(failure.code())
         }
     }
@@ -63,9 +63,9 @@ fn ended(outcome: Result<u8, Failure>) -> ExitCode {
 
 async fn perform(args: &Args) -> Result<u8, Failure> {
     if let Task::Run(task) = &args.task {
-        return run::run(&args.place, task).await;
+        return run::run(&args.target, task).await;
     }
-    let locks = login::open(&args.place)?;
+    let locks = login::open(&args.target)?;
     match &args.task {
         Task::Show { key, json } => show::show(&locks, key, *json).await,
         Task::Ls { pattern, json } => list::list(&locks, pattern, *json).await,

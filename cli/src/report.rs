@@ -17,7 +17,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// Prints a message on a line of its own, and ignores errors.
-pub fn tell(message: impl fmt::Display) {
+pub fn print_message(message: impl fmt::Display) {
     let _ = writeln!(stderr(), "holdfast: {message}");
 }
 

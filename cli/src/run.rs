@@ -12,12 +12,12 @@ use holdfast_client::{Guard, Lock, Locks};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-use crate::args::{Place, Run};
-use crate::around;
+use crate::args::{Run, Target};
 use crate::child::{Change, Child};
 use crate::failure::{Failure, TEMPORARY};
 use crate::login;
-use crate::report::tell;
+use crate::nested_runs;
+use crate::report::print_message;
 use crate::signals::{is_ignored, stop_here};
 
 /// The signals that are forwarded to the command. If the command is not in the foreground, only this process receives Ctrl-Z.
@@ -71,12 +71,12 @@ impl fmt::Display for Outcome {
 }
 
 /// Runs the command while holding the lock, and returns the exit code. Writes the outcome to the report, if requested.
-pub async fn run(place: &Place, task: &Run) -> Result<u8, Failure> {
+pub async fn run(target: &Target, task: &Run) -> Result<u8, Failure> {
     let name = task.report.as_deref().map(|file| file.display().to_string()).unwrap_or_default();
     let failed = |error: &io::Error| Failure::of(&name, error, "use a writable file");
     // First of all: an earlier file is not the report of this run.
     let file = task.report.as_deref().map(File::create).transpose().map_err(|error| failed(&error))?;
-    let outcome = under_lock(place, task).await;
+    let outcome = under_lock(target, task).await;
     let report = match &outcome {
         Ok(outcome) => outcome.to_string(),
         Err(failure) => format!("failed {}", failure.code()),
@@ -84,18 +84,18 @@ pub async fn run(place: &Place, task: &Run) -> Result<u8, Failure> {
     if let Some(mut file) = file
         && let Err(error) = writeln!(file, "{report}")
     {
-        tell(failed(&error));
+        print_message(failed(&error));
     }
     outcome.map(|outcome| outcome.code())
 }
 
-async fn under_lock(place: &Place, task: &Run) -> Result<Outcome, Failure> {
-    let locks = login::open(place)?.named(&whoami())?;
+async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
+    let locks = login::open(target)?.named(&whoami())?;
     let mut signals = Signals::listen()?;
     let lock = lock(&locks, task);
     let acquire = async {
         if !task.no_wait
-            && let Some(key) = around::never_free(&locks, task).await
+            && let Some(key) = nested_runs::key_of_outer_run(&locks, task).await
         {
             return Err(Failure::waits_for_itself(&key));
         }
@@ -113,18 +113,18 @@ async fn under_lock(place: &Place, task: &Run) -> Result<Outcome, Failure> {
             let _ = tokio::time::timeout(SETTLED_WITHIN, locks.settle()).await;
             return Ok(Outcome::Interrupted(signal.as_raw()));
         }
-        () = tell_of_waiting(&lock) => return Ok(Outcome::NotGranted(task.conflict_exit_code)),
+        () = announce_wait(&lock) => return Ok(Outcome::NotGranted(task.conflict_exit_code)),
     };
     let Some(guard) = granted else {
-        tell(format_args!("{}: not granted{}", lock.keys(), if task.no_wait { "" } else { " in time" }));
+        print_message(format_args!("{}: not granted{}", lock.keys(), if task.no_wait { "" } else { " in time" }));
         return Ok(Outcome::NotGranted(task.conflict_exit_code));
     };
     let child = match Child::start(&task.command, &variables(task, &guard), task.kill_group).await {
         Ok(child) => child,
         Err(error) => {
             let name = task.command.first().map(|name| name.display().to_string()).unwrap_or_default();
-            tell(format_args!("{name}: {error}"));
-            give_back(guard).await;
+            print_message(format_args!("{name}: {error}"));
+            release(guard).await;
             let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
             return Ok(Outcome::NotStarted(code));
         }
@@ -162,7 +162,7 @@ fn variables(task: &Run, guard: &Guard) -> [(&'static str, Vec<u8>); 4] {
         ("HOLDFAST_KEY", task.keys.join(" ").into_bytes()),
         ("HOLDFAST_TOKEN", guard.fence().to_string().into_bytes()),
         ("HOLDFAST_OWNER", guard.owner().as_bytes().to_vec()),
-        (around::OWNERS, around::owners_with(guard.owner())),
+        (nested_runs::OWNERS, nested_runs::owners_with(guard.owner())),
     ]
 }
 
@@ -171,7 +171,7 @@ async fn watch(task: &Run, guard: Guard, mut child: Child, signals: &mut Signals
     let status = tokio::select! {
         status = end_of(&mut child, signals) => status?,
         why = guard.lost() => {
-            tell(format_args!("{}: lost: {why}; the command is stopped", guard.keys()));
+            print_message(format_args!("{}: lost: {why}; the command is stopped", guard.keys()));
             stop(child, signals, task.grace).await;
             drop(guard);
             return Ok(Outcome::Lost);
@@ -181,12 +181,12 @@ async fn watch(task: &Run, guard: Guard, mut child: Child, signals: &mut Signals
     match guard.release().await {
         // If the command had ended before the loss was known, it also ran without the lock.
         Err(error @ (holdfast_client::Error::Lost { .. } | holdfast_client::Error::NotHeld { .. })) => {
-            tell(Failure::from(error));
+            print_message(Failure::from(error));
             return Ok(Outcome::Lost);
         }
         Err(error) => {
             let until = if task.ephemeral { "with this connection" } else { "when its lease expires" };
-            tell(format_args!("{error}\n  the lock ends {until}"));
+            print_message(format_args!("{error}\n  the lock ends {until}"));
         }
         Ok(()) => {}
     }
@@ -215,17 +215,17 @@ async fn stop(mut child: Child, signals: &mut Signals, grace: Duration) {
     child.end(true).await;
 }
 
-async fn give_back(guard: Guard) {
+async fn release(guard: Guard) {
     if let Err(error) = guard.release().await {
-        tell(error);
+        print_message(error);
     }
 }
 
 /// Announces on a terminal that the wait takes long. Never returns.
-async fn tell_of_waiting(lock: &Lock) {
+async fn announce_wait(lock: &Lock) {
     tokio::time::sleep(PATIENCE).await;
     if io::stderr().is_terminal() {
-        tell(format_args!("waiting for {}", lock.keys()));
+        print_message(format_args!("waiting for {}", lock.keys()));
     }
     std::future::pending().await
 }

@@ -3,8 +3,8 @@
 use holdfast_client::Locks;
 
 use crate::failure::Failure;
+use crate::inspect::{Holder, Line, Lock, Waiter, failed, server_of, shown};
 use crate::report::{print, table};
-use crate::seen::{Holder, Line, Lock, Waiter, failed, server_of, shown};
 use crate::times;
 
 /// The maximum number of waiters to show.

@@ -31,7 +31,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::failure::Failure;
-use crate::report::tell;
+use crate::report::print_message;
 use crate::signals::is_ignored;
 
 /// The name that `ps` shows: killing all processes named `holdfast` does not kill this one.
@@ -228,7 +228,7 @@ fn end_descendants(group: Option<&Cgroup>, spared: &[Pid]) {
         thread::sleep(PAUSE);
     }
     let left: Vec<_> = left.iter().map(|pid| pid.as_raw_nonzero().to_string()).collect();
-    tell(format_args!("processes that could not be killed: {}", left.join(" ")));
+    print_message(format_args!("processes that could not be killed: {}", left.join(" ")));
 }
 
 /// Whether this process has children. Reaps those that have ended.
@@ -313,9 +313,9 @@ fn own_group() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
     let mut fields = mount.split(' ').skip(3);
-    let (root, place) = (fields.next()?, fields.next()?);
+    let (root, target) = (fields.next()?, fields.next()?);
     let below = path.strip_prefix(root.trim_end_matches('/'))?;
-    Some(Path::new(place).join(below.trim_start_matches('/')))
+    Some(Path::new(target).join(below.trim_start_matches('/')))
 }
 
 #[cfg(test)]

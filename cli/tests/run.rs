@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Fate, NotBefore, Proxy, Server, Toward, Trio, until};
+use support::{Direction, Fate, NotBefore, Proxy, Server, Trio, until};
 
 use crate::common::{
     Done, Running, SOON, done, holdfast, holdfast_at, is_free, kill, lives, say, stat, until_gone, waiters,
@@ -253,9 +253,9 @@ fn on_the_reply_to(proxy: &Proxy, command: &'static str, fate: Fate) -> Arc<Atom
     let (seen, mut asked) = (come.clone(), false);
     proxy.rule(move |toward, message| {
         let names_it = message.windows(command.len()).any(|part| part == command.as_bytes());
-        asked |= toward == Toward::Server && names_it;
+        asked |= toward == Direction::Server && names_it;
         // The program's other requests do not return a number.
-        if !asked || toward == Toward::Server || !message.starts_with(b":") {
+        if !asked || toward == Direction::Server || !message.starts_with(b":") {
             return Fate::Pass;
         }
         let first = !seen.swap(true, Ordering::SeqCst);

@@ -101,7 +101,7 @@ impl Info {
     }
 
     /// Whether a field has this word, such as `ok` or `up`.
-    pub fn says(&self, name: &str, word: &str) -> Option<bool> {
+    pub fn has_word(&self, name: &str, word: &str) -> Option<bool> {
         self.0.get(name).map(|value| value == word)
     }
 
@@ -141,7 +141,7 @@ impl Info {
         [
             // The server reports its count only if `min-replicas-to-write` is set. Without it, only zero replicas are certainly too few.
             ("replicas", self.number("min_slaves_good_slaves") == Some(0)),
-            ("disk", self.says("aof_last_write_status", "ok") == Some(false)),
+            ("disk", self.has_word("aof_last_write_status", "ok") == Some(false)),
             ("memory", limit > 0 && used > limit),
         ]
     }

@@ -1,10 +1,10 @@
 //! `holdfast metrics`: the state of every server's locks, replicas and disk, for Prometheus.
 //!
-//! `look` reads the servers, in parallel and with timeouts; `fields` names the fields; `page` writes the page.
+//! `scrape` reads the servers, in parallel and with timeouts; `fields` names the fields; `page` writes the page.
 
 mod fields;
-mod look;
 mod page;
+mod scrape;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
-use self::look::Observer;
+use self::scrape::Observer;
 use crate::args::Metrics;
 use crate::failure::Failure;
-use crate::report::tell;
+use crate::report::print_message;
 
 /// A client that sends no request, or does not read the reply, within this time is disconnected.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ pub async fn serve(locks: Locks, task: &Metrics) -> Result<u8, Failure> {
     let listening = |error| Failure::of(&task.listen.to_string(), &error, "choose another address with --listen");
     let listener = TcpListener::bind(task.listen).await.map_err(listening)?;
     let address = listener.local_addr().map_err(listening)?;
-    tell(format_args!("metrics at http://{address}/metrics"));
+    print_message(format_args!("metrics at http://{address}/metrics"));
     let observer = Arc::new(Observer::new(locks, task));
     loop {
         match listener.accept().await {
@@ -51,7 +51,7 @@ async fn answer(mut stream: TcpStream, observer: Arc<Observer>) -> std::io::Resu
         }
     }
     let (status, text) = if request.starts_with(b"GET /metrics ") || request.starts_with(b"GET / ") {
-        ("200 OK", page::text(&observer.look().await))
+        ("200 OK", page::text(&observer.scrape().await))
     } else {
         ("404 Not Found", "see /metrics\n".to_owned())
     };

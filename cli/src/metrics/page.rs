@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::fields::{Info, NOW, OLDEST, SINCE, TIMES};
-use super::look::Said;
-use crate::seen::{Queue, shown};
+use super::scrape::ServerReport;
+use crate::inspect::{Queue, shown};
 
 /// One metric with all its values, so that type and help are written once.
 struct Family {
@@ -72,11 +72,11 @@ impl Page {
 }
 
 /// The page for these servers.
-pub fn text(said: &[Said]) -> String {
+pub fn text(reports: &[ServerReport]) -> String {
     let mut page = Page::default();
     let version = label("version", env!("CARGO_PKG_VERSION"));
     page.gauge("holdfast_build_info", "The version of `holdfast metrics`, as a label.", version, 1.0);
-    for one in said {
+    for one in reports {
         let server = label("server", &one.server);
         add_state(&mut page, &server, one);
         if let Some(info) = &one.info {
@@ -94,16 +94,16 @@ pub fn text(said: &[Said]) -> String {
     page.text()
 }
 
-fn add_state(page: &mut Page, server: &str, said: &Said) {
+fn add_state(page: &mut Page, server: &str, reports: &ServerReport) {
     let help = "Whether the server can be used: it replies, has the module, and this user may read its state.";
-    page.gauge("holdfast_up", help, server.to_owned(), truth(said.queues.is_ok()));
-    if let Err(reason) = said.queues {
+    page.gauge("holdfast_up", help, server.to_owned(), bool_value(reports.queues.is_ok()));
+    if let Err(reason) = reports.queues {
         let labels = format!("{server},{}", label("reason", reason.label()));
         page.gauge("holdfast_down", "Why a server can't be used, as a label.", labels, 1.0);
     }
-    if let Some(chosen) = said.chosen {
+    if let Some(chosen) = reports.chosen {
         let help = "Whether clients use this server: by its address, by Sentinel, or as a master of the cluster.";
-        page.gauge("holdfast_chosen", help, server.to_owned(), truth(chosen));
+        page.gauge("holdfast_chosen", help, server.to_owned(), bool_value(chosen));
     }
 }
 
@@ -127,15 +127,15 @@ fn add_server(page: &mut Page, server: &str, info: &Info) {
         for (reason, refuses) in info.refusals() {
             let help = "Whether this master refuses writes, including releases and renewals, and why.";
             let labels = format!("{server},{}", label("reason", reason));
-            page.gauge("holdfast_refuses_writes", help, labels, truth(refuses));
+            page.gauge("holdfast_refuses_writes", help, labels, bool_value(refuses));
         }
     }
 }
 
 fn add_replicas(page: &mut Page, server: &str, info: &Info) {
-    if let Some(up) = info.says("master_link_status", "up") {
+    if let Some(up) = info.has_word("master_link_status", "up") {
         let help = "Whether this replica is connected to its master.";
-        page.gauge("holdfast_master_link_up", help, server.to_owned(), truth(up));
+        page.gauge("holdfast_master_link_up", help, server.to_owned(), bool_value(up));
     }
     if !info.is_master() {
         return;
@@ -164,8 +164,8 @@ fn add_disk(page: &mut Page, server: &str, info: &Info) {
         ("holdfast_rdb_last_save_ok", "rdb_last_bgsave_status", "ok", "Whether the last snapshot (RDB) succeeded."),
     ];
     for (name, field, word, help) in states {
-        if let Some(fine) = info.says(field, word) {
-            page.gauge(name, help, server.to_owned(), truth(fine));
+        if let Some(fine) = info.has_word(field, word) {
+            page.gauge(name, help, server.to_owned(), bool_value(fine));
         }
     }
     if let Some(count) = info.number("aof_delayed_fsync") {
@@ -182,7 +182,7 @@ fn add_queue(page: &mut Page, server: &str, queue: &Queue) {
     page.gauge("holdfast_queue_oldest_seconds", help, labels, queue.oldest as f64 / 1000.0);
 }
 
-fn truth(it: bool) -> f64 {
+fn bool_value(it: bool) -> f64 {
     f64::from(u8::from(it))
 }
 
@@ -245,9 +245,9 @@ fn add_times(page: &mut Page, server: &str, what: &str, which: &str, value: &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::look::Reason;
+    use crate::metrics::scrape::Reason;
 
-    fn said(server: &str) -> Said {
+    fn reports(server: &str) -> ServerReport {
         let info = [
             ("role", "master"),
             ("redis_version", "7.0.15"),
@@ -270,13 +270,18 @@ mod tests {
             ("errorstat_MISCONF", "count=5"),
         ];
         let info = info.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Said { server: server.to_owned(), chosen: Some(true), info: Some(Info::new(info)), queues: Ok(Vec::new()) }
+        ServerReport {
+            server: server.to_owned(),
+            chosen: Some(true),
+            info: Some(Info::new(info)),
+            queues: Ok(Vec::new()),
+        }
     }
 
     #[test]
     fn type_and_help_appear_once_for_all_servers() {
-        let down = Said { server: "c".to_owned(), chosen: None, info: None, queues: Err(Reason::NoModule) };
-        let text = text(&[said("a"), said("b"), down]);
+        let down = ServerReport { server: "c".to_owned(), chosen: None, info: None, queues: Err(Reason::NoModule) };
+        let text = text(&[reports("a"), reports("b"), down]);
         assert_eq!(text.matches("# TYPE holdfast_waiters gauge\n").count(), 1);
         assert_eq!(text.matches("# TYPE holdfast_wait_seconds histogram\n").count(), 1);
         assert_eq!(text.matches("# HELP holdfast_forced_total ").count(), 1);

@@ -11,11 +11,11 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use self::state::{Look, State};
+use self::state::{LockDetails, State};
 use crate::args::Top;
 use crate::failure::Failure;
+use crate::inspect::{Queue, Server, failed, failed_at, server_of, servers, shown};
 use crate::report::print;
-use crate::seen::{Queue, Server, failed, failed_at, server_of, servers, shown};
 
 /// The maximum number of locks that a server returns.
 const MOST: usize = 1_000;
@@ -29,12 +29,12 @@ pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
         return Ok(0);
     }
     if task.once || !stdout().is_terminal() {
-        let (queues, _) = look(locks, task.count).await?;
+        let (queues, _) = read_queues(locks, task.count).await?;
         print(&view::text(&queues))?;
         return Ok(0);
     }
     // Connection errors are printed before the screen is switched.
-    look(locks, task.count).await?;
+    read_queues(locks, task.count).await?;
     // A panic restores the screen as well.
     let mut terminal = ratatui::init();
     let outcome = run(&mut terminal, locks, task).await;
@@ -56,7 +56,7 @@ async fn run(terminal: &mut DefaultTerminal, locks: &Locks, task: &Top) -> Resul
                     if !pressed(&mut state, key) {
                         return Ok(0);
                     }
-                    if state.wants_look() {
+                    if state.needs_details() {
                         renew(locks, task, &mut state).await;
                     }
                 }
@@ -79,7 +79,7 @@ fn pressed(state: &mut State, key: KeyEvent) -> bool {
         KeyCode::Char('/') => state.begin_filter(),
         KeyCode::Down | KeyCode::Char('j') => state.down(),
         KeyCode::Up | KeyCode::Char('k') => state.up(),
-        KeyCode::Char('s') => state.sort_otherwise(),
+        KeyCode::Char('s') => state.next_sort(),
         KeyCode::Enter => state.enter(),
         KeyCode::Esc | KeyCode::Backspace => state.leave(),
         _ => {}
@@ -103,33 +103,33 @@ fn keys() -> UnboundedReceiver<Event> {
 async fn renew(locks: &Locks, task: &Top, state: &mut State) {
     // All queues, because the filter may choose others than the longest.
     let count = if state.filter().is_empty() && !state.is_typing() { task.count } else { MOST };
-    match look(locks, count).await {
-        Ok((queues, ended)) => state.seen(queues, ended, Instant::now()),
+    match read_queues(locks, count).await {
+        Ok((queues, ended)) => state.update(queues, ended, Instant::now()),
         Err(failure) => state.failed(failure.to_string()),
     }
-    if let Some(key) = state.inside() {
+    if let Some(key) = state.open_lock() {
         let key = String::from_utf8_lossy(key).into_owned();
-        match look_into(locks, &key).await {
-            Ok(look) => state.looked(look),
+        match read_details(locks, &key).await {
+            Ok(read_queues) => state.set_details(read_queues),
             Err(failure) => state.failed(failure.to_string()),
         }
     }
 }
 
 /// The longest queues of all servers, and the number of waits that have ended, if this user may read it.
-async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, Option<u64>), Failure> {
+async fn read_queues(locks: &Locks, count: usize) -> Result<(Vec<Queue>, Option<u64>), Failure> {
     let (mut queues, mut ended) = (Vec::new(), Some(0));
     for mut server in servers(locks).await? {
         let mut its = server.top(count).await.map_err(|error| failed_at(&server, &error))?;
         server.add_holds(&mut its).await;
         queues.extend(its);
-        ended = ended.zip(waits_ended(&mut server).await).map(|(before, here)| before + here);
+        ended = ended.zip(ended_waits(&mut server).await).map(|(before, here)| before + here);
     }
     queues.sort_by_key(|queue| std::cmp::Reverse(queue.waiters));
     Ok((queues, ended))
 }
 
-async fn waits_ended(server: &mut Server) -> Option<u64> {
+async fn ended_waits(server: &mut Server) -> Option<u64> {
     let info = server.info(&["holdfast"]).await.ok()?;
     let field = |name: &str| info.iter().find(|(it, _)| it == name)?.1.parse::<u64>().ok();
     Some(field("holdfast_grants_queued")? + field("holdfast_timeouts")?)
@@ -152,10 +152,10 @@ async fn lines(locks: &Locks, count: usize) -> Result<String, Failure> {
     Ok(found.iter().map(|(_, line)| line.to_string()).collect())
 }
 
-async fn look_into(locks: &Locks, key: &str) -> Result<Look, Failure> {
+async fn read_details(locks: &Locks, key: &str) -> Result<LockDetails, Failure> {
     let mut server = server_of(locks, key).await?;
     let name = key.as_bytes();
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let waiters = server.waiters(name, SHOWN).await.map_err(|error| failed(&server, name, &error))?;
-    Ok(Look { key: shown(name), lock, waiters })
+    Ok(LockDetails { key: shown(name), lock, waiters })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::seen::{Lock, Queue, Waiter, shown};
+use crate::inspect::{Lock, Queue, Waiter, shown};
 
 /// The state.
 #[derive(Debug, Default)]
@@ -14,8 +14,8 @@ pub struct State {
     typing: bool,
     /// The selected lock, which stays selected when the order changes.
     chosen: Option<Vec<u8>>,
-    inside: bool,
-    look: Option<Look>,
+    open_lock: bool,
+    details: Option<LockDetails>,
     /// The number of ended waits, and when it was read.
     ended: Option<(Instant, u64)>,
     rate: Option<f64>,
@@ -38,7 +38,7 @@ pub enum Sort {
 
 /// The details of one lock.
 #[derive(Debug)]
-pub struct Look {
+pub struct LockDetails {
     /// Its key.
     pub key: String,
     /// The lock; `None`: it is free now.
@@ -65,7 +65,7 @@ impl State {
 
     /// Starts with an empty filter.
     pub fn begin_filter(&mut self) {
-        if !self.inside {
+        if !self.open_lock {
             self.filter.clear();
             self.typing = true;
         }
@@ -101,18 +101,18 @@ impl State {
     }
 
     /// The lock whose details are shown.
-    pub fn inside(&self) -> Option<&[u8]> {
-        self.chosen.as_deref().filter(|_| self.inside)
+    pub fn open_lock(&self) -> Option<&[u8]> {
+        self.chosen.as_deref().filter(|_| self.open_lock)
     }
 
     /// Its details.
-    pub fn look(&self) -> Option<&Look> {
-        self.look.as_ref().filter(|_| self.inside)
+    pub fn details(&self) -> Option<&LockDetails> {
+        self.details.as_ref().filter(|_| self.open_lock)
     }
 
     /// Whether the details of a lock have to be read.
-    pub fn wants_look(&self) -> bool {
-        self.inside && self.look.is_none()
+    pub fn needs_details(&self) -> bool {
+        self.open_lock && self.details.is_none()
     }
 
     /// Ended waits per second, after two reads.
@@ -126,10 +126,10 @@ impl State {
     }
 
     /// Updates the queues.
-    pub fn seen(&mut self, queues: Vec<Queue>, ended: Option<u64>, now: Instant) {
+    pub fn update(&mut self, queues: Vec<Queue>, ended: Option<u64>, now: Instant) {
         self.failure = None;
         self.queues = queues;
-        self.put_in_order();
+        self.sort_queues();
         if let Some(((before, count), ended)) = self.ended.zip(ended) {
             let seconds = now.saturating_duration_since(before).as_secs_f64();
             // Fewer than before: a server was restarted.
@@ -140,14 +140,14 @@ impl State {
     }
 
     fn choose_one(&mut self) {
-        if self.row().is_none() && !self.inside {
+        if self.row().is_none() && !self.open_lock {
             self.choose(0);
         }
     }
 
     /// Updates the details of the selected lock.
-    pub fn looked(&mut self, look: Look) {
-        self.look = Some(look);
+    pub fn set_details(&mut self, details: LockDetails) {
+        self.details = Some(details);
     }
 
     /// Records a failed read.
@@ -166,31 +166,31 @@ impl State {
     }
 
     /// Changes to the next sort order.
-    pub fn sort_otherwise(&mut self) {
+    pub fn next_sort(&mut self) {
         self.sort = match self.sort {
             Sort::Waiters => Sort::Oldest,
             Sort::Oldest => Sort::Held,
             Sort::Held => Sort::Key,
             Sort::Key => Sort::Waiters,
         };
-        self.put_in_order();
+        self.sort_queues();
     }
 
     /// Shows the details of the selected lock.
     pub fn enter(&mut self) {
-        self.inside = self.chosen.is_some();
-        self.look = None;
+        self.open_lock = self.chosen.is_some();
+        self.details = None;
     }
 
     /// Goes back to the table, and from there clears the filter.
     pub fn leave(&mut self) {
-        if !std::mem::take(&mut self.inside) {
+        if !std::mem::take(&mut self.open_lock) {
             self.end_filter(false);
         }
     }
 
     fn choose(&mut self, row: usize) {
-        if self.inside {
+        if self.open_lock {
             return;
         }
         let row = row.min(self.queues().count().saturating_sub(1));
@@ -198,7 +198,7 @@ impl State {
         self.chosen = chosen;
     }
 
-    fn put_in_order(&mut self) {
+    fn sort_queues(&mut self) {
         match self.sort {
             Sort::Waiters => self.queues.sort_by(|a, b| b.waiters.cmp(&a.waiters).then_with(|| a.key.cmp(&b.key))),
             Sort::Oldest => self.queues.sort_by(|a, b| b.oldest.cmp(&a.oldest).then_with(|| a.key.cmp(&b.key))),
@@ -233,14 +233,14 @@ mod tests {
     #[test]
     fn selection_stays_when_order_changes() {
         let mut state = State::default();
-        state.seen(vec![queue("a", 1, 30), queue("b", 3, 20), queue("c", 2, 10)], Some(0), Instant::now());
+        state.update(vec![queue("a", 1, 30), queue("b", 3, 20), queue("c", 2, 10)], Some(0), Instant::now());
         assert_eq!((keys(&state).as_str(), state.row()), ("bca", Some(0)));
         state.down();
-        state.sort_otherwise();
+        state.next_sort();
         assert_eq!((keys(&state).as_str(), state.row()), ("abc", Some(2)));
-        state.sort_otherwise();
+        state.next_sort();
         assert_eq!((keys(&state).as_str(), state.row()), ("bca", Some(1)), "by hold");
-        state.sort_otherwise();
+        state.next_sort();
         assert_eq!(keys(&state), "abc");
         for _ in 0..5 {
             state.down();
@@ -256,22 +256,22 @@ mod tests {
     fn detail_view_stays_until_closed() {
         let mut state = State::default();
         state.enter();
-        assert_eq!(state.inside(), None, "no row is selected");
-        state.seen(vec![queue("a", 1, 1)], Some(0), Instant::now());
+        assert_eq!(state.open_lock(), None, "no row is selected");
+        state.update(vec![queue("a", 1, 1)], Some(0), Instant::now());
         state.enter();
-        assert!(state.wants_look());
-        state.looked(Look { key: "a".to_owned(), lock: None, waiters: Vec::new() });
-        state.seen(Vec::new(), Some(0), Instant::now());
-        assert_eq!(state.inside(), Some(&b"a"[..]));
-        assert!(state.look().is_some());
+        assert!(state.needs_details());
+        state.set_details(LockDetails { key: "a".to_owned(), lock: None, waiters: Vec::new() });
+        state.update(Vec::new(), Some(0), Instant::now());
+        assert_eq!(state.open_lock(), Some(&b"a"[..]));
+        assert!(state.details().is_some());
         state.leave();
-        assert!(state.look().is_none());
+        assert!(state.details().is_none());
     }
 
     #[test]
     fn filter_shows_keys_that_contain_its_text() {
         let mut state = State::default();
-        state.seen(vec![queue("job:1", 3, 1), queue("job:2", 2, 1), queue("cart", 1, 1)], Some(0), Instant::now());
+        state.update(vec![queue("job:1", 3, 1), queue("job:2", 2, 1), queue("cart", 1, 1)], Some(0), Instant::now());
         state.begin_filter();
         assert!(state.is_typing());
         "car".chars().for_each(|letter| state.type_filter(Some(letter)));
@@ -286,7 +286,7 @@ mod tests {
         state.type_filter(Some('2'));
         state.end_filter(true);
         state.enter();
-        assert_eq!(state.inside(), Some(&b"job:2"[..]));
+        assert_eq!(state.open_lock(), Some(&b"job:2"[..]));
         state.leave();
         assert_eq!(state.filter(), "2");
         state.leave();
@@ -297,11 +297,11 @@ mod tests {
     fn hand_offs_are_counted_between_refreshes() {
         let mut state = State::default();
         let now = Instant::now();
-        state.seen(Vec::new(), Some(100), now);
+        state.update(Vec::new(), Some(100), now);
         assert_eq!(state.rate(), None);
-        state.seen(Vec::new(), Some(150), now + Duration::from_secs(2));
+        state.update(Vec::new(), Some(150), now + Duration::from_secs(2));
         assert_eq!(state.rate(), Some(25.0));
-        state.seen(Vec::new(), Some(3), now + Duration::from_secs(3));
+        state.update(Vec::new(), Some(3), now + Duration::from_secs(3));
         assert_eq!(state.rate(), Some(0.0));
     }
 }

@@ -6,9 +6,9 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
-use super::state::{Look, Sort, State};
+use super::state::{LockDetails, Sort, State};
+use crate::inspect::{Queue, shown};
 use crate::report::table;
-use crate::seen::{Queue, shown};
 use crate::show;
 use crate::times;
 
@@ -24,8 +24,8 @@ pub fn draw(frame: &mut Frame, state: &State) {
     let areas = Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]);
     let [head, body, foot] = areas.areas(frame.area());
     frame.render_widget(Paragraph::new(summary(state)).style(Modifier::BOLD), head);
-    match state.look() {
-        Some(look) => frame.render_widget(Paragraph::new(Text::from(inside(look))), body),
+    match state.details() {
+        Some(details) => frame.render_widget(Paragraph::new(Text::from(details_text(details))), body),
         None => {
             let mut chosen = TableState::default().with_selected(state.row());
             frame.render_stateful_widget(queues(state), body, &mut chosen);
@@ -76,16 +76,16 @@ fn cells(queue: &Queue) -> [String; 6] {
     [shown(&queue.key), queue.waiters.to_string(), times::show(queue.oldest), held, times::show(queue.ttl), holders]
 }
 
-fn inside(look: &Look) -> String {
-    match &look.lock {
-        Some(lock) => show::text(lock, &look.waiters),
-        None => format!("{} is free", look.key),
+fn details_text(details: &LockDetails) -> String {
+    match &details.lock {
+        Some(lock) => show::text(lock, &details.waiters),
+        None => format!("{} is free", details.key),
     }
 }
 
 fn last_line(state: &State) -> Line<'_> {
     let red = Style::from(Color::Red);
-    match (state.failure(), state.inside()) {
+    match (state.failure(), state.open_lock()) {
         (Some(failure), _) => Line::styled(failure.lines().next().unwrap_or_default(), red),
         (None, Some(_)) => Line::from("Esc back  q quit"),
         (None, None) if state.is_typing() => Line::from(format!("/{}▏  Enter keep  Esc all", state.filter())),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use holdfast_client::{Error, Guard};
-use support::{Fate, Proxy, Random, Server, Toward};
+use support::{Direction, Fate, Proxy, Random, Server};
 
 use crate::common::{dropped_at, hold_up_acquisitions, is_free, locks, locks_over, names, soon, waiters};
 
@@ -176,16 +176,16 @@ async fn lost_reply_leaves_no_hold() {
     locks.lock("first").try_acquire().await.unwrap().unwrap().release().await.unwrap();
     let mut asked = false;
     proxy.rule(move |toward, message| match toward {
-        Toward::Server => {
+        Direction::Server => {
             asked = asked || names(message, "LOCK.ACQUIRE");
             Fate::Pass
         }
         // The grant itself.
-        Toward::Client if asked && message.starts_with(b":") => {
+        Direction::Client if asked && message.starts_with(b":") => {
             asked = false;
             Fate::Cut
         }
-        Toward::Client => Fate::Pass,
+        Direction::Client => Fate::Pass,
     });
     let error = locks.lock("a").try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_client::redis::{self, Client, FromRedisValue, RedisConnectionInfo};
 use holdfast_client::{Error, Guard, Locks};
-use support::{Fate, Proxy, Server, Toward};
+use support::{Direction, Fate, Proxy, Server};
 
 /// Timeout for everything that has no duration of its own.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -34,7 +34,7 @@ pub fn hold_up_acquisitions(proxy: &Proxy) -> Arc<AtomicUsize> {
     let held_up = Arc::new(AtomicUsize::new(0));
     let count = held_up.clone();
     proxy.rule(move |toward, message| match toward {
-        Toward::Server if names(message, "LOCK.ACQUIRE") => {
+        Direction::Server if names(message, "LOCK.ACQUIRE") => {
             count.fetch_add(1, Ordering::SeqCst);
             Fate::Hold
         }

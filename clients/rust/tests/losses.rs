@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, Guard, Locks, LossReason};
-use support::{Fate, Proxy, Server, Toward};
+use support::{Direction, Fate, Proxy, Server};
 
 use crate::common::{SOON, held, holder, is_free, locks, locks_over, names, queue, say, sessions, soon, waiters};
 
@@ -79,7 +79,7 @@ async fn overwritten_lock_is_lost_by_event_or_reply() {
         let server = Server::start();
         let proxy = Proxy::to(server.addr());
         proxy.rule(|toward, message| match toward {
-            Toward::Client if names(message, "changed") => Fate::Hold,
+            Direction::Client if names(message, "changed") => Fate::Hold,
             _ => Fate::Pass,
         });
         let guard = locks_over(&proxy).lock("a").lease(Duration::from_secs(100)).try_acquire().await.unwrap().unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_client::{Error, Locks};
-use support::{Fate, Proxy, Server, Toward};
+use support::{Direction, Fate, Proxy, Server};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, names, soon, waiters};
 
@@ -65,7 +65,7 @@ async fn lost_grant_is_found_again() {
     soon("the request waits", || waiters(&server, "a") == 1).await;
     let mut cut = false;
     proxy.rule(move |toward, message| {
-        let grant = toward == Toward::Client && message.windows(7).any(|part| part == b"granted");
+        let grant = toward == Direction::Client && message.windows(7).any(|part| part == b"granted");
         if grant && !cut {
             cut = true;
             return Fate::Cut;
@@ -90,7 +90,7 @@ async fn info_is_repeated_when_its_connection_ends() {
     for lost in ["LOCK.INFO", "LOCK.FORCE"] {
         let mut cut = false;
         proxy.rule(move |toward, message| match toward {
-            Toward::Server if names(message, lost) && !std::mem::replace(&mut cut, true) => Fate::Cut,
+            Direction::Server if names(message, lost) && !std::mem::replace(&mut cut, true) => Fate::Cut,
             _ => Fate::Pass,
         });
         match lost {

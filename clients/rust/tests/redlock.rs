@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, Locks, LossReason, RedGuard, RedLock};
-use support::{Fate, Proxy, Random, Server, Toward};
+use support::{Direction, Fate, Proxy, Random, Server};
 use tokio::task::JoinSet;
 
 use crate::common::{
@@ -394,10 +394,10 @@ async fn late_request_is_not_granted() {
 fn lose_reply_to(proxy: &Proxy, what: &'static str) {
     let (mut asked, mut lost) = (None, false);
     proxy.rule_by_flow(move |flow, toward, message| {
-        if toward == Toward::Server && names(message, what) {
+        if toward == Direction::Server && names(message, what) {
             asked.get_or_insert(flow);
         }
-        let is_answered = toward == Toward::Client && asked == Some(flow);
+        let is_answered = toward == Direction::Client && asked == Some(flow);
         lost |= is_answered && message.starts_with(b":");
         if lost && is_answered { Fate::Drop } else { Fate::Pass }
     });

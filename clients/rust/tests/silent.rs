@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_client::Error;
 use holdfast_client::redis;
-use support::{Fate, NotBefore, Proxy, Server, Toward};
+use support::{Direction, Fate, NotBefore, Proxy, Server};
 
 use crate::common::{SOON, clients, holder, is_free, locks, locks_over, names, say, soon, waiters};
 
@@ -23,7 +23,7 @@ async fn silently_dead_connection_is_replaced() {
     soon("the request waits", || waiters(&server, "waited") == 1).await;
     let mut forgotten = None;
     proxy.rule_by_flow(move |flow, toward, message| {
-        if toward == Toward::Server && names(message, "LOCK.ACQUIRE") {
+        if toward == Direction::Server && names(message, "LOCK.ACQUIRE") {
             forgotten.get_or_insert(flow);
         }
         if forgotten == Some(flow) { Fate::Drop } else { Fate::Pass }
@@ -57,10 +57,10 @@ async fn wait_without_reply_is_carried_over() {
     let locks = locks_over(&proxy);
     let mut swallowed = None;
     proxy.rule_by_flow(move |flow, toward, message| {
-        if toward == Toward::Server && names(message, "LOCK.ACQUIRE") {
+        if toward == Direction::Server && names(message, "LOCK.ACQUIRE") {
             swallowed.get_or_insert(flow);
         }
-        if swallowed == Some(flow) && toward == Toward::Client { Fate::Drop } else { Fate::Pass }
+        if swallowed == Some(flow) && toward == Direction::Client { Fate::Drop } else { Fate::Pass }
     });
     let lock = locks.lock("a").wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
@@ -85,7 +85,7 @@ async fn swallowed_release_takes_effect_before_the_lease_expires() {
     let guard = locks.lock("a").watched(Duration::from_secs(600)).try_acquire().await.unwrap().unwrap();
     let mut forgotten = None;
     proxy.rule_by_flow(move |flow, toward, message| {
-        if toward == Toward::Server && names(message, "LOCK.RELEASE") {
+        if toward == Direction::Server && names(message, "LOCK.RELEASE") {
             forgotten.get_or_insert(flow);
         }
         if forgotten == Some(flow) { Fate::Drop } else { Fate::Pass }

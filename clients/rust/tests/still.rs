@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, LossReason, MultiLock};
-use support::{Fate, Proxy, Server, Toward};
+use support::{Direction, Fate, Proxy, Server};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, sessions, soon, waiters};
 
@@ -108,7 +108,7 @@ async fn counts_from_its_grant(is_overtaken: bool) {
     let lock = locks_over(&proxy).lock("a").lease(LEASE).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
     soon("the request waits", || waiters(&server, "a") == 1 && heard.load(Ordering::SeqCst)).await;
-    let hear_nothing = || proxy.rule(|toward, _| if toward == Toward::Client { Fate::Hold } else { Fate::Pass });
+    let hear_nothing = || proxy.rule(|toward, _| if toward == Direction::Client { Fate::Hold } else { Fate::Pass });
     hear_nothing();
     first.release().await.unwrap();
     let granted = Instant::now();

@@ -10,6 +10,7 @@
 //! ```
 #![deny(missing_docs)]
 
+mod atomic_migration;
 mod clock;
 mod cluster;
 #[cfg(feature = "containers")]
@@ -29,14 +30,14 @@ mod sentinel;
 mod server;
 mod until;
 mod version;
-mod whole_slot;
 
+pub use atomic_migration::AtomicMigration;
 pub use clock::Clock;
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
 pub use probe::{Probe, Waited};
 pub use processor::{ProcessorClock, stay_on_this_processor};
-pub use proxy::{Fate, Proxy, Toward};
+pub use proxy::{Direction, Fate, Proxy};
 pub use random::Random;
 pub use raw::Raw;
 pub use resp::encode;
@@ -44,4 +45,3 @@ pub use sentinel::Trio;
 pub use server::{Builder, Server};
 pub use until::{NotBefore, Over, eventually, until};
 pub use version::{Family, Feature, Version};
-pub use whole_slot::WholeSlotMove;

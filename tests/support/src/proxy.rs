@@ -9,7 +9,7 @@ use crate::resp::Replies;
 
 /// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Toward {
+pub enum Direction {
     /// A request.
     Server,
     /// A reply.
@@ -33,7 +33,7 @@ pub enum Fate {
     Instead(Vec<u8>),
 }
 
-type Rule = Box<dyn FnMut(usize, Toward, &[u8]) -> Fate + Send>;
+type Rule = Box<dyn FnMut(usize, Direction, &[u8]) -> Fate + Send>;
 
 /// A proxy with its own port. Every connection to it is one to the server. Dropping it ends it.
 pub struct Proxy {
@@ -89,14 +89,14 @@ impl Proxy {
     }
 
     /// Sets the rule for every message, including held ones. Messages are complete.
-    pub fn rule(&self, mut rule: impl FnMut(Toward, &[u8]) -> Fate + Send + 'static) {
+    pub fn rule(&self, mut rule: impl FnMut(Direction, &[u8]) -> Fate + Send + 'static) {
         let mut whole =
             move |toward, message: &[u8]| if message.is_empty() { Fate::Pass } else { rule(toward, message) };
         self.rule_by_flow(move |_, toward, message| whole(toward, message));
     }
 
     /// The same, with the connection's number, in order of arrival. The end of a side's connection is an empty message.
-    pub fn rule_by_flow(&self, rule: impl FnMut(usize, Toward, &[u8]) -> Fate + Send + 'static) {
+    pub fn rule_by_flow(&self, rule: impl FnMut(usize, Direction, &[u8]) -> Fate + Send + 'static) {
         self.inner.state().rule = Box::new(rule);
         self.inner.changed.notify_all();
     }
@@ -136,7 +136,7 @@ impl Proxy {
     }
 
     /// Forwards new connections to another server, and closes the existing ones.
-    pub fn turn_to(&self, target: SocketAddr) {
+    pub fn redirect_to(&self, target: SocketAddr) {
         self.inner.state().target = target;
         self.cut();
     }
@@ -181,7 +181,7 @@ impl Inner {
     }
 
     /// Decides on a message, and waits while it is held.
-    fn fate(&self, flow: usize, toward: Toward, message: &[u8]) -> Fate {
+    fn fate(&self, flow: usize, toward: Direction, message: &[u8]) -> Fate {
         let mut state = self.state();
         loop {
             if state.silent {
@@ -213,7 +213,7 @@ fn accept(inner: &Arc<Inner>, client: TcpStream) -> io::Result<()> {
         state.flows += 1;
         (state.flows, state.open.clone())
     };
-    let ways = [(Toward::Server, client.try_clone()?, server.try_clone()?), (Toward::Client, server, client)];
+    let ways = [(Direction::Server, client.try_clone()?, server.try_clone()?), (Direction::Client, server, client)];
     for (toward, from, to) in ways {
         let (inner, open) = (inner.clone(), open.clone());
         thread::spawn(move || {
@@ -226,7 +226,7 @@ fn accept(inner: &Arc<Inner>, client: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-fn hand_on(inner: &Inner, flow: usize, toward: Toward, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+fn hand_on(inner: &Inner, flow: usize, toward: Direction, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
     let mut messages = Replies::default();
     let mut buffer = [0; 64 * 1024];
     loop {

@@ -2,7 +2,7 @@
 
 use std::str;
 
-use support::{Fate, Proxy, Toward};
+use support::{Direction, Fate, Proxy};
 
 /// An event of an unknown kind.
 const UNKNOWN: &str = "*7\r\n$4\r\nmore\r\n:0\r\n*1\r\n$1\r\nk\r\n$5\r\nowner\r\n:1\r\n$4\r\nmore\r\n*0\r\n";
@@ -11,7 +11,7 @@ const HEARTBEAT: &str = "*6\r\n$9\r\nheartbeat\r\n";
 
 /// From now on, every reply with events begins with an unknown event, and its heartbeat has more numbers and one more element.
 pub fn speaks(proxy: &Proxy) {
-    proxy.rule(|toward, message| match newer(message).filter(|_| toward == Toward::Client) {
+    proxy.rule(|toward, message| match newer(message).filter(|_| toward == Direction::Client) {
         Some(more) => Fate::Instead(more),
         None => Fate::Pass,
     });

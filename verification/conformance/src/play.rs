@@ -536,7 +536,7 @@ impl Play<'_> {
     /// Switches to the server that has the locks now.
     fn switch_server(&mut self) {
         let server = self.servers.now();
-        self.clients.iter().for_each(|it| it.proxy.turn_to(server.addr()));
+        self.clients.iter().for_each(|it| it.proxy.redirect_to(server.addr()));
         self.raw = server.raw();
     }
 

@@ -206,7 +206,7 @@ impl Run<'_> {
         self.servers[0].kill9();
         self.servers[1].replica_of_no_one();
         for client in &self.clients {
-            client.proxy.turn_to(self.servers[1].addr());
+            client.proxy.redirect_to(self.servers[1].addr());
         }
         self.servers[0].restart();
         self.servers[0].replica_of(&self.servers[1]);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
-use support::{Fate, Proxy, Server, Toward, encode};
+use support::{Direction, Fate, Proxy, Server, encode};
 
 use super::{Played, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
@@ -74,7 +74,7 @@ fn answer(proxy: &Proxy, script: &str, once: bool) {
     let instead = encode([["EVAL", script, "0"]]);
     let answered = AtomicBool::new(false);
     proxy.rule(move |toward, message| {
-        let asks = toward == Toward::Server && words_of(message).is_some_and(|it| keys_asked_for(&it).is_some());
+        let asks = toward == Direction::Server && words_of(message).is_some_and(|it| keys_asked_for(&it).is_some());
         if asks && !(answered.fetch_or(true, Ordering::SeqCst) && once) {
             Fate::Instead(instead.clone())
         } else {

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
-use support::{Fate, Proxy, Server, Toward};
+use support::{Direction, Fate, Proxy, Server};
 
 use super::{Played, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
@@ -75,7 +75,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
 fn watched(server: &Server, host: Ipv4Addr, requests: Arc<Mutex<Vec<Vec<String>>>>) -> Proxy {
     let proxy = Proxy::at(host, server.addr());
     proxy.rule(move |toward, message| {
-        let words = words_of(message).filter(|_| toward == Toward::Server).unwrap_or_default();
+        let words = words_of(message).filter(|_| toward == Direction::Server).unwrap_or_default();
         if let Some(keys) = keys_asked_for(&words) {
             requests.lock().unwrap_or_else(PoisonError::into_inner).push(keys.to_vec());
         }

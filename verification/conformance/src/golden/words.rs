@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde::Deserialize;
-use support::{Fate, Proxy, Server, Toward};
+use support::{Direction, Fate, Proxy, Server};
 
 use super::{Played, can, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
@@ -40,7 +40,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     let late: Arc<AtomicU64> = Arc::default();
     let how_late = late.clone();
     proxy.rule(move |toward, message| {
-        let words = words_of(message).filter(|_| toward == Toward::Server).unwrap_or_default();
+        let words = words_of(message).filter(|_| toward == Direction::Server).unwrap_or_default();
         if words.first().is_some_and(|it| it == "LOCK.SESSION") {
             thread::sleep(Duration::from_millis(how_late.load(Ordering::SeqCst)));
         }

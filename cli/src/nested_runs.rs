@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use holdfast_client::{Locks, Owner};
 
 use crate::args::Run;
-use crate::seen::{Lock, server_of};
+use crate::inspect::{Lock, server_of};
 
 /// The variable with the owners of all outer runs, one per line.
 pub const OWNERS: &str = "HOLDFAST_OWNERS";
@@ -26,7 +26,7 @@ fn owners() -> Vec<Vec<u8>> {
 
 /// A key that outer runs hold, so that this run would never be granted it. `None` if this user may not read the lock, or the server
 /// is unreachable.
-pub async fn never_free(locks: &Locks, task: &Run) -> Option<String> {
+pub async fn key_of_outer_run(locks: &Locks, task: &Run) -> Option<String> {
     let owners = owners();
     if owners.is_empty() {
         return None;
@@ -52,6 +52,6 @@ fn is_taken(lock: &Lock, owners: &[Vec<u8>], wanted: usize) -> bool {
         0 => usize::MAX,
         limit => usize::try_from(limit).unwrap_or(1),
     };
-    let around = lock.holders.iter().filter(|holder| owners.contains(&holder.owner)).count();
-    around > 0 && around >= limit.min(wanted)
+    let outer = lock.holders.iter().filter(|holder| owners.contains(&holder.owner)).count();
+    outer > 0 && outer >= limit.min(wanted)
 }

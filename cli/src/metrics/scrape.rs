@@ -14,8 +14,8 @@ use tokio::time::timeout;
 use super::fields::Info;
 use crate::args::Metrics;
 use crate::failure::words;
-use crate::report::tell;
-use crate::seen::{Queue, Server};
+use crate::inspect::{Queue, Server};
+use crate::report::print_message;
 
 /// Timeout for Sentinel or the cluster to list the servers.
 const NAMED_WITHIN: Duration = Duration::from_millis(700);
@@ -28,21 +28,21 @@ pub struct Observer {
     queues: usize,
     replicas: bool,
     forget: Duration,
-    known: Mutex<BTreeMap<String, Known>>,
+    known: Mutex<BTreeMap<String, KnownServer>>,
     /// The last list of servers. It is read in the background: if a Sentinel hangs, that takes longer than a scrape may, and the
     /// next scrape needs the reply of the next Sentinel.
-    named: watch::Sender<Option<Named>>,
+    listed: watch::Sender<Option<ServerList>>,
 }
 
-type Named = Result<Vec<Client>, Error>;
+type ServerList = Result<Vec<Client>, Error>;
 
-struct Known {
+struct KnownServer {
     client: Client,
-    seen: Instant,
+    last_seen: Instant,
 }
 
 /// The state of one server, or why it is missing.
-pub struct Said {
+pub struct ServerReport {
     /// Its address.
     pub server: String,
     /// Whether clients use it; `None`: unknown.
@@ -76,73 +76,73 @@ impl Observer {
     /// An observer that knows no servers yet.
     pub fn new(locks: Locks, task: &Metrics) -> Self {
         let (queues, replicas, forget) = (task.queues, !task.no_replicas, task.forget);
-        Self { locks, queues, replicas, forget, known: Mutex::default(), named: watch::Sender::new(None) }
+        Self { locks, queues, replicas, forget, known: Mutex::default(), listed: watch::Sender::new(None) }
     }
 
     /// Reads the state of all servers.
-    pub async fn look(self: &Arc<Self>) -> Vec<Said> {
+    pub async fn scrape(self: &Arc<Self>) -> Vec<ServerReport> {
         let begin = Instant::now();
-        let named = self.name_them().await;
-        let chosen: Option<Vec<String>> = match &named {
+        let listed = self.list_servers().await;
+        let chosen: Option<Vec<String>> = match &listed {
             Some(Ok(clients)) => Some(clients.iter().map(|client| self.remember(client, begin)).collect()),
             _ => None,
         };
-        let mut said = self.ask(self.known_at(begin)).await;
+        let mut reports = self.read_servers(self.known_at(begin)).await;
         if self.replicas {
-            said.extend(self.ask(self.replicas_of(&said, begin)).await);
+            reports.extend(self.read_servers(self.replicas_of(&reports, begin)).await);
         }
-        for one in &mut said {
+        for one in &mut reports {
             one.chosen = chosen.as_ref().map(|chosen| chosen.contains(&one.server));
         }
-        match named {
-            Some(Err(error)) => said.extend(unnamed(&error, &said)),
-            None if said.is_empty() => said.push(missing("Sentinel or cluster", Reason::Silent)),
+        match listed {
+            Some(Err(error)) => reports.extend(unlisted(&error, &reports)),
+            None if reports.is_empty() => reports.push(missing("Sentinel or cluster", Reason::Silent)),
             _ => {}
         }
-        said.sort_by(|a, b| a.server.cmp(&b.server));
-        said
+        reports.sort_by(|a, b| a.server.cmp(&b.server));
+        reports
     }
 
     /// The servers that clients use; `None`: no list was ever read.
-    async fn name_them(self: &Arc<Self>) -> Option<Named> {
-        let mut news = self.named.subscribe();
+    async fn list_servers(self: &Arc<Self>) -> Option<ServerList> {
+        let mut news = self.listed.subscribe();
         let asking = self.clone();
         let task = tokio::spawn(async move {
-            let named = asking.locks.clients().await;
-            asking.named.send_replace(Some(named));
+            let listed = asking.locks.clients().await;
+            asking.listed.send_replace(Some(listed));
         });
-        if timeout(NAMED_WITHIN, news.changed()).await.is_err() && self.named.borrow().is_none() {
+        if timeout(NAMED_WITHIN, news.changed()).await.is_err() && self.listed.borrow().is_none() {
             return None;
         }
         drop(task);
-        self.named.borrow().clone()
+        self.listed.borrow().clone()
     }
 
     /// Reads the state of these in parallel. Every one that replies is remembered.
-    async fn ask(&self, clients: Vec<(String, Client)>) -> Vec<Said> {
+    async fn read_servers(&self, clients: Vec<(String, Client)>) -> Vec<ServerReport> {
         let mut asked = JoinSet::new();
         for (server, client) in clients {
             let queues = self.queues;
             asked.spawn(async move {
-                let said = ask(&server, &client, queues).await;
-                (server, client, said)
+                let report = read_server(&server, &client, queues).await;
+                (server, client, report)
             });
         }
         let mut all = Vec::new();
         while let Some(done) = asked.join_next().await {
             let Ok((server, client, (info, queues))) = done else { continue };
             if info.is_some() {
-                self.known().insert(server.clone(), Known { client, seen: Instant::now() });
+                self.known().insert(server.clone(), KnownServer { client, last_seen: Instant::now() });
             }
-            all.push(Said { server, chosen: None, info, queues });
+            all.push(ServerReport { server, chosen: None, info, queues });
         }
         all
     }
 
     /// The replicas that masters have reported and that have not been asked.
-    fn replicas_of(&self, said: &[Said], now: Instant) -> Vec<(String, Client)> {
+    fn replicas_of(&self, reports: &[ServerReport], now: Instant) -> Vec<(String, Client)> {
         let mut found: BTreeMap<String, Client> = BTreeMap::new();
-        for one in said {
+        for one in reports {
             let like = self.known().get(&one.server).map(|known| known.client.clone());
             for replica in one.info.iter().flat_map(Info::replicas) {
                 let there = like.as_ref().and_then(|like| at(like, &replica.host, replica.port));
@@ -151,38 +151,38 @@ impl Observer {
                 }
             }
         }
-        found.into_iter().filter(|(server, _)| !said.iter().any(|one| one.server == *server)).collect()
+        found.into_iter().filter(|(server, _)| !reports.iter().any(|one| one.server == *server)).collect()
     }
 
     fn remember(&self, client: &Client, now: Instant) -> String {
         let server = client.get_connection_info().addr().to_string();
-        self.known().insert(server.clone(), Known { client: client.clone(), seen: now });
+        self.known().insert(server.clone(), KnownServer { client: client.clone(), last_seen: now });
         server
     }
 
     fn known_at(&self, now: Instant) -> Vec<(String, Client)> {
         let mut known = self.known();
-        known.retain(|_, server| now.saturating_duration_since(server.seen) < self.forget);
+        known.retain(|_, server| now.saturating_duration_since(server.last_seen) < self.forget);
         known.iter().map(|(server, known)| (server.clone(), known.client.clone())).collect()
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, KnownServer>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// No list of servers: shown as a server that can't be used.
-fn unnamed(error: &Error, said: &[Said]) -> Option<Said> {
-    tell(error);
+fn unlisted(error: &Error, reports: &[ServerReport]) -> Option<ServerReport> {
+    print_message(error);
     let Error::Connection { server, source, .. } = error else { return None };
-    if said.iter().any(|one| one.server == *server) {
+    if reports.iter().any(|one| one.server == *server) {
         return None;
     }
     Some(missing(server, Reason::of(source)))
 }
 
-fn missing(server: &str, reason: Reason) -> Said {
-    Said { server: server.to_owned(), chosen: None, info: None, queues: Err(reason) }
+fn missing(server: &str, reason: Reason) -> ServerReport {
+    ServerReport { server: server.to_owned(), chosen: None, info: None, queues: Err(reason) }
 }
 
 /// The same login at another address.
@@ -199,7 +199,7 @@ fn at(like: &Client, host: &str, port: u16) -> Option<Client> {
 }
 
 /// The `INFO` fields and the queues of a server.
-async fn ask(name: &str, client: &Client, queues: usize) -> (Option<Info>, Result<Vec<Queue>, Reason>) {
+async fn read_server(name: &str, client: &Client, queues: usize) -> (Option<Info>, Result<Vec<Queue>, Reason>) {
     let mut info = None;
     let asking = async {
         let config = AsyncConnectionConfig::new()
@@ -213,11 +213,11 @@ async fn ask(name: &str, client: &Client, queues: usize) -> (Option<Info>, Resul
     let queues = match timeout(ANSWERED_WITHIN, asking).await {
         Ok(Ok(queues)) => Ok(queues),
         Ok(Err(error)) => {
-            tell(format_args!("{name}: {}", words(&error)));
+            print_message(format_args!("{name}: {}", words(&error)));
             Err(Reason::of(&error))
         }
         Err(_late) => {
-            tell(format_args!("{name}: no answer within {} ms", ANSWERED_WITHIN.as_millis()));
+            print_message(format_args!("{name}: no answer within {} ms", ANSWERED_WITHIN.as_millis()));
             Err(Reason::Silent)
         }
     };

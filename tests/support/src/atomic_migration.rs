@@ -14,8 +14,8 @@ const SOON: Duration = Duration::from_secs(30);
 /// Delay for each key of a snapshot that is to be paused during its transfer, in µs.
 const PER_KEY: u32 = 500_000;
 
-/// A migration that has begun. It is paused until [`WholeSlotMove::let_go`], unless [`Cluster::begin_whole_move`] began it.
-pub struct WholeSlotMove<'a> {
+/// A migration that has begun. It is paused until [`AtomicMigration::resume`], unless [`Cluster::begin_whole_move`] began it.
+pub struct AtomicMigration<'a> {
     cluster: &'a Cluster,
     slot: u16,
     from: usize,
@@ -33,20 +33,20 @@ impl Cluster {
 
     /// Starts the migration of a slot.
     #[track_caller]
-    pub fn begin_whole_move(&self, slot: u16, from: usize, to: usize) -> WholeSlotMove<'_> {
+    pub fn begin_whole_move(&self, slot: u16, from: usize, to: usize) -> AtomicMigration<'_> {
         match self.node(from).version().family {
             Family::Valkey => {
                 order(self.node(from), &format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {}", self.id(to)))
             }
             Family::Redis => order(self.node(to), &format!("CLUSTER MIGRATION IMPORT {slot} {slot}")),
         };
-        WholeSlotMove { cluster: self, slot, from, to, stopped: None }
+        AtomicMigration { cluster: self, slot, from, to, stopped: None }
     }
 
     /// Starts the migration of a slot with at least one key, and pauses it halfway: on Valkey when all keys have arrived and only
     /// the takeover is left, on Redis at the snapshot.
     #[track_caller]
-    pub fn begin_whole_move_and_hold(&self, slot: u16, from: usize, to: usize) -> WholeSlotMove<'_> {
+    pub fn begin_paused_migration(&self, slot: u16, from: usize, to: usize) -> AtomicMigration<'_> {
         let source = self.node(from);
         match source.version().family {
             Family::Valkey => {
@@ -69,10 +69,10 @@ impl Cluster {
     }
 }
 
-impl WholeSlotMove<'_> {
+impl AtomicMigration<'_> {
     /// Continues a paused migration.
     #[track_caller]
-    pub fn let_go(&mut self) {
+    pub fn resume(&mut self) {
         let source = self.cluster.node(self.from);
         match source.version().family {
             Family::Valkey => {
@@ -101,13 +101,13 @@ impl WholeSlotMove<'_> {
             Family::Valkey => order(self.cluster.node(self.from), "CLUSTER CANCELSLOTMIGRATIONS"),
             Family::Redis => order(self.cluster.node(self.to), "CLUSTER MIGRATION CANCEL ALL"),
         };
-        self.let_go();
-        self.is_given_up();
+        self.resume();
+        self.wait_until_cancelled();
     }
 
     /// Waits until both nodes have ended the migration without success, for any reason.
     #[track_caller]
-    pub fn is_given_up(self) {
+    pub fn wait_until_cancelled(self) {
         until(SOON, "both nodes have ended the migration", || {
             self.is_over() && self.cluster.owns(self.from, self.slot)
         });
@@ -134,7 +134,7 @@ impl WholeSlotMove<'_> {
     }
 }
 
-impl Drop for WholeSlotMove<'_> {
+impl Drop for AtomicMigration<'_> {
     fn drop(&mut self) {
         self.signal(libc::SIGCONT); // Otherwise it would outlive its server.
     }

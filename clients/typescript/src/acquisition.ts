@@ -1,480 +1,362 @@
-import { randomFillSync } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import type { Connection } from './driver.js';
 import { NotAcquiredError, ServerError, UnavailableError } from './errors.js';
-import { command, Hold, type Keeper, type Renewer, type Terms } from './hold.js';
-import { OTHER, RELEASE } from './pool.js';
-import { type Alarm, now, silence, whole } from './time.js';
+import { type Client, command, Hold, type Terms } from './hold.js';
+import { OTHER, type Pool, RELEASE } from './pool.js';
+import { Alarm, now, silence, sleep, whole } from './time.js';
 
-/** What an acquisition needs of its client. */
-export interface Acquirer extends Keeper {
-  readonly renewer: Renewer;
-  /** The waits for each mutex: the first one is at the server, the others wait here. */
-  readonly queues: Map<string, (() => void)[]>;
-  /** Runs `work` when no other wait without a connection of its own is being asked for. */
-  alone<T>(work: () => Promise<T>): Promise<T>;
-  granted(hold: Hold, waited: number): void;
-  begun(acquisition: Acquisition): void;
-  ended(acquisition: Acquisition): void;
-  warn(error: unknown): void;
-}
-
-/** One request that was written, or will be as soon as there is a connection for it. */
+/** One request, until its reply has been read. */
 interface Attempt {
-  /** `sent`: that of the last writing, which a redirect may repeat. */
+  /** When it was written; a redirect repeats that. */
   sent: number;
   connection: Connection | undefined;
-  /** The WAIT of the request ended when the caller's time did: nil is final. */
+  /** How long it waits at the server at most, ms. */
+  readonly longest: number;
+  /** Its wait ends when the caller's time does: nil is final. */
   final: boolean;
+  /** Rings when it has been silent for too long. */
+  alarm: Alarm | undefined;
 }
 
-interface Outcome {
-  attempt: Attempt;
-  reply?: unknown;
-  error?: unknown;
-}
-
+/** The longest wait of one request, ms. */
 const HOUR = 3_600_000;
-/** An ACQUIRE that waits is asked again after so long without an answer. */
+/** The wait of a request that found no connection for a longer one, ms, and how often it is sent; one at a time in a client. */
+const POLL = 100;
+const POLL_EVERY = 1000;
+const POLLS = Symbol();
+/** A request that waits is sent again after so long without an answer, ms. */
 const ASK_AGAIN = 2000;
-/** A request that was superseded has to be answered within so long. */
+/** A request that was superseded has to be answered within so long, ms. */
 const SUPERSEDED = 1000;
-/** How long after the caller's time an answer may come. */
+/** How long after the caller's time an answer may come, ms. */
 const GRACE = 250;
 
 /** A call that asks for a lock, from its beginning until it has the lock or has left nothing behind. */
 export class Acquisition {
-  readonly terms: Terms;
   readonly owner: string;
-  /** The hold; null: not acquired. */
+  /** The hold; null: the lock is held by another owner, and the call does not wait. */
   readonly outcome: Promise<Hold | null>;
-  readonly #client: Acquirer;
+  readonly #client: Client;
+  readonly #terms: Terms;
+  readonly #key: string;
+  readonly #waits: boolean;
   readonly #began = now();
-  readonly #attempts = new Set<Attempt>();
-  readonly #outcomes: Outcome[] = [];
-  #notify: (() => void) | undefined;
+  readonly #deadline: number;
   #settle!: { resolve(hold: Hold | null): void; reject(error: unknown): void };
   #settled = false;
-  #hold: Hold | undefined;
+  /** The requests that were written and not answered. */
+  readonly #attempts = new Set<Attempt>();
+  /** The one that was made last, if it is under way. */
+  #newest: Attempt | undefined;
   #lastSent: number | undefined;
+  /** The next request is not the first one, or waited in this client. */
+  #queued = false;
+  /** The pool in which this wait has a place, or needs one. */
+  #place: Pool | undefined;
+  #hasPlace = false;
+  /** What was granted, even if it does not count yet. */
+  #hold: Hold | undefined;
+  /** A connection broke under a request: a stale one may still be on its way. */
   #broke = false;
   /** Something went wrong: what was asked for may still be on its way. */
   #failed = false;
-  #queued = false;
   #cause: unknown;
-  #withdrawing: Promise<void> | undefined;
-  #lateToken = false;
-  #leaveQueue: (() => void) | undefined;
   /** Gives up when the caller's time is over. */
   #timer: Alarm | undefined;
-  /** Goes on if the first request does not end as usual. */
-  #goOn: (() => void) | undefined;
+  #withdrawing = false;
+  /** A token came after the withdrawal. */
+  #lateToken = false;
+  /** Called with each answer. */
+  #answered: (() => void) | undefined;
 
-  constructor(client: Acquirer, terms: Terms) {
+  constructor(client: Client, terms: Terms) {
     this.#client = client;
-    this.terms = terms;
-    this.owner = terms.prefix + random();
+    this.#terms = terms;
+    this.#key = terms.keys[0] as string;
+    this.#waits = terms.wait > 0;
+    this.owner = terms.prefix + randomBytes(16).toString('hex');
+    // The time of a request that must not wait is the time that its answer may take.
+    this.#deadline = this.#began + (this.#waits ? terms.wait : Math.max(silence(terms.lease), GRACE) + this.#confirmation);
     this.outcome = new Promise((resolve, reject) => {
       this.#settle = { resolve, reject };
     });
-    client.begun(this);
-    this.#start();
+    client.acquisitions.add(this);
+    if (this.#deadline < Number.POSITIVE_INFINITY) this.#timer = new Alarm(this.#deadline - this.#began, () => this.#timeOver());
+    // Of the waits of this client for one mutex, only the oldest asks the server.
+    const isMutex = terms.keys.length === 1 && terms.limit.length === 0;
+    this.#queued = this.#waits && isMutex && !terms.urgent && !client.turns.join(this.#key, this.#ask);
+    if (!this.#queued) this.#ask();
   }
 
   /** Gives up: the caller is answered with `reason` at once, and the request is withdrawn in the background. */
   cancel(reason: unknown): void {
-    if (this.#end(() => this.#settle.reject(reason))) this.withdraw();
+    this.#end(() => this.#settle.reject(reason), true);
   }
 
-  /** Resolves when nothing of this acquisition is left on its way. */
-  get withdrawn(): Promise<void> | undefined {
-    return this.#withdrawing;
-  }
-
-  get #deadline(): number {
-    const { wait, lease } = this.terms;
-    // The time of a request that must not wait is the time that its answer may take.
-    return this.#began + (wait > 0 ? wait : Math.max(silence(lease), GRACE) + this.#confirmation);
-  }
-
-  /** Sends the first request. If it is granted at once, as is usual, nothing else is needed. */
-  #start(): void {
-    const { alarms } = this.#client.server;
-    const { wait } = this.terms;
-    if (wait !== Number.POSITIVE_INFINITY) {
-      const time = this.#deadline + (wait > 0 ? GRACE : 0) - this.#began;
-      this.#timer = alarms.later(time, () => {
-        if (this.#attempts.size > 0) this.#cause ??= new UnavailableError('the server did not answer', true);
-        this.cancel(this.#notAcquired());
-      });
-    }
-    const pool = this.#client.server.pool(this.terms.keys[0] as string);
-    const turn = this.#turn();
-    if (turn || (wait > 0 && !pool.reserveWait())) {
-      void this.#run(turn);
-      return;
-    }
-    const attempt = this.#send(wait > 0 ? this.#deadline - now() : 0, wait > 0 ? () => pool.endWait() : undefined);
-    let alarm: Alarm;
-    const watch = (left: number): void => {
-      alarm = alarms.later(left, () => {
-        const more = attempt.sent + this.#patience - now(); // It waited for its connection.
-        if (more > 0) watch(more);
-        else this.#goOn?.();
-      });
-    };
-    watch(this.#patience);
-    this.#goOn = () => {
-      this.#goOn = undefined;
-      alarms.cancel(alarm);
-      if (!this.#settled) void this.#run(undefined, attempt);
-    };
+  get #pool(): Pool {
+    return this.#client.server.pool(this.#key);
   }
 
   /** How much longer an answer may take for which replicas have to confirm, ms. */
   get #confirmation(): number {
-    const { keys, replicas } = this.terms;
-    return replicas ? this.#client.server.pool(keys[0] as string).replicasTimeout : 0;
+    return this.#terms.replicas ? this.#pool.replicasTimeout : 0;
   }
 
-  /** How long a request with WAIT may stay unanswered, ms. */
-  get #patience(): number {
-    return ASK_AGAIN + this.#confirmation;
+  /** Nothing is to be sent any more. */
+  get #isOver(): boolean {
+    return this.#settled || this.#hold !== undefined || now() >= this.#deadline;
   }
 
-  async #run(turn?: Promise<void>, first?: Attempt): Promise<void> {
-    const { wait } = this.terms;
-    try {
-      await turn;
-      const hold = this.#settled ? undefined : await this.#ask(first);
-      if (hold && this.#end(() => this.#settle.resolve(hold))) {
-        this.#client.granted(hold, now() - this.#began);
-        return;
-      }
-      const refuse = (): void => (wait > 0 || this.#cause ? this.#settle.reject(this.#notAcquired()) : this.#settle.resolve(null));
-      if (!hold && this.#end(refuse) && this.#failed) this.withdraw();
-    } catch (error) {
-      if (this.#end(() => this.#settle.reject(error)) && (this.#broke || this.#attempts.size > 0)) this.withdraw();
+  /** Sends a request, unless one is under way. */
+  readonly #ask = (): void => {
+    if (this.#isOver || this.#newest) return;
+    const pool = this.#pool;
+    if (this.#waits && this.#place !== pool) {
+      this.#place?.leavePlace(this.#gotPlace);
+      this.#place = pool;
+      this.#hasPlace = pool.takePlace(this.#gotPlace);
     }
+    if (this.#hasPlace) this.#send(HOUR);
+    else if (!this.#waits || this.#lastSent === undefined) this.#send(0);
+    else if (this.#client.turns.join(POLLS, this.#poll)) this.#poll();
+  };
+
+  readonly #gotPlace = (): void => {
+    this.#hasPlace = true;
+    this.#client.turns.leave(POLLS, this.#poll);
+    this.#ask();
+  };
+
+  /** Asks with a short wait, when it is its turn. */
+  readonly #poll = (): void => {
+    if (this.#isOver || this.#newest) this.#client.turns.leave(POLLS, this.#poll);
+    else this.#send(POLL);
+  };
+
+  /** Sends the request in the background. `longest`: how long it may wait at the server, ms. */
+  #send(longest: number): void {
+    const { lease, ephemeral } = this.#terms;
+    const attempt: Attempt = { sent: 0, connection: undefined, longest, final: false, alarm: undefined };
+    this.#newest = attempt;
+    const answered = (reply: unknown): void => this.#take(attempt, reply);
+    this.#client.server
+      .exchange(this.#key, (sent, connection) => this.#write(attempt, sent, connection), {
+        priority: OTHER,
+        lease,
+        timeout: this.#waits ? ASK_AGAIN : Math.max(1, this.#deadline - now()),
+        patient: true,
+        keep: ([reply]) => ephemeral && Array.isArray(reply) && !this.#settled && !this.#hold,
+      })
+      .then(({ replies }) => answered(replies[0]), answered);
   }
 
-  #notAcquired(): NotAcquiredError {
-    return new NotAcquiredError(this.terms.names, this.#cause);
-  }
-
-  /** Of the waits of this client for one mutex, only the oldest asks the server. */
-  #turn(): Promise<void> | undefined {
-    const { keys, limit, wait } = this.terms;
-    const [key] = keys as [string];
-    if (wait === 0 || keys.length > 1 || limit.length > 0 || this.terms.urgent) return undefined;
-    const { queues } = this.#client;
-    let queue = queues.get(key);
-    const next = (): void => {
-      const first = queue?.shift();
-      if (first) first();
-      else queues.delete(key);
-    };
-    if (!queue) {
-      queue = [];
-      queues.set(key, queue);
-      this.#leaveQueue = next;
-      return undefined;
+  #write(attempt: Attempt, sent: number, connection: Connection): string[][] {
+    if (this.#isOver || this.#newest !== attempt) return [];
+    const { keys, lease, limit, ephemeral, replicas, waited } = this.#terms;
+    const { longest } = attempt;
+    const left = this.#deadline - sent;
+    const request = command('ACQUIRE', keys, this.owner, 'HOLDS', '1', 'LEASE', whole(lease));
+    if (longest > 0) {
+      request.push('WAIT', whole(Math.min(left, longest)));
+      if (this.#queued || this.#lastSent !== undefined || waited > 0) request.push('WAITED', whole(sent - this.#began + waited));
     }
-    this.#queued = true;
-    return new Promise((resolve) => {
-      const go = (): void => {
-        this.#leaveQueue = next;
-        resolve();
-      };
-      queue?.push(go);
-      this.#leaveQueue = () => {
-        const at = queue?.indexOf(go) ?? -1;
-        if (at >= 0) queue?.splice(at, 1);
-        resolve();
-      };
-    });
-  }
-
-  /** Asks until there is an answer that counts; undefined: not acquired. `sent`: the request that was sent and was silent, or has an outcome. */
-  async #ask(sent: Attempt | undefined): Promise<Hold | undefined> {
-    const { server } = this.#client;
-    const pool = server.pool(this.terms.keys[0] as string);
-    const waits = this.terms.wait > 0;
-    let attempt = sent;
-    for (let first = true; !this.#settled; first = false) {
-      if (first && attempt) {
-        const outcome = await this.#answer(attempt, () => 0);
-        const result = outcome ? await this.#judge(outcome) : this.#silent(attempt);
-        if (result !== 'again') return result;
-        continue;
-      }
-      if (now() >= this.#deadline && (waits || !first)) {
-        // Nothing is sent any more, but the last answer may be on its way.
-        const end = now() + GRACE;
-        const last = attempt && (await this.#answer(attempt, () => end));
-        const result = last && !this.#settled ? await this.#judge(last) : undefined;
-        return result === 'again' ? undefined : result;
-      }
-      if (!waits) attempt = this.#send(0);
-      else if (pool.reserveWait()) attempt = this.#send(this.#deadline - now(), () => pool.endWait());
-      else {
-        const hold = await this.#askWithoutPlace(first);
-        if (hold) return hold;
-        if (now() < this.#deadline) await pool.waitFree(Math.min(1000, this.#deadline - now()));
-        continue;
-      }
-      const last = attempt;
-      const outcome = await this.#answer(last, () => last.sent + this.#patience);
-      if (this.#settled) return undefined;
-      const result = outcome ? await this.#judge(outcome) : this.#silent(attempt);
-      if (result !== 'again') return result;
-    }
-    return undefined;
-  }
-
-  /** The next request takes over the place in the queue, and this one has to be answered then. */
-  #silent(attempt: Attempt): 'again' {
-    this.#failed = true;
-    this.#client.server.alarms.later(SUPERSEDED, () => this.#abandon(attempt));
-    return 'again';
-  }
-
-  /** No connection is free for a wait: asks over the two that are left for everything else, at first without waiting. */
-  async #askWithoutPlace(first: boolean): Promise<Hold | undefined> {
-    const ask = async (): Promise<Hold | undefined> => {
-      if (this.#settled || (!first && now() >= this.#deadline)) return undefined;
-      const attempt = this.#send(first ? 0 : Math.min(100, this.#deadline - now()));
-      attempt.final = false;
-      const outcome = await this.#answer(attempt, () => attempt.sent + ASK_AGAIN);
-      if (!outcome) this.#abandon(attempt);
-      const result = outcome && !this.#settled ? await this.#judge(outcome) : 'again';
-      return result === 'again' ? undefined : result;
-    };
-    return first ? ask() : this.#client.alone(ask);
-  }
-
-  /** What an outcome means: a hold, undefined for "not acquired", or that the request is to be sent again. */
-  async #judge({ attempt, reply, error }: Outcome): Promise<Hold | undefined | 'again'> {
-    const pool = this.#client.server.pool(this.terms.keys[0] as string);
-    if (error !== undefined || reply instanceof ServerError) this.#failed = true;
-    if (error !== undefined) {
-      if (!(error instanceof UnavailableError)) throw error;
-      this.#cause = error;
-      return this.terms.wait > 0 || !error.sent ? 'again' : undefined;
-    }
-    if (reply instanceof ServerError) {
-      if (!reply.passing) throw reply;
-      if (reply.code !== 'SUPERSEDED') this.#cause = reply;
-      if (this.terms.wait === 0 && !/^(MOVED|ASK)$/.test(reply.code)) return undefined;
-      await pool.pause();
-      return 'again';
-    }
-    if (reply === null) {
-      this.#cause = undefined;
-      return attempt.final ? undefined : 'again';
-    }
-    const [token, waited] = reply as [number, number];
-    return await this.#take(attempt, Number(token), Number(waited));
-  }
-
-  #grant(attempt: Attempt, token: number, waited: number): Hold {
-    const connection = this.terms.ephemeral ? attempt.connection : undefined;
-    const hold = new Hold(this.#client, this.terms, this.owner, token, attempt.sent + waited, connection);
-    this.#hold = hold;
-    hold.stale = this.#broke || this.#attempts.size > 0;
-    return hold;
-  }
-
-  /** The lock was granted: it counts if half the lease is certain still, or becomes so by a renewal. */
-  async #take(attempt: Attempt, token: number, waited: number): Promise<Hold | 'again' | undefined> {
-    const { lease, wait } = this.terms;
-    const hold = this.#grant(attempt, token, waited);
-    for (let tries = 0; hold.certain - now() < lease / 2; tries++) {
-      if (this.#settled || (tries > 0 && (wait === 0 || now() >= this.#deadline))) break;
-      await this.#client.server.pool(this.terms.keys[0] as string).pause();
-      if (hold.isActive && now() >= hold.certain) break;
-      await this.#client.renewer.once([hold]);
-      if (!hold.isActive) break;
-    }
-    this.#client.unschedule(hold);
-    if (this.#settled) return undefined;
-    if (hold.isActive && hold.certain - now() >= lease / 2) return hold;
-    this.#cause ??= new UnavailableError('the grant came too late to count', true);
-    this.#hold = undefined;
-    if (wait > 0 && now() < this.#deadline) return 'again';
-    return undefined;
-  }
-
-  /** Sends the request in the background; its outcome comes by {@link #answer}, or late. */
-  #send(wait: number, ended?: () => void): Attempt {
-    const { terms } = this;
-    const begun = now();
-    const attempt: Attempt = { sent: begun, connection: undefined, final: wait <= HOUR };
-    const counts = this.#queued || this.#failed || this.#lastSent !== undefined || terms.waited > 0;
-    let sends = 0;
-    const build = (sent: number): string[][] => {
-      const request = command('ACQUIRE', terms.keys, this.owner, 'HOLDS', '1', 'LEASE', whole(terms.lease));
-      if (wait > 0) request.push('WAIT', whole(Math.min(wait - (sent - begun), HOUR)));
-      if (wait > 0 && (counts || sends > 0)) request.push('WAITED', whole(sent - this.#began + terms.waited));
-      if (terms.ephemeral) request.push('EPHEMERAL');
-      if (terms.replicas) request.push('REPLICAS', String(terms.replicas));
-      request.push(...terms.limit, 'WITHWAITED');
-      attempt.sent = this.#lastSent = sent;
-      sends++;
-      return [request];
-    };
-    const [key] = terms.keys as [string];
+    if (ephemeral) request.push('EPHEMERAL');
+    if (replicas) request.push('REPLICAS', String(replicas));
+    attempt.sent = this.#lastSent = sent;
+    attempt.connection = connection;
+    attempt.final = longest === HOUR && left <= HOUR;
+    attempt.alarm?.cancel();
+    const patience = (longest === 0 ? silence(lease) : ASK_AGAIN) + this.#confirmation;
+    attempt.alarm = new Alarm(patience, () => (longest === HOUR ? this.#askAgain(attempt) : this.#abandon(attempt)));
     this.#attempts.add(attempt);
-    const timeout = wait > 0 ? ASK_AGAIN : Math.max(1, this.#deadline - now());
-    const pool = this.#client.server.pool(key);
-    const exchange = this.#client.server.exchange(key, build, {
-      priority: OTHER,
-      lease: terms.lease,
-      timeout,
-      patient: wait > 0,
-      onSent: (connection) => {
-        attempt.connection = connection;
-      },
-      keep: ([reply]) => terms.ephemeral && Array.isArray(reply) && !this.#settled,
-    });
-    const done = (outcome: Outcome): void => {
-      this.#attempts.delete(attempt);
-      ended?.();
-      if (outcome.error instanceof UnavailableError && outcome.error.sent) this.#broke = this.#failed = true;
-      if (this.#settled) this.#late(outcome);
-      else if (!this.#goOn || !this.#granted(outcome)) {
-        this.#outcomes.push(outcome);
-        this.#goOn?.();
-      }
-      this.#notify?.();
-    };
-    exchange.then(
-      ({ replies: [reply] }) => {
-        if (reply === null || Array.isArray(reply) || reply instanceof ServerError) return done({ attempt, reply });
-        if (attempt.connection) pool.broke(attempt.connection);
-        done({ attempt, error: new UnavailableError(`the server answered neither a token nor nil: ${reply}`, true) });
-      },
-      (error) => done({ attempt, error }),
-    );
-    return attempt;
+    return [[...request, ...limit, 'WITHWAITED']];
   }
 
-  /** Whether the first request brought a hold that counts. */
-  #granted({ attempt, reply }: Outcome): boolean {
-    if (!Array.isArray(reply)) return false;
-    const hold = this.#grant(attempt, Number(reply[0]), Number(reply[1]));
-    if (hold.certain - now() < this.terms.lease / 2) return false;
-    this.#end(() => this.#settle.resolve(hold));
-    this.#client.granted(hold, now() - this.#began);
-    return true;
+  /** A request is silent: the next one takes over its place in the queue, and it has to be answered then. */
+  #askAgain(attempt: Attempt): void {
+    attempt.alarm = new Alarm(SUPERSEDED + this.#confirmation, () => this.#abandon(attempt));
+    if (this.#newest !== attempt) return;
+    this.#failed = true;
+    this.#newest = undefined;
+    this.#ask();
   }
 
-  /** The next outcome that counts: that of `newest`, or a token of an older request; undefined at `end`, which is later if the request is sent later. */
-  async #answer(newest: Attempt, end: () => number): Promise<Outcome | undefined> {
-    for (;;) {
-      for (let outcome = this.#outcomes.shift(); outcome; outcome = this.#outcomes.shift()) {
-        if (outcome.attempt === newest) return outcome;
-        // The server answers the newer request of an ephemeral hold, too, and binds it to that connection.
-        if (Array.isArray(outcome.reply)) {
-          if (!this.terms.ephemeral) return outcome;
-          outcome.attempt.connection?.close();
-        }
-      }
-      const left = end() - now();
-      if (this.#settled || left <= 0) return undefined;
-      const { alarms } = this.#client.server;
-      let timer: Alarm | undefined;
-      await new Promise<void>((resolve) => {
-        this.#notify = resolve;
-        timer = alarms.later(left, resolve);
-      });
-      alarms.cancel(timer);
-      this.#notify = undefined;
-    }
-  }
-
-  /** Closes the connection of a request that is not answered, which counts as broken. */
+  /** Closes the connection of a request that is not answered. */
   #abandon(attempt: Attempt): void {
     if (!this.#attempts.has(attempt)) return;
     this.#broke = this.#failed = true;
     attempt.connection?.close();
   }
 
-  /** The outcome of a request of which nobody waits for the answer any more. */
-  #late({ reply }: Outcome): void {
-    if (!Array.isArray(reply)) return;
-    if (this.#hold?.isActive && this.#hold.fence === Number(reply[0])) return;
-    this.#lateToken = true;
-    this.withdraw();
+  /** Takes the reply to a request, or the error that came instead of one. */
+  #take(attempt: Attempt, reply: unknown): void {
+    attempt.alarm?.cancel();
+    this.#attempts.delete(attempt);
+    this.#client.turns.leave(POLLS, this.#poll);
+    const isNewest = this.#newest === attempt;
+    if (isNewest) this.#newest = undefined;
+    if (reply instanceof UnavailableError && reply.sent) this.#broke = this.#failed = true;
+    if (Array.isArray(reply)) this.#granted(attempt, Number(reply[0]), Number(reply[1]));
+    else if (isNewest && !this.#settled && !this.#hold && reply !== undefined) this.#refused(attempt, reply);
+    this.#answered?.();
   }
 
-  #end(settle: () => void): boolean {
-    if (this.#settled) return false;
+  /** The newest request brought no token. */
+  #refused(attempt: Attempt, answer: unknown): void {
+    let reply = answer;
+    if (reply === null) {
+      this.#cause = undefined;
+      if (!this.#waits || attempt.final) this.#refuse();
+      else if (!this.#hasPlace) this.#again(POLL_EVERY);
+      else this.#again(attempt.longest === HOUR ? this.#pool.pause() : 0);
+      return;
+    }
+    if (!(reply instanceof Error)) {
+      if (attempt.connection) this.#pool.broke(attempt.connection);
+      this.#broke = this.#failed = true;
+      reply = new UnavailableError(`the server answered neither a token nor nil: ${reply}`, true);
+    }
+    if (reply instanceof UnavailableError) {
+      this.#cause = reply;
+      if (this.#waits || !reply.sent) this.#again(0);
+      else this.#refuse();
+    } else if (reply instanceof ServerError && reply.passing) {
+      this.#failed = true;
+      if (reply.code !== 'SUPERSEDED') this.#cause = reply;
+      if (this.#waits || /^(MOVED|ASK)$/.test(reply.code)) this.#again(this.#pool.pause());
+      else this.#refuse();
+    } else this.#end(() => this.#settle.reject(reply), this.#broke || this.#attempts.size > 0);
+  }
+
+  #again(pause: number): void {
+    if (now() >= this.#deadline) this.#refuse();
+    else if (pause > 0) new Alarm(pause, this.#ask);
+    else this.#ask();
+  }
+
+  #granted(attempt: Attempt, token: number, waited: number): void {
+    if (this.#settled) {
+      if (this.#hold?.isActive && this.#hold.fence === token) return;
+      this.#hold?.lose('gone');
+      this.#lateToken = true;
+      this.#withdraw();
+      return;
+    }
+    if (this.#hold) return;
+    const { lease, ephemeral } = this.#terms;
+    if (ephemeral && this.#newest && this.#attempts.has(this.#newest)) {
+      // The server answers the newer request, too, and binds the hold to that connection.
+      attempt.connection?.close();
+      return;
+    }
+    const connection = ephemeral ? attempt.connection : undefined;
+    const hold = new Hold(this.#client, this.#terms, this.owner, token, attempt.sent + waited, connection);
+    this.#hold = hold;
+    hold.stale = this.#broke || this.#attempts.size > 0;
+    if (hold.certain - now() >= lease / 2) this.#held(hold);
+    else void this.#confirm(hold);
+  }
+
+  #held(hold: Hold): void {
+    const { renewer, tell } = this.#client;
+    this.#end(() => this.#settle.resolve(hold), false);
+    hold.heldSince = now();
+    renewer.holds.add(hold);
+    renewer.add(hold);
+    tell('acquired', { names: hold.names, fence: hold.fence, waited: hold.heldSince - this.#began });
+  }
+
+  /** Less than half of the lease is certain: a renewal decides. Without a wait, there is one attempt. */
+  async #confirm(hold: Hold): Promise<void> {
+    do {
+      await sleep(this.#pool.pause());
+      if (this.#settled || now() >= hold.certain) break;
+      await this.#client.renewer.send([hold]);
+      if (!this.#settled && hold.isActive && hold.certain - now() >= hold.lease / 2) return this.#held(hold);
+    } while (!this.#settled && hold.isActive && this.#waits && now() < this.#deadline);
+    if (this.#settled) return;
+    hold.connection?.close();
+    this.#hold = undefined;
+    this.#failed = true;
+    this.#cause ??= new UnavailableError('the grant came too late to count', true);
+    if (this.#isOver || !this.#waits) this.#refuse();
+    else this.#ask();
+  }
+
+  /** The caller's time is over. An answer may be on its way. */
+  #timeOver(): void {
+    const giveUp = (): void => {
+      if (this.#attempts.size > 0) this.#cause ??= new UnavailableError('the server did not answer', true);
+      this.cancel(this.#notAcquired());
+    };
+    if (this.#waits && (this.#attempts.size > 0 || this.#hold)) this.#timer = new Alarm(GRACE, giveUp);
+    else giveUp();
+  }
+
+  #notAcquired(): NotAcquiredError {
+    return new NotAcquiredError(this.#terms.names, this.#cause);
+  }
+
+  #refuse(): void {
+    const { resolve, reject } = this.#settle;
+    this.#end(() => (this.#waits || this.#cause ? reject(this.#notAcquired()) : resolve(null)), this.#failed);
+  }
+
+  #end(settle: () => void, withdraw: boolean): void {
+    if (this.#settled) return;
     this.#settled = true;
     settle();
-    this.#client.server.alarms.cancel(this.#timer);
-    this.#goOn?.();
-    this.#notify?.();
-    this.#leaveQueue?.();
-    this.#client.ended(this);
-    return true;
+    this.#timer?.cancel();
+    this.#place?.leavePlace(this.#gotPlace);
+    this.#client.turns.leave(POLLS, this.#poll);
+    this.#client.turns.leave(this.#key, this.#ask);
+    this.#client.acquisitions.delete(this);
+    if (withdraw) this.#withdraw();
   }
 
   /** Releases whatever this acquisition holds or waits for, in the background. */
-  withdraw(): void {
-    if (this.#lastSent === undefined) return;
-    this.#withdrawing ??= this.#withdraw()
-      .catch((error) => this.#client.warn(error))
-      .finally(() => {
-        this.#withdrawing = undefined;
-      });
+  #withdraw(): void {
+    if (this.#lastSent === undefined || this.#withdrawing) return;
+    this.#withdrawing = true;
+    this.#hold?.connection?.close();
+    const work = this.#sendWithdrawal(this.#lastSent + this.#terms.lease).catch((error) => this.#client.tell('warning', error));
+    this.#client.background(
+      work.finally(() => {
+        this.#withdrawing = false;
+      }),
+    );
   }
 
-  async #withdraw(): Promise<void> {
-    const { server } = this.#client;
-    const { keys, lease } = this.terms;
-    const [key] = keys as [string];
+  async #sendWithdrawal(end: number): Promise<void> {
+    const { keys, lease } = this.#terms;
+    const withdrawal = command('RELEASE', keys, this.owner, 'ALL');
     let answers = 0;
-    while (now() < (this.#lastSent as number) + lease || answers === 0) {
+    do {
       this.#lateToken = false;
-      try {
-        const { replies } = await server.exchange(key, () => [command('RELEASE', keys, this.owner, 'ALL')], {
-          priority: RELEASE,
-          lease,
-          timeout: silence(lease),
-        });
-        const [reply] = replies;
-        if (reply instanceof ServerError) {
-          if (!reply.passing) throw reply;
-          await server.pool(key).pause();
-          continue;
-        }
-      } catch (error) {
-        if (!(error instanceof UnavailableError)) throw error;
-        if (now() >= (this.#lastSent as number) + lease) throw error;
-        continue;
-      }
+      await this.#client.server.request(this.#key, () => [withdrawal], {
+        priority: RELEASE,
+        lease,
+        timeout: silence(lease),
+        end: () => end,
+      });
       answers++;
       const second = now() + SUPERSEDED;
       while (this.#attempts.size > 0 && now() < second && !this.#lateToken) {
         await new Promise<void>((resolve) => {
-          this.#notify = resolve;
-          server.alarms.later(second - now(), resolve);
+          const alarm = new Alarm(second - now(), resolve);
+          this.#answered = () => {
+            alarm.cancel();
+            resolve();
+          };
         });
       }
-      if (this.#lateToken) continue;
+      if (this.#lateToken) {
+        answers = 0; // The withdrawal had overtaken the request.
+        continue;
+      }
       for (const attempt of this.#attempts) this.#abandon(attempt);
       if (!this.#broke || answers > 1) return;
-      await server.alarms.sleep(second - now());
-    }
+      await sleep(second - now());
+    } while (this.#lateToken || now() < end);
   }
 }
-
-/** 128 bits of the operating system's generator, in hexadecimal digits; it is asked for many at once. */
-function random(): string {
-  if (at === pool.length) at = 0;
-  if (at === 0) randomFillSync(pool);
-  at += 16;
-  return pool.toString('hex', at - 16, at);
-}
-const pool = Buffer.alloc(4096);
-let at = 0;

@@ -1,30 +1,36 @@
 import { ServerError, UnavailableError } from './errors.js';
+import { Alarm } from './time.js';
 
 /** A connection of our own to one server. At most one request, or one pipeline, is under way on it. */
 export interface Connection {
   /** Resolves with the reply. Rejects with a {@link ServerError} if the reply is an error, else with an {@link UnavailableError}. */
   send(args: readonly string[]): Promise<unknown>;
+  /** Whether it has ended, on either side. */
   readonly closed: boolean;
   /** Called once when the connection has ended, on either side. */
   onClose: (() => void) | undefined;
+  /** Ends it at once. Requests under way fail. */
   close(): void;
 }
 
 /** Opens connections as the application's Redis client opens its own. */
 export interface Driver {
-  /** Opens a connection, within `timeout` ms; of a cluster, to the node at `address` (`host:port`). Never repeats a request by itself. */
+  /**
+   * Opens a connection, within `timeout` ms; of a cluster, to the node at `address` (`host:port`). Never repeats a request by itself.
+   * Rejects with a {@link ServerError} if the server refuses, else with an {@link UnavailableError}.
+   */
   connect(timeout: number, address?: string): Promise<Connection>;
-  /** Of a cluster: the addresses of the primaries that the Redis client knows. */
+  /** Of a cluster: the addresses (`host:port`) of the primaries that the Redis client knows. */
   addresses?(): string[];
 }
 
-/** What the adapters of Redis libraries give to {@link libraryConnection}. */
+/** What adapters use of a client of a Redis library that serves nobody else. */
 export interface LibraryClient {
+  connect(): Promise<unknown>;
   call(args: readonly string[]): Promise<unknown>;
   /** Closes the socket at once. */
   destroy(): void;
-  /** Registers a listener for every event that says that the socket is gone. */
-  onEnd(listener: (cause?: unknown) => void): void;
+  on(event: string, listener: (cause?: unknown) => void): unknown;
 }
 
 /** Whether an error of a Redis library is an error reply: `CODE words…`. Errors of connections are not written so. */
@@ -36,8 +42,32 @@ export function translate(error: unknown, sent: boolean): ServerError | Unavaila
   return isReply(error) ? ServerError.from(error.message) : new UnavailableError('the connection broke', sent, error);
 }
 
-/** A connection over a client of a Redis library that serves nobody else. Requests under way fail when the socket ends: not every library sees to that. */
-export function libraryConnection(client: LibraryClient): Connection {
+/** The parts of `host:port`. */
+export function hostAndPort(address: string): { host: string; port: number } {
+  const colon = address.lastIndexOf(':');
+  return { host: address.slice(0, colon), port: Number(address.slice(colon + 1)) };
+}
+
+/**
+ * Opens a connection over a client of a Redis library, within `timeout` ms. `ends`: the events that say that the socket is gone.
+ * Requests under way fail then: not every library sees to that.
+ */
+export async function openConnection(client: LibraryClient, timeout: number, ends: readonly string[]): Promise<Connection> {
+  // "Connection is closed." says less than the error before it.
+  let cause: unknown;
+  client.on('error', (error) => {
+    cause ??= error;
+  });
+  try {
+    await new Promise((resolve, reject) => {
+      const alarm = new Alarm(timeout, () => reject(new UnavailableError(`no connection within ${timeout} ms`, false)));
+      const opening = client.connect().then(resolve, reject);
+      void opening.finally(() => alarm.cancel());
+    });
+  } catch (error) {
+    client.destroy();
+    throw translate(cause ?? error, false);
+  }
   const pending = new Set<(error: UnavailableError) => void>();
   const connection = {
     closed: false,
@@ -57,30 +87,13 @@ export function libraryConnection(client: LibraryClient): Connection {
       client.destroy();
     },
   };
-  const end = (cause?: unknown): void => {
+  const end = (): void => {
     if (connection.closed) return;
     connection.closed = true;
     for (const reject of pending) reject(new UnavailableError('the connection broke', true, cause));
     pending.clear();
     connection.onClose?.();
   };
-  client.onEnd(end);
+  for (const event of ends) client.on(event, end);
   return connection;
-}
-
-/** Ends `opening` after `timeout` ms: the client is destroyed, and what it says later is ignored. */
-export async function connectWithin(timeout: number, opening: Promise<unknown>, destroy: () => void): Promise<void> {
-  let timer: NodeJS.Timeout | undefined;
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new UnavailableError(`no connection within ${timeout} ms`, false)), timeout);
-    timer.unref();
-  });
-  try {
-    await Promise.race([opening, late]);
-  } catch (error) {
-    destroy();
-    throw translate(error, false);
-  } finally {
-    clearTimeout(timer);
-  }
 }

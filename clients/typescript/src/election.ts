@@ -1,4 +1,6 @@
-import { LockLostError, type LossReason } from './errors.js';
+import { once } from 'node:events';
+import { setTimeout as pause } from 'node:timers/promises';
+import { ClosedError, LockLostError, type LossReason } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import type { LockInfo } from './replies.js';
@@ -31,7 +33,7 @@ export interface Leader {
 /** How long to wait before standing again after an error, ms. */
 const PAUSE = 1000;
 
-/** A candidate. */
+/** A candidate. Errors of the server are told by the client's event `warning`; then it stands again. */
 export class Election {
   readonly #holdfast: Holdfast;
   readonly #name: string;
@@ -47,7 +49,7 @@ export class Election {
     this.#options = options;
     const { signal } = options;
     if (signal?.aborted) this.#ending.abort();
-    signal?.addEventListener('abort', () => void this.resign().catch(() => {}), { once: true, signal: this.#ending.signal });
+    signal?.addEventListener('abort', () => this.#ending.abort(), { once: true, signal: this.#ending.signal });
     this.#done = this.#run();
   }
 
@@ -61,7 +63,7 @@ export class Election {
     return this.isLeader ? this.#hold?.fence : undefined;
   }
 
-  /** Stands no more; a leader hands over at once. */
+  /** Stands no more; a leader hands over at once. Resolves when the server has confirmed that, or after 5 s. Rejects never. */
   async resign(): Promise<void> {
     this.#ending.abort();
     await this.#done;
@@ -78,14 +80,11 @@ export class Election {
     while (!signal.aborted) {
       try {
         // In the background: a candidate does not keep the process alive.
-        const { acquisition } = this.#holdfast.acquire([this.#name], { lease, ephemeral, replicas }, { prefix });
-        const abort = (): void => acquisition.cancel(signal.reason);
-        signal.addEventListener('abort', abort, { once: true });
-        const hold = await acquisition.outcome.finally(() => signal.removeEventListener('abort', abort));
-        if (!hold) continue;
+        const { result } = this.#holdfast.acquire([this.#name], { lease, ephemeral, replicas, signal }, { prefix, background: true });
+        const hold = (await result) as Hold;
         this.#hold = hold;
         this.#call(() => onElected?.(hold));
-        await Promise.race([ended(signal), ended(hold.signal)]);
+        if (!hold.signal.aborted) await once(hold.signal, 'abort', { signal }).catch(() => {});
         const loss: unknown = hold.signal.reason;
         this.#hold = undefined;
         await hold.release().catch((error) => {
@@ -93,10 +92,10 @@ export class Election {
         });
         if (loss instanceof LockLostError) this.#call(() => onLost?.(loss.reason));
       } catch (error) {
-        if (signal.aborted) return;
-        this.#holdfast.emit('warning', error);
-        if ((error as { code?: unknown }).code === 'CLOSED') return;
-        await this.#holdfast.server.alarms.sleep(PAUSE);
+        if (signal.aborted && error === signal.reason) return;
+        process.nextTick(() => this.#holdfast.emit('warning', error));
+        if (error instanceof ClosedError) return;
+        await pause(PAUSE, undefined, { signal, ref: false }).catch(() => {});
       }
     }
   }
@@ -106,9 +105,6 @@ export class Election {
     void Promise.resolve().then(callback);
   }
 }
-
-const ended = (signal: AbortSignal): Promise<void> =>
-  new Promise((resolve) => (signal.aborted ? resolve() : signal.addEventListener('abort', () => resolve(), { once: true })));
 
 /** The leader by the state of its lock. */
 export function leaderOf(info: LockInfo | null): Leader | null {
@@ -130,14 +126,6 @@ export async function* observe(
     const state = JSON.stringify(leader);
     if (state !== last) yield leader;
     last = state;
-    await new Promise<void>((resolve) => {
-      const timer = setTimeout(done, interval);
-      function done(): void {
-        clearTimeout(timer);
-        signal?.removeEventListener('abort', done);
-        resolve();
-      }
-      signal?.addEventListener('abort', done, { once: true });
-    });
+    await pause(interval, undefined, { signal }).catch(() => {});
   }
 }

@@ -1,4 +1,7 @@
-/** Base class of all errors of this package. `code` is stable; messages are not. */
+/**
+ * Base class of all errors of this package. `code` is stable; messages are not: `NOT_ACQUIRED`, `LOCK_LOST`, `RELEASED`, `UNAVAILABLE`, `CLOSED`,
+ * `MODULE_NOT_LOADED`, `SERVER_TOO_OLD`, `CLIENT_TOO_OLD`, or the first word of an error reply, such as `DEADLOCK` or `WRONGTYPE`.
+ */
 export class HoldfastError extends Error {
   override name = 'HoldfastError';
   readonly code: string;
@@ -48,6 +51,7 @@ const PASSING =
 /** The server answered with an error. `code` is the first word of the reply, such as `WRONGTYPE`. */
 export class ServerError extends HoldfastError {
   override name = 'ServerError';
+  /** The error of an error reply, given without its leading `-`. */
   static from(message: string): ServerError {
     const code = /^[A-Z]+/.exec(message)?.[0] ?? 'ERR';
     if (code === 'DEADLOCK') return new DeadlockError(code, message);

@@ -1,9 +1,13 @@
+import type { Acquisition } from './acquisition.js';
 import type { Connection } from './driver.js';
-import { LockLostError, type LossReason, ServerError, UnavailableError } from './errors.js';
-import { RELEASE, RENEW } from './pool.js';
+import { HoldfastError, LockLostError, type LossReason, ServerError, UnavailableError } from './errors.js';
+import type { HoldfastEvents } from './holdfast.js';
+import { OTHER, RELEASE } from './pool.js';
+import type { Renewer } from './renewer.js';
 import { lockInfo } from './replies.js';
 import type { Server } from './server.js';
-import { now, silence, whole } from './time.js';
+import { Alarm, now, silence, whole } from './time.js';
+import type { Turns } from './turns.js';
 
 /** The terms of a request. Times in ms. */
 export interface Terms {
@@ -25,54 +29,67 @@ export interface Terms {
   readonly urgent: boolean;
 }
 
-/** What a hold needs of its client. */
-export interface Keeper {
+/** What acquisitions and holds need of their client. */
+export interface Client {
   readonly server: Server;
-  /** Renews the hold when its time comes, or finds that its time is over. */
-  schedule(hold: Hold): void;
-  unschedule(hold: Hold): void;
-  /** Renews now; resolves when the outcome is known, at the latest when the hold is lost. */
-  renewNow(hold: Hold): Promise<void>;
-  lost(hold: Hold, error: LockLostError): void;
-  released(hold: Hold): void;
+  readonly renewer: Renewer;
+  readonly turns: Turns;
+  /** Those that have not ended yet. */
+  readonly acquisitions: Set<Acquisition>;
+  /** Keeps the process alive until the work is done. */
   foreground<T>(work: Promise<T>): Promise<T>;
+  /** `close()` waits for this work. */
+  background(work: Promise<unknown>): void;
+  tell<K extends keyof HoldfastEvents>(event: K, detail: HoldfastEvents[K][0]): void;
 }
 
 /** 1 % for clocks that run at different speeds. */
 const CERTAIN = 0.99;
 /** How long `release()` waits for a confirmation unless the caller says otherwise, ms. */
 const RELEASE_TIMEOUT = 5000;
+/** How many holders LOCK.INFO shows at most. */
+const SHOWN = 5000;
 
 /** A lock that is held. Ends by {@link Hold.release}, or by a loss, of which {@link Hold.signal} tells. */
 export class Hold {
+  /** The names of the lock, one or several. */
   readonly names: readonly string[];
+  /** Who holds the lock, as `info()` shows it: unique for each acquisition. */
   readonly owner: string;
   /** Fencing token: greater than that of every earlier holder. Let storage refuse writes with a smaller one. */
   readonly fence: number;
   /** @internal */ readonly terms: Terms;
   /** @internal That of an ephemeral hold. */ readonly connection: Connection | undefined;
+  /** @internal When it was granted. */ heldSince = 0;
   /** @internal When to renew, or when the hold is over, by the monotonic clock. */ due = 0;
+  /** @internal Those that are due together. */ bucket: Set<Hold> | undefined;
+  /** @internal A renewal is under way. */ renewing = false;
   /** @internal A stale request of this acquisition may be in the server's queue. */ stale = false;
-  /** @internal The renewal under way. */ renewal: Promise<void> | undefined;
-  readonly #keeper: Keeper;
+  readonly #client: Client;
   #lease: number;
+  /** The lease that the newest renewal asked for. */
+  #asked = 0;
   #certain = 0;
   /** The same by the wall clock, which goes on while the machine is suspended. */
   #certainWall = 0;
-  #over: LockLostError | 'releasing' | undefined;
+  #over: LockLostError | 'released' | undefined;
+  /** The calls of `renew()` that are not answered yet. */
+  #renewals: { resolve(): void; reject(error: unknown): void }[] = [];
   #released: Promise<void> | undefined;
+  #sending: Promise<void> | undefined;
   #controller: AbortController | undefined;
 
   /** @internal `since`: when the lease began at the earliest, by the monotonic clock. */
-  constructor(keeper: Keeper, terms: Terms, owner: string, token: number, since: number, connection: Connection | undefined) {
-    this.#keeper = keeper;
+  constructor(client: Client, terms: Terms, owner: string, token: number, since: number, connection: Connection | undefined) {
+    this.#client = client;
     this.terms = terms;
     this.names = terms.names;
     this.owner = owner;
     this.fence = token;
     this.connection = connection;
     this.#lease = terms.lease;
-    this.#extend(since);
+    this.#setCertain(since + this.#lease * CERTAIN);
+    this.#plan(since);
     if (connection) connection.onClose = () => this.lose('disconnected');
   }
 
@@ -85,9 +102,9 @@ export class Hold {
 
   /** Whether no other client can hold the lock, as far as this process knows. Asks nobody. */
   get isHeld(): boolean {
-    if (this.#over || now() >= this.#certain) return false;
+    if (this.remaining === 0) return false;
     if (Date.now() < this.#certainWall) return true;
-    if (this.terms.renewed) void this.#keeper.renewNow(this); // The machine was suspended, or its clock was set.
+    if (this.terms.renewed) this.#client.renewer.renewNow(this); // The machine was suspended, or its clock was set.
     return false;
   }
 
@@ -96,33 +113,51 @@ export class Hold {
     return this.#over ? 0 : Math.max(0, this.#certain - now());
   }
 
-  /** The lease, ms. */
+  /** The lease, ms: how long the server holds the lock after a renewal. */
   get lease(): number {
     return this.#lease;
   }
 
-  /** Begins the lease anew, with another length if given; the server's answer decides. Rejects with a {@link LockLostError} after a loss. */
-  async renew(lease?: number): Promise<void> {
-    await this.renewal;
-    if (lease !== undefined) this.#lease = lease;
-    if (!this.#over) await this.#keeper.foreground(this.#keeper.renewNow(this));
-    if (this.#over instanceof LockLostError) throw this.#over;
-    if (this.#over) throw new LockLostError(this.names, 'gone');
+  /**
+   * Begins the lease anew, and gives it another length, in ms, from now on. Asks again until the server has answered, at the latest until the
+   * lock is lost. Rejects with a {@link LockLostError} after a loss, with a {@link HoldfastError} of code `RELEASED` after a release, and
+   * with a `RangeError` if `lease` is no time.
+   */
+  async renew(lease = this.#lease): Promise<void> {
+    if (this.#over) throw this.#end();
+    this.#lease = positive('lease', lease);
+    const renewed = new Promise<void>((resolve, reject) => {
+      this.#renewals.push({ resolve, reject });
+    });
+    this.#client.renewer.renewNow(this);
+    return this.#client.foreground(renewed);
   }
 
-  /** Asks the server whether the lock is held; lengthens nothing. After a loss it is false. */
+  /**
+   * Asks the server whether the lock is held; lengthens nothing. After a loss it is false. Rejects with an {@link UnavailableError} if there
+   * is no answer within `timeout` ms, and with a {@link ServerError}; then nothing is known.
+   */
   async check(timeout = 5000): Promise<boolean> {
     if (this.#over) return false;
+    const end = now() + timeout;
     const asked = this.terms.keys.map(async (key) => {
-      const info = lockInfo(await this.#keeper.server.request(key, ['LOCK.INFO', key, 'COUNT', '5000'], timeout, true));
-      return info?.holders.some((holder) => holder.owner === this.owner && holder.token === this.fence) ?? false;
+      const request = { priority: OTHER, lease: this.#lease, timeout: Math.min(1000, timeout), end: () => end } as const;
+      const reply = await this.#client.server
+        .request(key, () => [['LOCK.INFO', key, 'COUNT', String(SHOWN)]], request)
+        .catch((error) => {
+          if (!isOverwritten(error)) throw error;
+          this.lose('changed');
+        });
+      const holders = lockInfo(reply)?.holders ?? [];
+      // More holders than the server shows say nothing of those that it does not show.
+      return holders.length >= SHOWN || holders.some(({ owner, token }) => owner === this.owner && token === this.fence);
     });
-    const held = (await this.#keeper.foreground(Promise.all(asked))).every(Boolean);
-    if (!held && this.isActive) this.lose('gone');
-    return held && this.isActive;
+    const held = (await this.#client.foreground(Promise.all(asked))).every(Boolean);
+    if (!held) this.lose('gone');
+    return this.isActive;
   }
 
-  /** Runs `work` and releases. An error of `work` goes first; otherwise a loss rejects with a {@link LockLostError}. */
+  /** Runs `work` and releases. An error of `work` goes first; otherwise it rejects as {@link Hold.release} does. */
   async run<T>(work: (signal: AbortSignal, hold: this) => T | PromiseLike<T>): Promise<T> {
     let result: T;
     try {
@@ -136,11 +171,12 @@ export class Hold {
   }
 
   /**
-   * Releases the lock. Rejects with a {@link LockLostError} if it was not held any more, and with an {@link UnavailableError} if the
-   * server did not confirm within `timeout` ms; then it goes on in the background until the lease is over. Safe to call again.
+   * Releases the lock. Rejects with a {@link LockLostError} if it was not held any more, with a {@link ServerError} if the server refuses, and
+   * with an {@link UnavailableError} if it did not confirm within `timeout` ms (5,000); then the release goes on in the background until the
+   * lease is over. Safe to call again: the outcome is that of the first call.
    */
   release(options: { timeout?: number } = {}): Promise<void> {
-    this.#released ??= this.#keeper.foreground(this.#release(options.timeout ?? RELEASE_TIMEOUT));
+    this.#released ??= this.#client.foreground(this.#release(options.timeout ?? RELEASE_TIMEOUT));
     return this.#released;
   }
 
@@ -149,9 +185,14 @@ export class Hold {
     if (!this.#released) await this.release();
   }
 
-  /** @internal */
+  /** @internal Neither released nor lost. */
   get isActive(): boolean {
     return this.#over === undefined;
+  }
+
+  /** @internal Whether it is to be renewed. */
+  get isRenewed(): boolean {
+    return this.terms.renewed || this.#renewals.length > 0;
   }
 
   /** @internal Until when the hold is certain, by the monotonic clock. */
@@ -159,235 +200,152 @@ export class Hold {
     return this.#certain;
   }
 
-  /** @internal */
-  renewCommand(): string[] {
-    const { replicas } = this.terms;
-    return this.#command(
-      'RENEW',
-      'TOKEN',
-      String(this.fence),
-      'LEASE',
-      whole(this.#lease),
-      ...(replicas ? ['REPLICAS', String(replicas)] : []),
-    );
+  /** @internal The renewal to be written now. A shorter lease begins now, even if the reply is lost. */
+  renewal(sent: number): string[] {
+    const { keys, replicas } = this.terms;
+    this.#asked = this.#lease;
+    const certain = sent + this.#asked * CERTAIN;
+    if (certain < this.#certain) this.#setCertain(certain);
+    const more = replicas ? ['REPLICAS', String(replicas)] : [];
+    return command('RENEW', keys, this.owner, 'TOKEN', String(this.fence), 'LEASE', whole(this.#asked), ...more);
   }
 
-  /** @internal Takes the reply to a RENEW that was sent at `sent`; returns whether to ask again. */
-  renewed(reply: unknown, sent: number): boolean {
-    if (this.#over) return false; // It came late.
-    if (reply instanceof ServerError) {
-      if (reply.code !== 'WRONGTYPE') return true;
-      this.lose('changed');
-    } else if (reply === null || (Array.isArray(reply) && reply.includes(null))) this.lose('gone');
+  /** @internal Takes the reply to the renewal that was written at `sent`. Returns whether it is one; after other errors it is asked for again. */
+  takeRenewal(reply: unknown, sent: number): boolean {
+    if (!this.isActive) return true; // It came late.
+    if (isOverwritten(reply)) this.lose('changed');
+    else if (reply instanceof ServerError) return false;
+    else if (isMissing(reply)) this.lose('gone');
     else {
-      this.#extend(sent);
-      this.renewal = undefined; // Others of the same pipeline may be asked for again.
-      this.#keeper.schedule(this);
+      this.#setCertain(Math.max(this.#certain, sent + this.#asked * CERTAIN));
+      if (this.#asked === this.#lease) {
+        for (const { resolve } of this.#renewals.splice(0)) resolve();
+        this.#plan(sent);
+      } else this.due = now(); // Another length was asked for meanwhile.
     }
-    return false;
+    return true;
   }
 
   /** @internal */
   lose(reason: LossReason): void {
-    if (this.#over) return;
-    this.#over = new LockLostError(this.names, reason);
-    this.#keeper.unschedule(this);
-    this.#keeper.lost(this, this.#over);
-    this.#controller?.abort(this.#over);
+    if (!this.isActive) return;
+    const wasHeld = this.#client.renewer.holds.has(this);
+    this.#lost(new LockLostError(this.names, reason));
+    // Of several names, the others may still be held; and a stale request may be granted them all.
+    if (wasHeld && (this.stale || this.names.length > 1)) this.#send();
+    this.connection?.close();
   }
 
   /** @internal The commands that release; the reply to the first one is the verdict. */
-  releaseCommands(): string[][] {
-    const release = this.#command('RELEASE', 'TOKEN', String(this.fence));
-    return this.stale ? [release, this.#command('RELEASE', 'ALL')] : [release];
+  releases(): string[][] {
+    const release = command('RELEASE', this.terms.keys, this.owner, 'TOKEN', String(this.fence));
+    return this.stale ? [release, command('RELEASE', this.terms.keys, this.owner, 'ALL')] : [release];
   }
 
-  #command(verb: string, ...rest: string[]): string[] {
-    return command(verb, this.terms.keys, this.owner, ...rest);
+  #setCertain(certain: number): void {
+    this.#certain = certain;
+    this.#certainWall = Date.now() + certain - now();
   }
 
-  #extend(since: number): void {
-    const length = this.#lease * CERTAIN;
-    this.#certain = since + length;
-    this.#certainWall = Date.now() - (now() - since) + length;
-    this.due = this.terms.renewed ? since + this.#lease / 4 : this.#certain;
+  /** When to renew. Renewals of one 40th of the lease go together, none later than at a quarter. */
+  #plan(since: number): void {
+    const grain = Math.max(1, this.#lease / 40);
+    this.due = this.terms.renewed ? Math.floor((since + this.#lease / 4) / grain) * grain : this.#certain;
+  }
+
+  #end(): HoldfastError {
+    return this.#over instanceof LockLostError ? this.#over : new HoldfastError('RELEASED', `lock ${this.names} was released`);
+  }
+
+  #lost(error: LockLostError): void {
+    const { renewer, tell } = this.#client;
+    this.#over = error;
+    if (renewer.holds.delete(this)) tell('lost', { names: this.names, fence: this.fence, reason: error.reason });
+    this.#stopRenewals();
+    this.#controller?.abort(error);
+  }
+
+  #stopRenewals(): void {
+    this.#client.renewer.remove(this);
+    for (const { reject } of this.#renewals.splice(0)) reject(this.#end());
   }
 
   #release(timeout: number): Promise<void> {
     const loss = this.#over;
-    this.#over ??= 'releasing';
-    this.#keeper.unschedule(this);
-    const work = this.#sendRelease();
+    this.#over ??= 'released';
+    this.#stopRenewals();
+    const sending = this.#send();
+    if (loss instanceof LockLostError) return Promise.reject(loss);
     return new Promise((resolve, reject) => {
-      const { alarms } = this.#keeper.server;
       const late = `the release was not confirmed within ${timeout} ms; it goes on until the lease is over`;
-      const alarm = alarms.later(timeout, () => reject(new UnavailableError(late, true)));
-      const settle = (error?: unknown): void => {
-        alarms.cancel(alarm);
-        if (error) reject(error);
-        else resolve();
-      };
-      if (loss instanceof LockLostError) settle(loss);
-      work.then(() => settle(), settle);
+      const alarm = new Alarm(timeout, () => reject(new UnavailableError(late, true)));
+      void sending.then(resolve, reject).then(() => alarm.cancel());
     });
   }
 
-  async #sendRelease(): Promise<void> {
-    const { server } = this.#keeper;
-    const [key] = this.terms.keys as [string];
-    let first = true;
-    let certainAtFirst = false;
-    let failure: unknown;
-    try {
-      do {
-        const at = now();
-        try {
-          const { replies } = await server.exchange(key, () => this.releaseCommands(), {
-            priority: RELEASE,
-            lease: this.#lease,
-            timeout: silence(this.#lease),
-            connection: this.connection,
-          });
-          const [reply] = replies;
-          const overwritten = reply instanceof ServerError && reply.code === 'WRONGTYPE';
-          if (overwritten || !(reply instanceof ServerError)) {
-            const missing = overwritten || reply === null || (Array.isArray(reply) && reply.includes(null));
-            if (missing && (first || !certainAtFirst)) throw new LockLostError(this.names, overwritten ? 'changed' : 'gone');
-            return this.#keeper.released(this);
-          }
-          if (!reply.passing) throw reply;
-          failure = reply;
-          await server.pool(key).pause();
-        } catch (error) {
-          if (!(error instanceof UnavailableError)) throw error;
-          failure = error;
-          if (error.sent) {
-            if (first) certainAtFirst = at < this.#certain;
-            first = false;
-            this.stale = true;
-          }
-          if (this.connection) return this.#keeper.released(this); // The server releases it with the connection.
-        }
-      } while (now() < this.#certain);
-      throw failure;
-    } catch (error) {
-      if (error instanceof LockLostError && !(this.#over instanceof LockLostError)) {
-        this.#over = error;
-        this.#keeper.lost(this, error);
-        this.#controller?.abort(error);
-      }
-      throw error;
-    } finally {
-      this.connection?.close();
+  /** Sends the release, once. */
+  #send(): Promise<void> {
+    if (!this.#sending) {
+      this.#sending = this.#sendRelease().finally(() => {
+        this.#client.renewer.holds.delete(this);
+        this.connection?.close();
+      });
+      this.#client.background(this.#sending);
     }
+    return this.#sending;
+  }
+
+  async #sendRelease(): Promise<void> {
+    const { server, tell } = this.#client;
+    const begun = now();
+    let certainAtFirst: boolean | undefined;
+    let repeated = false;
+    let reply: unknown;
+    try {
+      reply = await server.request(
+        this.terms.keys[0] as string,
+        (sent) => {
+          certainAtFirst ??= sent < this.#certain;
+          return this.releases();
+        },
+        {
+          priority: RELEASE,
+          lease: this.#lease,
+          timeout: silence(this.#lease),
+          connection: this.connection,
+          end: () => Math.max(this.#certain, begun + silence(this.#lease)),
+          broke: () => {
+            this.stale = repeated = true;
+          },
+        },
+      );
+    } catch (error) {
+      // The server releases an ephemeral hold with its connection.
+      if (!isOverwritten(error) && !(this.connection && error instanceof UnavailableError)) throw error;
+      reply = error;
+    }
+    // A repetition finds nothing if the reply to the first request was lost.
+    if ((isOverwritten(reply) || isMissing(reply)) && !(repeated && certainAtFirst)) {
+      if (this.#over === 'released') this.#lost(new LockLostError(this.names, isMissing(reply) ? 'gone' : 'changed'));
+      throw this.#over;
+    }
+    if (this.#over === 'released') tell('released', { names: this.names, fence: this.fence, held: now() - this.heldSince });
   }
 }
+
+/** Nil, or nil for one of several names. */
+const isMissing = (reply: unknown): boolean => reply === null || (Array.isArray(reply) && reply.includes(null));
+
+/** The key holds something that is not a lock. */
+const isOverwritten = (reply: unknown): boolean => reply instanceof ServerError && reply.code === 'WRONGTYPE';
 
 /** `LOCK.VERB key owner …`, or `LOCK.MVERB n key… owner …`. */
 export function command(verb: string, keys: readonly string[], owner: string, ...rest: string[]): string[] {
   return keys.length === 1 ? [`LOCK.${verb}`, ...keys, owner, ...rest] : [`LOCK.M${verb}`, String(keys.length), ...keys, owner, ...rest];
 }
 
-/** Renews holds when their time comes. */
-export class Renewer {
-  readonly #server: Server;
-  /** The holds of each moment in which something is due. */
-  readonly #buckets = new Map<number, Set<Hold>>();
-  readonly #places = new Map<Hold, Set<Hold>>();
-
-  constructor(server: Server) {
-    this.#server = server;
-  }
-
-  add(hold: Hold): void {
-    this.remove(hold);
-    // Renewals of one 40th of the lease go together, none later than it is due.
-    const grain = hold.terms.renewed ? Math.max(1, hold.lease / 40) : 1;
-    const at = hold.terms.renewed ? Math.floor(hold.due / grain) * grain : Math.ceil(hold.due);
-    let bucket = this.#buckets.get(at);
-    if (!bucket) {
-      bucket = new Set();
-      this.#buckets.set(at, bucket);
-      this.#server.alarms.later(at - now(), () => this.#fire(at));
-    }
-    bucket.add(hold);
-    this.#places.set(hold, bucket);
-  }
-
-  remove(hold: Hold): void {
-    this.#places.get(hold)?.delete(hold);
-    this.#places.delete(hold);
-  }
-
-  /** Renews until each is renewed or lost. Rejects never. */
-  async renew(holds: readonly Hold[]): Promise<void> {
-    let batch = holds;
-    for (;;) {
-      const at = now();
-      batch = batch.filter((hold) => hold.isActive && (at < hold.certain || hold.lose('expired')));
-      if (batch.length === 0) return;
-      batch = await this.once(batch);
-    }
-  }
-
-  /** Sends one RENEW for each; resolves with those that are to be asked for again. */
-  async once(batch: readonly Hold[]): Promise<Hold[]> {
-    const [head] = batch as [Hold];
-    const [key] = head.terms.keys as [string];
-    const pool = this.#server.pool(key);
-    const lease = Math.min(...batch.map((hold) => hold.lease));
-    const extra = batch.some((hold) => hold.terms.replicas) ? pool.replicasTimeout : 0;
-    const left = Math.min(...batch.map((hold) => hold.certain)) - now();
-    const timeout = Math.max(1, Math.min(silence(lease) + extra, left));
-    try {
-      const { replies, sent } = await this.#server.exchange(key, () => batch.map((hold) => hold.renewCommand()), {
-        priority: RENEW,
-        lease,
-        timeout,
-        connection: head.connection,
-      });
-      const again = batch.filter((hold, i) => hold.renewed(replies[i], sent));
-      if (again.length > 0) await Promise.race([pool.pause(), this.#server.alarms.sleep(left)]);
-      return again;
-    } catch (error) {
-      if (error instanceof UnavailableError) {
-        if (error.sent) for (const hold of batch) hold.stale = true;
-      } else await Promise.race([pool.pause(), this.#server.alarms.sleep(left)]);
-      return [...batch];
-    }
-  }
-
-  #fire(at: number): void {
-    const due = this.#buckets.get(at) ?? new Set();
-    this.#buckets.delete(at);
-    const groups = new Map<unknown, Hold[][]>();
-    for (const hold of due) {
-      this.#places.delete(hold);
-      if (!hold.terms.renewed) {
-        if (now() < hold.certain) this.add(hold);
-        else hold.lose('expired');
-        continue;
-      }
-      if (hold.renewal) continue;
-      const target = hold.connection ?? this.#server.pool(hold.terms.keys[0] as string);
-      const batches = groups.get(target) ?? [];
-      groups.set(target, batches);
-      const last = batches.at(-1);
-      if (last && last.length < PIPELINE) last.push(hold);
-      else batches.push([hold]);
-    }
-    for (const batches of groups.values()) for (const batch of batches) void this.start(batch);
-  }
-
-  /** Renews, and notes it at the holds. */
-  start(batch: readonly Hold[]): Promise<void> {
-    const work = this.renew(batch).finally(() => {
-      for (const hold of batch) if (hold.renewal === work) hold.renewal = undefined;
-    });
-    for (const hold of batch) hold.renewal = work;
-    return work;
-  }
+/** Refuses what is no time or number. */
+export function positive(what: string, value: number, least = 1): number {
+  if (!(value >= least && value < Number.POSITIVE_INFINITY)) throw new RangeError(`${what} must be at least ${least}, got ${value}`);
+  return value;
 }
-
-/** How many renewals go together at most. */
-const PIPELINE = 256;

@@ -1,17 +1,20 @@
 import { EventEmitter } from 'node:events';
-import { type Acquirer, Acquisition } from './acquisition.js';
+import { Acquisition } from './acquisition.js';
 import type { Driver } from './driver.js';
 import { Election, type ElectionOptions, type Leader, leaderOf, observe } from './election.js';
-import { ClosedError, type LockLostError, type LossReason, NotAcquiredError } from './errors.js';
-import { type Hold, Renewer, type Terms } from './hold.js';
+import { ClosedError, type LossReason, NotAcquiredError } from './errors.js';
+import { type Client, type Hold, positive, type Terms } from './hold.js';
+import { OTHER } from './pool.js';
+import { Renewer } from './renewer.js';
 import { type LockInfo, lockInfo, type Waiter, waiterList } from './replies.js';
 import { Server } from './server.js';
-import { now } from './time.js';
+import { now, sleep } from './time.js';
+import { Turns } from './turns.js';
 
 export interface HoldfastOptions {
   /** The lease of locks that name none, ms. Default 10,000: a killed process blocks others for at most that long. */
   lease?: number | undefined;
-  /** How many connections to one server at most. Default 32. */
+  /** How many connections to one server at most. Default 32; at least 3, of which waits leave two free. */
   maxConnections?: number | undefined;
   /** What stands before each name in the keys. Default: nothing. */
   prefix?: string | undefined;
@@ -42,7 +45,7 @@ export interface LockOptions {
   shared?: boolean | undefined;
 }
 
-/** What `on` and `once` tell, for metrics and logs. Listeners run apart from the work that they hear of. */
+/** What `on` and `once` tell, for metrics and logs. Times in ms. Listeners run apart from the work that they hear of. */
 export interface HoldfastEvents {
   acquired: [event: { names: readonly string[]; fence: number; waited: number }];
   lost: [event: { names: readonly string[]; fence: number; reason: LossReason }];
@@ -51,10 +54,12 @@ export interface HoldfastEvents {
   warning: [error: unknown];
 }
 
-/** A lock of a kind: takes the same options as {@link Holdfast.lock}, but for the kind. */
+/** A lock of a kind: takes the same options as {@link Holdfast.lock}, but for the kind, and rejects as that does. */
 export interface Lock {
   lock(options?: KindOptions): Promise<Hold>;
+  /** As {@link Holdfast.tryLock}. */
   tryLock(options?: KindOptions): Promise<Hold | null>;
+  /** As {@link Holdfast.using}. */
   using<T>(work: (signal: AbortSignal, hold: Hold) => T | PromiseLike<T>, options?: KindOptions): Promise<T>;
 }
 export type KindOptions = Omit<LockOptions, 'limit' | 'shared'>;
@@ -66,7 +71,7 @@ const CLOSE_TIMEOUT = 5000;
 /** The clients that are open: a normal exit releases what they hold. */
 const open = new Set<Holdfast>();
 const releaseAll = (): void => {
-  for (const client of open) void client.releaseAll();
+  for (const client of open) client.releaseAll();
 };
 /** For `process.exit()`, which waits for nothing: of use where the library writes at once. */
 const releaseNow = (): void => {
@@ -75,49 +80,35 @@ const releaseNow = (): void => {
 
 /** Locks of one server or cluster that has the Holdfast module. Make one for a process, and close it. */
 export class Holdfast extends EventEmitter<HoldfastEvents> {
-  /** @internal */ readonly server: Server;
   readonly #options: HoldfastOptions;
-  readonly #client: Acquirer;
-  readonly #holds = new Map<Hold, number>();
-  readonly #acquisitions = new Set<Acquisition>();
+  readonly #client: Client;
+  /** Releases and withdrawals under way. */
+  readonly #background = new Set<Promise<unknown>>();
   readonly #anchor = setInterval(() => {}, 2 ** 30).unref();
   #foreground = 0;
-  #alone: Promise<unknown> = Promise.resolve();
   #closing: Promise<void> | undefined;
+
+  /** Connects when it is first used. Throws a `RangeError` if an option is out of range. */
   constructor(driver: Driver, options: HoldfastOptions = {}) {
     super();
     this.#options = options;
-    this.server = new Server(driver, positive('maxConnections', options.maxConnections ?? 32));
     positive('lease', options.lease ?? 1);
-    const renewer = new Renewer(this.server);
+    const server = new Server(driver, positive('maxConnections', options.maxConnections ?? 32, 3));
     this.#client = {
-      server: this.server,
-      renewer,
-      queues: new Map(),
-      granted: (hold, waited) => {
-        this.#holds.set(hold, now());
-        renewer.add(hold);
-        this.#tell('acquired', { names: hold.names, fence: hold.fence, waited });
-      },
-      schedule: (hold) => this.#holds.has(hold) && renewer.add(hold),
-      unschedule: (hold) => renewer.remove(hold),
-      renewNow: (hold) => hold.renewal ?? renewer.start([hold]),
-      lost: (hold, error: LockLostError) => {
-        if (this.#holds.delete(hold)) this.#tell('lost', { names: hold.names, fence: hold.fence, reason: error.reason });
-      },
-      released: (hold) => {
-        const since = this.#holds.get(hold);
-        if (this.#holds.delete(hold)) this.#tell('released', { names: hold.names, fence: hold.fence, held: now() - (since as number) });
-      },
+      server,
+      renewer: new Renewer(server),
+      turns: new Turns(),
+      acquisitions: new Set(),
       foreground: (work) => this.#foregroundWork(work),
-      alone: (work) => {
-        const turn = this.#alone.then(work);
-        this.#alone = turn.catch(() => {});
-        return turn;
+      background: (work) => {
+        const done = (): unknown => this.#background.delete(ended);
+        const ended: Promise<unknown> = work.then(done, done);
+        this.#background.add(ended);
       },
-      begun: (acquisition) => this.#acquisitions.add(acquisition),
-      ended: (acquisition) => this.#acquisitions.delete(acquisition),
-      warn: (error) => this.#tell('warning', error),
+      tell: <K extends keyof HoldfastEvents>(event: K, detail: HoldfastEvents[K][0]) => {
+        if (this.listenerCount(event) > 0)
+          process.nextTick(() => (this.emit as (event: K, detail: HoldfastEvents[K][0]) => boolean).call(this, event, detail));
+      },
     };
     open.add(this);
     if (open.size === 1) process.on('beforeExit', releaseAll).on('exit', releaseNow);
@@ -125,20 +116,23 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
 
   /**
    * Acquires the lock, after those who asked earlier. Rejects with a {@link NotAcquiredError} when the time is over, with the signal's reason when it
-   * aborts, with a {@link DeadlockError}, and with a {@link ServerError} if the server cannot do it.
+   * aborts, with a {@link DeadlockError}, with another {@link ServerError} if the server cannot do it, with a {@link ClosedError}, and with a
+   * `RangeError` or `TypeError` if the options make no sense.
    */
-  async lock(name: string, options: LockOptions = {}): Promise<Hold> {
-    return (await this.acquire([name], options).result) ?? refused([name]);
+  lock(name: string, options: LockOptions = {}): Promise<Hold> {
+    return this.lockAll([name], options);
   }
 
-  /** Acquires the lock if it is free; otherwise null. Rejects with a {@link NotAcquiredError} if the server gave no answer. */
+  /** Acquires the lock if it is free; otherwise null. Rejects as {@link Holdfast.lock}; with a {@link NotAcquiredError} if the server gave no answer. */
   async tryLock(name: string, options: LockOptions = {}): Promise<Hold | null> {
     return await this.acquire([name], { ...options, wait: 0 }).result;
   }
 
-  /** Acquires several locks in one step, all or none; in a cluster they must be in one slot. */
+  /** Acquires several locks in one step, all or none; in a cluster they must be in one slot. Rejects as {@link Holdfast.lock}. */
   async lockAll(names: readonly string[], options: LockOptions = {}): Promise<Hold> {
-    return (await this.acquire(names, options).result) ?? refused(names);
+    const hold = await this.acquire(names, options).result;
+    if (!hold) throw new NotAcquiredError(names);
+    return hold;
   }
 
   /** Runs `work` under the lock. An error of `work` goes first; a loss rejects with a {@link LockLostError} after `work` has ended. */
@@ -156,7 +150,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return { read: this.#kind(name, { shared: true }), write: this.#kind(name, {}) };
   }
 
-  /** A lock that `limit` may hold at once. Every user must name the same limit. */
+  /** A lock that `limit` may hold at once. Every user must name the same limit. Throws a `RangeError` if it is less than 1. */
   semaphore(name: string, limit: number): Lock {
     return this.#kind(name, { limit: positive('limit', limit) });
   }
@@ -166,12 +160,12 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return new Election(this, name, options);
   }
 
-  /** Who leads; null: nobody. */
+  /** Who leads; null: nobody. Rejects as {@link Holdfast.info}. */
   async leader(name: string): Promise<Leader | null> {
     return leaderOf(await this.info(name));
   }
 
-  /** Tells who leads now, and each change, until the signal aborts; asks every `interval` ms (1,000). */
+  /** Tells who leads now, and each change, until the signal aborts; asks every `interval` ms (1,000). Ends with the error if that fails. */
   observe(
     name: string,
     options: { signal?: AbortSignal | undefined; interval?: number | undefined } = {},
@@ -179,19 +173,22 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return observe(this, name, options);
   }
 
-  /** Who holds the lock, and how many wait; null: nobody does either. */
+  /**
+   * Who holds the lock, and how many wait; null: nobody does either. Rejects with an {@link UnavailableError} if there is no answer within
+   * 5 s, with a {@link ServerError}, and with a {@link ClosedError}.
+   */
   async info(name: string): Promise<LockInfo | null> {
     return lockInfo(await this.request(name, ['LOCK.INFO', this.key(name)]));
   }
 
-  /** Who waits for the lock, in their order. */
+  /** Who waits for the lock, in their order. Rejects as {@link Holdfast.info}. */
   async waiters(name: string): Promise<Waiter[]> {
     return waiterList(await this.request(name, ['LOCK.WAITERS', this.key(name)]));
   }
 
-  /** Takes the lock from its holders; resolves with their number. Their clients learn of it when they renew. */
+  /** Takes the lock from its holders; resolves with their number. Their clients learn of it when they renew. Rejects as {@link Holdfast.info}. */
   async force(name: string): Promise<number> {
-    return Number(await this.request(name, ['LOCK.FORCE', this.key(name)], { repeatable: false }));
+    return Number(await this.request(name, ['LOCK.FORCE', this.key(name)], false));
   }
 
   /** The key of a lock. */
@@ -199,34 +196,31 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return (this.#options.prefix ?? '') + name;
   }
 
-  /** Sends one command about the lock `name`, for adapters. It is sent again after a lost reply only if it is `repeatable` (the default). */
-  request(
-    name: string,
-    command: readonly string[],
-    options: { timeout?: number; repeatable?: boolean; proven?: number } = {},
-  ): Promise<unknown> {
-    if (this.#closing) return Promise.reject(new ClosedError());
-    const { timeout = 5000, repeatable = true, proven } = options;
-    return this.#foregroundWork(this.server.request(this.key(name), command, timeout, repeatable, proven === undefined ? {} : { proven }));
+  /**
+   * Sends one command about the lock `name`, for adapters. It is sent again after a lost reply only if it is `repeatable` (the default). Rejects as
+   * {@link Holdfast.info}.
+   */
+  request(name: string, command: readonly string[], repeatable = true): Promise<unknown> {
+    return this.#request(this.key(name), command, repeatable);
   }
 
-  /** The names of all locks whose name begins with `start`: looks at every key of the database. */
+  /** The names of all locks whose name begins with `start`: looks at every key of the database. Rejects as {@link Holdfast.info}. */
   async scan(start: string): Promise<string[]> {
     const names = new Set<string>();
     const pattern = `${this.key(start).replace(/[[\]*?\\]/g, '\\$&')}*`;
-    const work = this.server.primaries().map(async (pool) => {
+    const work = this.#client.server.primaries().map(async (pool) => {
       for (let cursor = '0', first = true; first || cursor !== '0'; first = false) {
-        const page = await this.server.request(pool, ['SCAN', cursor, 'MATCH', pattern, 'COUNT', '1000', 'TYPE', 'hash'], 5000, true);
+        const page = await this.#request(pool, ['SCAN', cursor, 'MATCH', pattern, 'COUNT', '1000', 'TYPE', 'hash'], true);
         const [next, keys] = page as [unknown, string[]];
         cursor = String(next);
         for (const key of keys) names.add(key.slice(this.key('').length));
       }
     });
-    await this.#foregroundWork(Promise.all(work));
+    await Promise.all(work);
     return [...names];
   }
 
-  /** Cancels what waits, releases what is held, and closes the connections; within 5 s, whatever the server does. */
+  /** Cancels what waits, releases what is held, and closes the connections; within 5 s, whatever the server does. Rejects never. */
   close(): Promise<void> {
     this.#closing ??= this.#foregroundWork(this.#close());
     return this.#closing;
@@ -236,16 +230,19 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return this.close();
   }
 
-  /** @internal Begins an acquisition. `waited`: for how long it has waited already; `prefix`: what its owner begins with; `urgent`: not behind other waits of this client. */
+  /**
+   * @internal Begins an acquisition. `waited`: for how long it has waited already, ms; `prefix`: what its owner begins with; `urgent`: not
+   * behind other waits of this client; `background`: it does not keep the process alive.
+   */
   acquire(
     names: readonly string[],
     options: LockOptions,
-    more: { waited?: number; prefix?: string; urgent?: boolean } = {},
+    more: { waited?: number; prefix?: string; urgent?: boolean; background?: boolean } = {},
   ): { acquisition: Acquisition; result: Promise<Hold | null> } {
     if (this.#closing) throw new ClosedError();
-    options.signal?.throwIfAborted();
+    const { signal, limit, shared, wait = Number.POSITIVE_INFINITY } = options;
+    signal?.throwIfAborted();
     const actor = this.#options.actor?.();
-    const { limit, shared, replicas = 0, wait = Number.POSITIVE_INFINITY } = options;
     if (names.length === 0) throw new RangeError('a lock needs a name');
     if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError('several locks at once are exclusive ones');
     if (!(wait >= 0)) throw new RangeError(`wait must be at least 0 ms, got ${wait}`);
@@ -255,7 +252,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       lease: positive('lease', options.lease ?? this.#options.lease ?? 10_000),
       renewed: options.renew ?? true,
       ephemeral: options.ephemeral ?? false,
-      replicas,
+      replicas: options.replicas ?? 0,
       limit: shared ? ['SHARED'] : limit !== undefined && limit !== 1 ? ['LIMIT', String(positive('limit', limit))] : NO_LIMIT,
       wait,
       prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`),
@@ -263,12 +260,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       urgent: more.urgent ?? false,
     };
     const acquisition = new Acquisition(this.#client, terms);
-    const { signal } = options;
-    if (!signal) return { acquisition, result: this.#foregroundWork(acquisition.outcome) };
-    const abort = (): void => acquisition.cancel(signal.reason);
-    signal.addEventListener('abort', abort, { once: true });
-    const result = acquisition.outcome.finally(() => signal.removeEventListener('abort', abort));
-    return { acquisition, result: this.#foregroundWork(result) };
+    let result = acquisition.outcome;
+    if (signal) {
+      const abort = (): void => acquisition.cancel(signal.reason);
+      signal.addEventListener('abort', abort, { once: true });
+      result = result.finally(() => signal.removeEventListener('abort', abort));
+    }
+    return { acquisition, result: more.background ? result : this.#foregroundWork(result) };
   }
 
   #kind(name: string, kind: LockOptions): Lock {
@@ -277,6 +275,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       tryLock: (options) => this.tryLock(name, { ...options, ...kind }),
       using: (work, options) => this.using(name, work, { ...options, ...kind }),
     };
+  }
+
+  async #request(target: Parameters<Server['request']>[0], command: readonly string[], repeatable: boolean): Promise<unknown> {
+    if (this.#closing) throw new ClosedError();
+    const end = now() + 5000;
+    const request = { priority: OTHER, lease: 5000, timeout: 1000, end: () => end, repeatable } as const;
+    return this.#foregroundWork(this.#client.server.request(target, () => [command], request));
   }
 
   /** Nothing of a client keeps the process alive, but for what somebody waits for. */
@@ -289,38 +294,24 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return work;
   }
 
-  #tell<K extends keyof HoldfastEvents>(event: K, detail: HoldfastEvents[K][0]): void {
-    if (this.listenerCount(event) > 0)
-      process.nextTick(() => (this.emit as (event: K, detail: HoldfastEvents[K][0]) => boolean).call(this, event, detail));
-  }
-
   /** @internal Releases what is held. */
-  async releaseAll(): Promise<void> {
-    await Promise.allSettled([...this.#holds.keys()].map((hold) => hold.release({ timeout: CLOSE_TIMEOUT })));
+  releaseAll(): void {
+    for (const hold of this.#client.renewer.holds) hold.release({ timeout: CLOSE_TIMEOUT }).catch(() => {});
   }
 
   /** @internal Writes the releases without waiting for the replies. */
   releaseNow(): void {
-    for (const hold of this.#holds.keys()) this.server.lastWords(hold.terms.keys[0] as string, hold.releaseCommands()[0] as string[]);
+    for (const hold of this.#client.renewer.holds)
+      this.#client.server.lastWords(hold.terms.keys[0] as string, hold.releases()[0] as string[]);
   }
 
   async #close(): Promise<void> {
     open.delete(this);
     if (open.size === 0) process.off('beforeExit', releaseAll).off('exit', releaseNow);
-    const acquisitions = [...this.#acquisitions];
-    for (const acquisition of acquisitions) acquisition.cancel(new ClosedError());
-    const withdrawn = Promise.all(acquisitions.map((acquisition) => acquisition.withdrawn));
-    await Promise.all([this.releaseAll(), Promise.race([withdrawn, this.server.alarms.sleep(CLOSE_TIMEOUT)])]);
-    this.server.close();
+    for (const acquisition of this.#client.acquisitions) acquisition.cancel(new ClosedError());
+    this.releaseAll();
+    await Promise.race([Promise.all(this.#background), sleep(CLOSE_TIMEOUT)]);
+    this.#client.server.close();
     clearInterval(this.#anchor);
   }
-}
-
-function refused(names: readonly string[]): never {
-  throw new NotAcquiredError(names);
-}
-
-function positive(what: string, value: number): number {
-  if (!(value >= 1 && value < Number.POSITIVE_INFINITY)) throw new RangeError(`${what} must be at least 1, got ${value}`);
-  return value;
 }

@@ -1,5 +1,4 @@
-export type { Connection, Driver, LibraryClient } from './driver.js';
-export { libraryConnection } from './driver.js';
+export type { Connection, Driver } from './driver.js';
 export { Election, type ElectionOptions, type Leader } from './election.js';
 export {
   ClientTooOldError,

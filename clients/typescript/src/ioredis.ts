@@ -1,4 +1,4 @@
-import { type Connection, connectWithin, type Driver, libraryConnection } from './driver.js';
+import { type Connection, type Driver, hostAndPort, openConnection } from './driver.js';
 
 /** What is used of a `Redis` of ioredis or iovalkey. */
 export interface IoredisClient {
@@ -18,7 +18,7 @@ interface Duplicate extends IoredisClient {
   disconnect(): void;
   on(event: string, listener: (cause?: unknown) => void): unknown;
   readonly stream?: { unref?(): unknown; remoteAddress?: string; remotePort?: number };
-  readonly options: { host?: string | null; port?: number | null; sentinels?: unknown; tls?: object };
+  readonly options: { host?: string | null; port?: number | null; sentinels?: unknown };
 }
 
 /** Our own connections do not reconnect, repeat or time out by themselves, and speak plain RESP. */
@@ -46,8 +46,7 @@ const OVERRIDES = {
 /** Connections like those of a `Redis` (standalone, Sentinel, TLS, unix socket) or `Cluster` of ioredis or iovalkey. It need not be connected. */
 export function fromIoredis(redis: IoredisClient | IoredisCluster): Driver {
   if ('nodes' in redis) return clusterDriver(redis);
-  const { options } = redis as Duplicate;
-  if (!options?.sentinels) return { connect: (timeout) => open(redis, timeout, {}) };
+  if (!(redis as Duplicate).options?.sentinels) return { connect: async (timeout) => (await open(redis, timeout, {})).connection };
   let last: object | undefined;
   return {
     async connect(timeout) {
@@ -55,37 +54,36 @@ export function fromIoredis(redis: IoredisClient | IoredisCluster): Driver {
       const direct = last;
       const begun = performance.now();
       try {
-        return await open(redis, direct ? timeout / 2 : timeout, {}, (stream) => {
-          if (stream.remoteAddress) last = { sentinels: undefined, host: stream.remoteAddress, port: stream.remotePort };
-        });
+        const { connection, stream } = await open(redis, direct ? timeout / 2 : timeout, {});
+        if (stream?.remoteAddress) last = { sentinels: undefined, host: stream.remoteAddress, port: stream.remotePort };
+        return connection;
       } catch (error) {
         if (!direct) throw error;
-        return open(redis, Math.max(1, timeout - (performance.now() - begun)), direct);
+        return (await open(redis, Math.max(1, timeout - (performance.now() - begun)), direct)).connection;
       }
     },
   };
 }
 
 function clusterDriver(cluster: IoredisCluster): Driver {
-  const nodes = (): Duplicate[] => {
+  const known = new Map<string, Duplicate>();
+  const addresses = (): string[] => {
     const { status, connect } = cluster as { status?: string; connect?: () => Promise<unknown> };
     if (status === 'wait') connect?.call(cluster).catch(() => {});
-    return cluster.nodes('master') as Duplicate[];
-  };
-  const seeds = new Map<string, Duplicate>();
-  const addresses = (): string[] => {
-    for (const node of nodes()) seeds.set(`${node.options.host}:${node.options.port}`, node);
-    const current = nodes().map((node) => `${node.options.host}:${node.options.port}`);
-    return current.length > 0 ? current : [...seeds.keys()];
+    const current = (cluster.nodes('master') as Duplicate[]).map((node) => {
+      const address = `${node.options.host}:${node.options.port}`;
+      known.set(address, node);
+      return address;
+    });
+    return current.length > 0 ? current : [...known.keys()];
   };
   return {
     addresses,
-    connect(timeout, address = '') {
-      addresses();
-      const template = seeds.get(address) ?? [...seeds.values()][0];
-      if (!template) return Promise.reject(new Error(address));
-      const [, host, port] = /^(.*):(\d+)$/.exec(address) as unknown as [string, string, string];
-      return open(template, timeout, { host, port: Number(port) });
+    async connect(timeout, address = '') {
+      const [any] = known.values();
+      const template = known.get(address) ?? any;
+      if (!template) throw new Error(address);
+      return (await open(template, timeout, hostAndPort(address))).connection;
     },
   };
 }
@@ -94,26 +92,16 @@ async function open(
   template: IoredisClient,
   timeout: number,
   override: object,
-  connected?: (stream: NonNullable<Duplicate['stream']>) => void,
-): Promise<Connection> {
+): Promise<{ connection: Connection; stream: Duplicate['stream'] }> {
   const client = template.duplicate({ ...OVERRIDES, connectTimeout: timeout, ...override }) as Duplicate;
-  let cause: unknown;
-  client.on('error', (error) => {
-    cause ??= error;
-  });
-  const opening = client.connect().catch((error) => {
-    throw cause ?? error; // "Connection is closed." says less than the error before it.
-  });
-  client.stream?.unref?.();
-  await connectWithin(timeout, opening, () => client.disconnect());
-  client.stream?.unref?.();
-  if (client.stream) connected?.(client.stream);
-  return libraryConnection({
-    call: ([command = '', ...args]) => client.call(command, ...args),
-    destroy: () => client.disconnect(),
-    onEnd: (listener) => {
-      client.on('close', () => listener(cause));
-      client.on('end', () => listener(cause));
+  const library = {
+    connect: async (): Promise<void> => {
+      await client.connect();
+      client.stream?.unref?.();
     },
-  });
+    call: ([command = '', ...args]: readonly string[]) => client.call(command, ...args),
+    destroy: () => client.disconnect(),
+    on: (event: string, listener: (cause?: unknown) => void) => client.on(event, listener),
+  };
+  return { connection: await openConnection(library, timeout, ['close', 'end']), stream: client.stream };
 }

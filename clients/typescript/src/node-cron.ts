@@ -5,6 +5,7 @@ import { whole } from './time.js';
 /**
  * A `RunCoordinator` for node-cron: of a fleet, one process runs each scheduled run. The lock of a run stays for its time to live (`distributedLease`), also
  * when this process exits, so that one whose clock is late does not run it again: choose it longer than clocks may differ.
+ * `shouldRun` takes ms, and rejects with the errors of `Holdfast.info`.
  */
 export function runCoordinator(
   holdfast: Holdfast,

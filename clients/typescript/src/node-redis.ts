@@ -1,4 +1,4 @@
-import { type Connection, connectWithin, type Driver, libraryConnection } from './driver.js';
+import { type Connection, type Driver, hostAndPort, openConnection } from './driver.js';
 
 /** What is used of a client of node-redis. */
 export interface NodeRedisClient {
@@ -50,60 +50,48 @@ function sentinelDriver(sentinel: NodeRedisSentinel): Driver {
 function clusterDriver(cluster: NodeRedisCluster): Driver {
   let template: NodeRedisClient | undefined;
   let known: string[] = [];
-  const addresses = (): string[] => {
-    const current = cluster.masters.map((node) => node.address);
-    if (current.length > 0) known = current;
-    return known;
-  };
   return {
-    addresses,
+    addresses() {
+      const current = cluster.masters.map((node) => node.address);
+      if (current.length > 0) known = current;
+      return known;
+    },
     async connect(timeout, address = '') {
-      const [, host, port] = /^(.*):(\d+)$/.exec(address) ?? [];
       const [node] = cluster.masters;
-      if (!host || (!template && !node)) throw new Error(`no node of the cluster is known: is the client connected? (${address})`);
+      if (!template && !node) throw new Error(`no node of the cluster is known: is the client connected? (${address})`);
       template ??= (await cluster.nodeClient(node as never)) as NodeRedisClient;
-      return open(template, timeout, { host, port: Number(port) });
+      return open(template, timeout, hostAndPort(address));
     },
   };
 }
 
-async function open(template: NodeRedisClient, timeout: number, address: object): Promise<Connection> {
-  const options = template.options as { socket?: object; url?: string } | undefined;
-  // The URL has been read into the other options already; given again, it would overrule the address.
-  const socket = { ...options?.socket, ...address, reconnectStrategy: false, connectTimeout: timeout, socketTimeout: undefined };
+function open(template: NodeRedisClient, timeout: number, address: object): Promise<Connection> {
+  const { socket } = (template.options ?? {}) as { socket?: object };
   const client = template.duplicate({
-    ...{
-      url: undefined,
-      socket,
-      pingInterval: undefined,
-      disableOfflineQueue: true,
-      commandOptions: { timeout: undefined },
-      readonly: false,
-    },
-    ...{ keyPrefix: undefined, clientSideCache: undefined, maintNotifications: 'disabled', commandsQueueMaxLength: undefined },
+    // The URL has been read into the other options already; given again, it would overrule the address.
+    url: undefined,
+    socket: { ...socket, ...address, reconnectStrategy: false, connectTimeout: timeout, socketTimeout: undefined },
+    pingInterval: undefined,
+    disableOfflineQueue: true,
+    commandOptions: { timeout: undefined },
+    readonly: false,
+    keyPrefix: undefined,
+    clientSideCache: undefined,
+    maintNotifications: 'disabled',
+    commandsQueueMaxLength: undefined,
   }) as Duplicate;
-  let cause: unknown;
-  client.on('error', (error) => {
-    cause ??= error;
-  });
   client.unref();
-  const destroy = (): void => {
-    try {
-      client.destroy();
-    } catch {
-      // It is closed already.
-    }
-  };
-  const opening = client.connect().catch((error) => {
-    destroy();
-    throw cause ?? error;
-  });
-  await connectWithin(timeout, opening, destroy);
-  return libraryConnection({
-    call: (args) => client.sendCommand(args as string[]),
-    destroy,
-    onEnd: (listener) => {
-      for (const event of ['end', 'error', 'reconnecting', 'terminated']) client.on(event, () => listener(cause));
+  const library = {
+    connect: () => client.connect(),
+    call: (args: readonly string[]) => client.sendCommand(args as string[]),
+    destroy: () => {
+      try {
+        client.destroy();
+      } catch {
+        // It is closed already.
+      }
     },
-  });
+    on: (event: string, listener: (cause?: unknown) => void) => client.on(event, listener),
+  };
+  return openConnection(library, timeout, ['end', 'error', 'reconnecting', 'terminated']);
 }

@@ -1,7 +1,7 @@
 import type { Connection, Driver } from './driver.js';
 import { ClientTooOldError, ClosedError, ModuleNotLoadedError, ServerError, ServerTooOldError, UnavailableError } from './errors.js';
 import { record } from './replies.js';
-import { type Alarm, type Alarms, now } from './time.js';
+import { Alarm, now } from './time.js';
 
 /** Who gets a connection first. */
 export const RENEW = 0;
@@ -27,14 +27,14 @@ export class Pool {
   /** The server's `replicas-timeout`, ms. */
   replicasTimeout = 1000;
   readonly #driver: Driver;
-  readonly #alarms: Alarms;
   readonly #max: number;
   readonly #all = new Set<Connection>();
   readonly #idle: Connection[] = [];
   readonly #used = new WeakSet<Connection>();
   readonly #queues: [Set<Taker>, Set<Taker>, Set<Taker>] = [new Set(), new Set(), new Set()];
-  readonly #slotWaiters = new Set<() => void>();
-  #waits = 0;
+  /** The waits that may have a connection, and those that need one first. */
+  readonly #places = new Set<() => void>();
+  readonly #placeless = new Set<() => void>();
   #opening = 0;
   #closed = false;
   /** The server has answered since a connection broke or could not be opened. Until it has, one attempt to connect is made at a time. */
@@ -45,9 +45,8 @@ export class Pool {
   #shortestLease = Number.POSITIVE_INFINITY;
   #retry: Alarm | undefined;
 
-  constructor(driver: Driver, alarms: Alarms, max: number, address?: string) {
+  constructor(driver: Driver, max: number, address?: string) {
     this.#driver = driver;
-    this.#alarms = alarms;
     this.#max = max;
     this.address = address;
   }
@@ -60,7 +59,7 @@ export class Pool {
     return new Promise((resolve, reject) => {
       if (this.#closed) return reject(new ClosedError());
       const queue = this.#queues[priority];
-      const timer = this.#alarms.later(timeout, () => {
+      const timer = new Alarm(timeout, () => {
         queue.delete(taker);
         reject(new UnavailableError('no connection was free in time', false));
       });
@@ -88,7 +87,9 @@ export class Pool {
   /** Closes a connection under which a command broke or was not answered. */
   broke(connection: Connection): void {
     this.#proven = false;
-    this.#lengthen(this.#used.has(connection));
+    // A dead idle connection is replaced at once, once.
+    if (this.#used.has(connection) && !this.#replaced && now() >= this.#until) this.#replaced = true;
+    else this.pause();
     connection.close();
   }
 
@@ -103,41 +104,35 @@ export class Pool {
     this.#shortestLease = Number.POSITIVE_INFINITY;
   }
 
-  /** Waits before a request is repeated that was answered with an error. */
-  pause(): Promise<void> {
-    this.#lengthen(false);
-    return this.#alarms.sleep(this.#until - now());
+  /** How long to wait, ms, before a request is repeated that was answered with an error. Doubles once for each outage, not for each request. */
+  pause(): number {
+    const at = now();
+    if (at >= this.#until) {
+      this.#delay = Math.min(this.#delay ? this.#delay * 2 : FIRST_PAUSE, LONGEST_PAUSE, Math.max(1, this.#shortestLease / 16));
+      this.#until = at + this.#delay * (0.75 + Math.random() / 2);
+    }
+    return this.#until - at;
   }
 
-  /** Reserves a connection for a wait; two are left free for everything else. */
-  reserveWait(): boolean {
-    if (this.#waits >= Math.max(1, this.#max - 2)) return false;
-    this.#waits++;
-    return true;
+  /** Whether a wait may have a connection; two are left free for everything else. If not, `free` is called when it may. */
+  takePlace(free: () => void): boolean {
+    const taken = this.#places.size < this.#max - 2;
+    (taken ? this.#places : this.#placeless).add(free);
+    return taken;
   }
 
-  endWait(): void {
-    this.#waits--;
-    const [first] = this.#slotWaiters;
-    first?.();
-  }
-
-  /** Resolves when a connection for a wait may be free, at the latest after `ms`. */
-  waitFree(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const done = (): void => {
-        this.#alarms.cancel(timer);
-        this.#slotWaiters.delete(done);
-        resolve();
-      };
-      const timer = this.#alarms.later(ms, done);
-      this.#slotWaiters.add(done);
-    });
+  leavePlace(free: () => void): void {
+    if (this.#placeless.delete(free) || !this.#places.delete(free)) return;
+    const [next] = this.#placeless;
+    if (!next) return;
+    this.#placeless.delete(next);
+    this.#places.add(next);
+    next();
   }
 
   close(): void {
     this.#closed = true;
-    this.#alarms.cancel(this.#retry);
+    this.#retry?.cancel();
     this.#rejectAll(new ClosedError());
     for (const connection of this.#all) connection.close();
   }
@@ -147,17 +142,6 @@ export class Pool {
     return this.#idle.at(-1);
   }
 
-  #lengthen(free: boolean): void {
-    const at = now();
-    if (at < this.#until) return; // Once for each outage, not for each request.
-    if (free && !this.#replaced) {
-      this.#replaced = true; // A dead idle connection is replaced at once, once.
-      return;
-    }
-    this.#delay = Math.min(this.#delay ? this.#delay * 2 : FIRST_PAUSE, LONGEST_PAUSE, Math.max(1, this.#shortestLease / 16));
-    this.#until = at + this.#delay * (0.75 + Math.random() / 2);
-  }
-
   #pump(): void {
     let waiting = 0;
     for (const queue of this.#queues) {
@@ -165,7 +149,7 @@ export class Pool {
         const connection = this.#idle.pop();
         if (!connection) break;
         queue.delete(taker);
-        this.#alarms.cancel(taker.timer);
+        taker.timer.cancel();
         taker.resolve(connection);
       }
       waiting += queue.size;
@@ -175,8 +159,8 @@ export class Pool {
         if (this.#opening > 0) return;
         const left = this.#until - now();
         if (left > 0) {
-          this.#alarms.cancel(this.#retry);
-          this.#retry = this.#alarms.later(left, () => this.#pump());
+          this.#retry?.cancel();
+          this.#retry = new Alarm(left, () => this.#pump());
           return;
         }
       }
@@ -186,11 +170,14 @@ export class Pool {
 
   async #open(): Promise<void> {
     this.#opening++;
+    let opened: Connection | undefined;
     try {
       const connection = await this.#driver.connect(CONNECT, this.address);
+      opened = connection;
       if (!this.#proven) await this.#check(connection);
-      if (this.#closed) return connection.close();
       if (connection.closed) throw new UnavailableError('the connection broke', false);
+      if (this.#closed) throw new ClosedError();
+      this.#opening--;
       this.#proven = true;
       this.#all.add(connection);
       connection.onClose = () => {
@@ -198,52 +185,52 @@ export class Pool {
         if (at >= 0) this.#idle.splice(at, 1);
         this.detach(connection);
       };
-      this.#opening--;
       this.#idle.push(connection);
       this.#pump();
     } catch (error) {
       this.#opening--;
+      opened?.close();
       this.#proven = false;
-      this.#lengthen(false);
+      this.pause();
       this.#rejectAll(error instanceof ServerError ? error : new UnavailableError('cannot connect', false, error));
     }
   }
 
   /** Asks whether this client and the server's module understand each other. */
   async #check(connection: Connection): Promise<void> {
-    const timer = this.#alarms.later(CONNECT, () => connection.close());
+    const timer = new Alarm(CONNECT, () => connection.close());
+    const ask = (command: string): Promise<unknown> =>
+      connection.send([command]).catch((error) => {
+        if (error instanceof ServerError) return error;
+        throw error;
+      });
     try {
-      const version = record(await connection.send(['LOCK.VERSION']));
-      const [lowest, highest] = (version.protocol ?? []) as number[];
-      const is = `this client speaks protocol ${PROTOCOL}, the server's module ${version.version} ${lowest} to ${highest}`;
-      if (lowest === undefined || highest === undefined || highest < PROTOCOL)
-        throw new ServerTooOldError('SERVER_TOO_OLD', `the server's module is too old: ${is}`);
+      const reply = await ask('LOCK.VERSION');
+      const speaks = `this client speaks protocol ${PROTOCOL}`;
+      if (reply instanceof ModuleNotLoadedError) {
+        // A module without LOCK.VERSION says how LOCK.ACQUIRE is to be called.
+        if ((await ask('LOCK.ACQUIRE')) instanceof ModuleNotLoadedError) throw reply;
+        throw new ServerTooOldError('SERVER_TOO_OLD', `the server's module is too old: it has no LOCK.VERSION, and ${speaks}`);
+      }
+      if (reply instanceof ServerError) {
+        if (reply.code === 'NOPERM') return; // A user who only looks may have no right to ask.
+        throw reply;
+      }
+      const version = record(reply);
+      const [lowest = 0, highest = 0] = (version.protocol ?? []) as number[];
+      const is = `${speaks}, the server's module ${version.version} ${lowest} to ${highest}`;
+      if (highest < PROTOCOL) throw new ServerTooOldError('SERVER_TOO_OLD', `the server's module is too old: ${is}`);
       if (lowest > PROTOCOL) throw new ClientTooOldError('CLIENT_TOO_OLD', `this client is too old: ${is}`);
       this.replicasTimeout = Number(version['replicas-timeout'] ?? this.replicasTimeout);
-    } catch (error) {
-      if (error instanceof ModuleNotLoadedError) {
-        // A module without LOCK.VERSION says how LOCK.ACQUIRE is to be called.
-        const known = await connection
-          .send(['LOCK.ACQUIRE'])
-          .catch((reply) => !(reply instanceof ModuleNotLoadedError) && reply instanceof ServerError);
-        connection.close();
-        if (known)
-          throw new ServerTooOldError(
-            'SERVER_TOO_OLD',
-            `the server's module is too old: it has no LOCK.VERSION, and this client speaks protocol ${PROTOCOL}`,
-          );
-      }
-      connection.close();
-      throw error;
     } finally {
-      this.#alarms.cancel(timer);
+      timer.cancel();
     }
   }
 
   #rejectAll(error: Error): void {
     for (const queue of this.#queues) {
       for (const taker of queue) {
-        this.#alarms.cancel(taker.timer);
+        taker.timer.cancel();
         taker.reject(error);
       }
       queue.clear();

@@ -1,5 +1,5 @@
 import { EventEmitter } from 'node:events';
-import { HoldfastError, LockLostError } from './errors.js';
+import { HoldfastError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 
@@ -7,7 +7,9 @@ import type { Holdfast } from './holdfast.js';
 export interface Settings {
   /** How often a refused acquisition was to be repeated; here it waits in the queue for as long as that would have taken. Negative: without a limit. */
   readonly retryCount: number;
+  /** ms. */
   readonly retryDelay: number;
+  /** ms. */
   readonly retryJitter: number;
   readonly driftFactor: number;
   readonly automaticExtensionThreshold: number;
@@ -24,7 +26,13 @@ export class ExecutionError extends HoldfastError {
   }
 }
 
+/** `error` is the reason of the signal. */
 export type RedlockSignal = AbortSignal & { readonly error?: Error };
+
+/** What a release resolves with, for programs that look at it. */
+export interface ExecutionResult {
+  readonly attempts: readonly Promise<never>[];
+}
 
 /** A lock of the facade. */
 export class RedlockLock {
@@ -34,7 +42,7 @@ export class RedlockLock {
   /** Fencing token, which node-redlock has not. */
   readonly fence: number;
   readonly attempts: readonly Promise<never>[] = [];
-  /** Until when the lock is certain, by the wall clock; 0: released, or extended by another object. */
+  /** Until when the lock is certain, by the wall clock, ms; 0: released, or extended by another object. */
   expiration: number;
   readonly #redlock: Redlock;
   /** @internal */ readonly hold: Hold;
@@ -49,16 +57,21 @@ export class RedlockLock {
     this.expiration = Date.now() + hold.remaining;
   }
 
-  release(): Promise<{ attempts: readonly Promise<never>[] }> {
+  /** As {@link Redlock.release}. */
+  release(): Promise<ExecutionResult> {
     return this.#redlock.release(this);
   }
 
+  /** As {@link Redlock.extend}. */
   extend(duration: number): Promise<RedlockLock> {
     return this.#redlock.extend(this, duration);
   }
 }
 
-/** What programs use of node-redlock 5, on Holdfast. One server or cluster, fair, and with a fencing token; not the Redlock algorithm. */
+/**
+ * What programs use of node-redlock 5, on Holdfast. One server or cluster, fair, and with a fencing token; not the Redlock algorithm. Durations are
+ * whole ms. What fails rejects with an {@link ExecutionError}, which the event `error` tells, too.
+ */
 export class Redlock extends EventEmitter {
   readonly settings: Settings;
   readonly #holdfast: Holdfast;
@@ -70,11 +83,12 @@ export class Redlock extends EventEmitter {
     this.on('error', () => {}); // As there: an error event without another listener does not end the process.
   }
 
-  async acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<RedlockLock> {
+  /** Acquires the lock for `duration`, without renewals. */
+  acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<RedlockLock> {
     return this.#acquire(resources, duration, settings, false);
   }
 
-  async release(lock: RedlockLock, _settings?: Partial<Settings>): Promise<{ attempts: readonly Promise<never>[] }> {
+  async release(lock: RedlockLock, _settings?: Partial<Settings>): Promise<ExecutionResult> {
     lock.expiration = 0;
     await this.#or('the lock was not released', lock.hold.release());
     return { attempts: [] };
@@ -82,14 +96,14 @@ export class Redlock extends EventEmitter {
 
   /** Begins the lease anew. The lock that is returned replaces `existing`. */
   async extend(existing: RedlockLock, duration: number, _settings?: Partial<Settings>): Promise<RedlockLock> {
-    if (existing.expiration < Date.now()) throw new ExecutionError('Cannot extend an already-expired lock.');
     integer(duration);
+    if (existing.expiration < Date.now()) throw new ExecutionError('Cannot extend an already-expired lock.');
     await this.#or('the lock was not extended', existing.hold.renew(duration));
     existing.expiration = 0;
     return new RedlockLock(this, existing.hold);
   }
 
-  /** Runs `routine` under a lock that is extended until it ends. Its signal aborts with the loss of the lock. */
+  /** Runs `routine` under a lock that is renewed until it ends. Its signal aborts with the loss of the lock. An error of the routine goes first. */
   async using<T>(
     resources: readonly string[],
     duration: number,
@@ -105,16 +119,18 @@ export class Redlock extends EventEmitter {
   ): Promise<T> {
     const [settings, work] = typeof settingsOrRoutine === 'function' ? [undefined, settingsOrRoutine] : [settingsOrRoutine, routine];
     if (!work) throw new TypeError('routine must be a function');
-    const { hold } = await this.#acquire(resources, duration, settings, true);
-    const signal: AbortSignal & { error?: Error } = hold.signal;
-    signal.addEventListener('abort', () => {
-      signal.error = signal.reason;
-    });
-    return this.#or(
-      'the lock was lost',
-      hold.run(() => work(signal)),
-      LockLostError,
-    );
+    const lock = await this.#acquire(resources, duration, settings, true);
+    const { signal } = lock.hold;
+    Object.defineProperty(signal, 'error', { get: () => signal.reason });
+    let result: T;
+    try {
+      result = await work(signal);
+    } catch (error) {
+      await lock.release().catch(() => {});
+      throw error;
+    }
+    await lock.release();
+    return result;
   }
 
   /** Closes the client. */
@@ -130,14 +146,14 @@ export class Redlock extends EventEmitter {
     return new RedlockLock(this, await this.#or('the lock was not acquired', work));
   }
 
-  async #or<T>(message: string, work: Promise<T>, kind: typeof HoldfastError | typeof LockLostError = HoldfastError): Promise<T> {
+  async #or<T>(message: string, work: Promise<T>): Promise<T> {
     try {
       return await work;
     } catch (error) {
-      if (!(error instanceof kind)) throw error;
-      const wrapped = new ExecutionError(message, error);
-      this.emit('error', wrapped);
-      throw wrapped;
+      if (!(error instanceof HoldfastError)) throw error;
+      const failure = new ExecutionError(message, error);
+      this.emit('error', failure);
+      throw failure;
     }
   }
 }

@@ -13,8 +13,11 @@ const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
 /** One holder of a lock. Times in ms; `null`: unknown, or not so. */
 export interface Holder {
   readonly owner: string;
+  /** How many times it holds the lock: 1 for clients of this package. */
   readonly holds: number;
+  /** Its fencing token. */
   readonly token: number | null;
+  /** Until its deadline; -1: none. */
   readonly ttl: number;
   /** The id of the connection that the hold is bound to. */
   readonly client: number | null;
@@ -37,9 +40,11 @@ export interface LockInfo {
 /** A request that waits for a lock. Times in ms. */
 export interface Waiter {
   readonly owner: string;
+  /** Since it asked for the first time. */
   readonly waited: number;
   /** Until its wait is over; -1: no end. */
   readonly remaining: number;
+  /** How many may hold the lock with it; 0: any number. */
   readonly limit: number;
 }
 

@@ -1,11 +1,10 @@
-import type { Connection, Driver } from './driver.js';
-import { translate } from './driver.js';
+import { type Connection, type Driver, translate } from './driver.js';
 import { ServerError, UnavailableError } from './errors.js';
-import { OTHER, Pool, type Priority } from './pool.js';
-import { Alarms, now } from './time.js';
+import { Pool, type Priority } from './pool.js';
+import { Alarm, now, sleep } from './time.js';
 
-/** A reply, or the error that the server answered with. */
-export type Reply = unknown;
+/** The commands of one pipeline, made right before they are written; none: they are not wanted any more. */
+export type Commands = (sent: number, connection: Connection) => readonly (readonly string[])[];
 
 export interface Exchange {
   priority: Priority;
@@ -17,28 +16,25 @@ export interface Exchange {
   patient?: boolean;
   /** The connection to use instead of one of the pool. */
   connection?: Connection | undefined;
-  /** The connection must have answered within this many ms, or is asked first. */
-  proven?: number;
-  /** Called right before the request is written. */
-  onSent?: (connection: Connection, sent: number) => void;
   /** Whether the connection, after these replies, stays with the caller. */
-  keep?: (replies: readonly Reply[]) => boolean;
+  keep?: (replies: readonly unknown[]) => boolean;
 }
 
-export interface Answer {
-  replies: readonly Reply[];
-  sent: number;
-  connection: Connection | undefined;
+export interface Request extends Exchange {
+  /** When to give up, by the monotonic clock. It is sent once at least. */
+  end: () => number;
+  /** Whether it may be sent again after a lost reply. Default true. */
+  repeatable?: boolean;
+  /** Called when a reply was lost. */
+  broke?: () => void;
 }
 
 /** Sends requests to the server that serves a key: the only one, or a node of a cluster. */
 export class Server {
-  readonly alarms = new Alarms();
   readonly #driver: Driver;
   readonly #max: number;
   readonly #pools = new Map<string | undefined, Pool>();
   readonly #slots = new Map<number, string>();
-  readonly #answered = new WeakMap<Connection, number>();
   #next = 0;
 
   constructor(driver: Driver, maxConnections: number) {
@@ -46,9 +42,10 @@ export class Server {
     this.#max = maxConnections;
   }
 
-  pool(key: string): Pool {
+  pool(target: string | Pool): Pool {
+    if (target instanceof Pool) return target;
     if (!this.#driver.addresses) return this.#at(undefined);
-    const known = this.#slots.get(slotOf(key));
+    const known = this.#slots.get(slotOf(target));
     if (known !== undefined) return this.#at(known);
     const addresses = this.#driver.addresses();
     return this.#at(addresses[this.#next++ % addresses.length] ?? 'no node of the cluster is known');
@@ -61,91 +58,81 @@ export class Server {
 
   /**
    * Sends commands in one pipeline, once, and resolves with their replies; an error reply is an element of these. Follows one redirect.
-   * Rejects with an {@link UnavailableError} if there is no answer.
+   * Rejects with an {@link UnavailableError} if there is no answer, and with a {@link ServerError} if the server refuses connections.
    */
-  async exchange(target: string | Pool, commands: (sent: number) => readonly (readonly string[])[], options: Exchange): Promise<Answer> {
+  async exchange(target: string | Pool, commands: Commands, options: Exchange): Promise<{ replies: readonly unknown[]; sent: number }> {
     const end = now() + options.timeout;
     let asking: Pool | undefined;
     for (let redirected = false; ; redirected = true) {
-      const pool = asking ?? (typeof target === 'string' ? this.pool(target) : target);
-      let connection: Connection;
+      const pool = asking ?? this.pool(target);
+      let connection = options.connection;
+      let replies: unknown[] = [];
+      let sent = 0;
       try {
-        connection = options.connection ?? (await pool.take(options.priority, options.lease, end - now()));
+        connection ??= await pool.take(options.priority, options.lease, end - now());
         if (connection.closed) throw new UnavailableError('the connection is closed', false);
-      } catch (error) {
-        if (typeof target === 'string') this.#forget(target, pool);
-        // The server answered the attempt to connect with an error: nothing was executed.
-        if (error instanceof ServerError) return { replies: commands(now()).map(() => error), sent: now(), connection: undefined };
-        throw error;
-      }
-      let replies: Reply[];
-      let sent = now();
-      try {
-        if (options.proven !== undefined && sent - (this.#answered.get(connection) ?? 0) > options.proven) {
-          await send(this.alarms, connection, [['PING']], end - now()).catch((error) => {
-            throw new UnavailableError('the connection broke', false, error);
-          });
-          sent = now();
-        }
-        options.onSent?.(connection, sent);
-        const list = commands(sent);
+        sent = now();
+        const list = commands(sent, connection);
         const written = asking ? list.flatMap((command) => [['ASKING'], command]) : list;
-        replies = await send(this.alarms, connection, written, options.patient ? Number.POSITIVE_INFINITY : end - now());
+        if (list.length > 0) replies = await send(connection, written, options.patient ? undefined : end - now());
         if (asking) replies = replies.filter((_, i) => i % 2 === 1);
       } catch (error) {
-        if (options.connection) connection.close();
-        else pool.broke(connection);
-        if (typeof target === 'string') this.#forget(target, pool);
+        if (options.connection) options.connection.close();
+        else if (connection) pool.broke(connection);
+        this.#forget(target, pool);
         throw error;
       }
-      if (options.proven !== undefined) this.#answered.set(connection, now());
-      const failed = replies.find((reply): reply is ServerError => reply instanceof ServerError);
-      if (!failed) pool.succeeded();
-      else if (/^(READONLY|UNBLOCKED)$/.test(failed.code)) {
+      const failed = replies.filter((reply): reply is ServerError => reply instanceof ServerError);
+      if (replies.length > 0 && failed.length === 0) pool.succeeded();
+      if (failed.some(({ code }) => code === 'READONLY' || code === 'UNBLOCKED')) {
         pool.dropIdle();
         connection.close();
-        if (typeof target === 'string') this.#forget(target, pool);
+        this.#forget(target, pool);
       }
       if (!options.connection) {
         if (options.keep?.(replies)) pool.detach(connection);
         else pool.give(connection);
       }
-      const redirect = failed && /^(MOVED|ASK) (\d+) (\S*):(\d+)$/.exec(failed.message);
-      if (redirect && this.#driver.addresses) {
-        const address = `${redirect[3] || pool.address?.replace(/:\d+$/, '')}:${redirect[4]}`;
-        if (redirect[1] === 'MOVED') this.#slots.set(Number(redirect[2]), address);
-        asking = redirect[1] === 'ASK' ? this.#at(address) : undefined;
-        if (!redirected && replies.length === 1) continue;
+      const redirects = this.#driver.addresses ? failed.filter(({ code }) => code === 'MOVED' || code === 'ASK') : [];
+      asking = undefined;
+      for (const { message } of redirects) {
+        const [kind, slot, address = ''] = message.split(' ');
+        // Without a host, it is that of the node that answered.
+        const node = /^:\d+$/.test(address) ? `${pool.address?.replace(/:\d+$/, '')}${address}` : address;
+        if (kind === 'ASK') asking = this.#at(node);
+        else this.#slots.set(Number(slot), node);
       }
-      return { replies, sent, connection };
+      if (redirected || redirects.length === 0 || redirects.length < replies.length) return { replies, sent };
     }
   }
 
-  /** Sends one command until it is answered: again after an error that passes; after a lost reply only if `repeatable`. */
-  async request(
-    target: string | Pool,
-    command: readonly string[],
-    timeout: number,
-    repeatable: boolean,
-    more?: Partial<Exchange>,
-  ): Promise<unknown> {
-    const end = now() + timeout;
+  /**
+   * Sends commands until the first one is answered: again after an error that passes, and after a lost reply. Rejects with the last error.
+   */
+  async request(target: string | Pool, commands: Commands, options: Request): Promise<unknown> {
+    let timeout = options.timeout;
     for (;;) {
+      let failure: unknown;
       try {
-        const left = Math.max(1, end - now());
-        const [reply] = (
-          await this.exchange(target, () => [command], { priority: OTHER, lease: timeout, timeout: Math.min(1000, left), ...more })
-        ).replies;
+        const [reply] = (await this.exchange(target, commands, { ...options, timeout })).replies;
         if (!(reply instanceof ServerError)) return reply;
-        if (!reply.passing || now() >= end) throw reply;
-        await (typeof target === 'string' ? this.pool(target) : target).pause();
+        failure = reply;
       } catch (error) {
-        if (!(error instanceof UnavailableError) || now() >= end || (error.sent && !repeatable)) throw error;
+        failure = error;
       }
+      if (failure instanceof UnavailableError) {
+        if (failure.sent) options.broke?.();
+        if (options.connection || (failure.sent && options.repeatable === false)) throw failure;
+      } else if (failure instanceof ServerError && failure.passing) {
+        await sleep(Math.min(this.pool(target).pause(), Math.max(0, options.end() - now())));
+      } else throw failure;
+      const left = options.end() - now();
+      if (left <= 0) throw failure;
+      timeout = Math.min(options.timeout, left);
     }
   }
 
-  /** Writes a last command on every idle connection's way out, without waiting for its reply. */
+  /** Writes a last command on an idle connection's way out, without waiting for its reply. */
   lastWords(key: string, command: readonly string[]): void {
     this.pool(key)
       .idle()
@@ -160,33 +147,31 @@ export class Server {
   #at(address: string | undefined): Pool {
     let pool = this.#pools.get(address);
     if (!pool) {
-      pool = new Pool(this.#driver, this.alarms, this.#max, address);
+      pool = new Pool(this.#driver, this.#max, address);
       this.#pools.set(address, pool);
     }
     return pool;
   }
 
   /** The node did not answer: another one knows who serves the key now. */
-  #forget(key: string, pool: Pool): void {
-    if (!this.#driver.addresses) return;
-    const slot = slotOf(key);
+  #forget(target: string | Pool, pool: Pool): void {
+    if (!this.#driver.addresses || typeof target !== 'string') return;
+    const slot = slotOf(target);
     if (this.#slots.get(slot) === pool.address) this.#slots.delete(slot);
   }
 }
 
 /** Writes commands and collects their replies; an error reply is one of them. */
-function send(alarms: Alarms, connection: Connection, commands: readonly (readonly string[])[], timeout: number): Promise<Reply[]> {
+function send(connection: Connection, commands: readonly (readonly string[])[], timeout: number | undefined): Promise<unknown[]> {
   return new Promise((resolve, reject) => {
-    const replies: Reply[] = new Array(commands.length);
+    const replies: unknown[] = new Array(commands.length);
     let missing = commands.length;
-    const timer =
-      timeout === Number.POSITIVE_INFINITY
-        ? undefined
-        : alarms.later(timeout, () => reject(new UnavailableError(`no reply within ${Math.round(timeout)} ms`, true)));
-    const settle = (i: number, reply: Reply): void => {
+    const late = (): void => reject(new UnavailableError(`no reply within ${Math.round(timeout ?? 0)} ms`, true));
+    const alarm = timeout === undefined ? undefined : new Alarm(timeout, late);
+    const settle = (i: number, reply: unknown): void => {
       replies[i] = reply;
       if (--missing > 0) return;
-      alarms.cancel(timer);
+      alarm?.cancel();
       resolve(replies);
     };
     commands.forEach((command, i) => {
@@ -194,7 +179,7 @@ function send(alarms: Alarms, connection: Connection, commands: readonly (readon
         (reply) => settle(i, reply),
         (error) => {
           if (error instanceof ServerError) return settle(i, error);
-          alarms.cancel(timer);
+          alarm?.cancel();
           reject(translate(error, true));
         },
       );

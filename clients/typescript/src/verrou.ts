@@ -1,6 +1,5 @@
 import { UnavailableError } from './errors.js';
 import type { Holdfast } from './holdfast.js';
-import { lockInfo } from './replies.js';
 import { whole } from './time.js';
 
 /** What is used of the exports of `@verrou/core`. */
@@ -8,20 +7,20 @@ export interface VerrouErrors {
   E_LOCK_NOT_OWNED: new () => Error;
 }
 
-/** Ten years: the longest lease that the server accepts. */
+/** Ten years: the longest lease that the server accepts, ms. */
 const FOR_EVER = 315_360_000_000;
 /** How many tokens are remembered: those of the locks that were saved last. */
 const TOKENS = 10_000;
-/** A lock is asked for over a connection that has answered within so many ms: the request cannot be repeated. */
-const PROVEN = 50;
 
 /**
  * A store for `@verrou/core`: `new Verrou({ default: 'holdfast', stores: { holdfast: { driver: { factory: () => new VerrouStore(holdfast, { E_LOCK_NOT_OWNED }) } } } })`,
  * with verrou's own error class. Verrou polls and does not renew; what it gains is the module's locks, which other clients can wait for.
+ * Times are in ms. Every call rejects with the errors of `Holdfast.info`.
  */
 export class VerrouStore {
   readonly #holdfast: Holdfast;
   readonly #errors: VerrouErrors;
+  /** By name and owner, in JSON. */
   readonly #tokens = new Map<string, string>();
 
   constructor(holdfast: Holdfast, errors: VerrouErrors) {
@@ -29,13 +28,20 @@ export class VerrouStore {
     this.#errors = errors;
   }
 
+  /** Whether the lock was free, and is held by `owner` now. `ttl` null: for ten years. */
   async save(name: string, owner: string, ttl: number | null): Promise<boolean> {
-    const command = ['LOCK.ACQUIRE', this.#holdfast.key(name), owner, 'NEW', 'LEASE', whole(ttl ?? FOR_EVER)];
+    // The second request cannot be repeated: it goes over the connection that has just answered the first one.
+    await this.#holdfast.request(name, ['PING']);
     try {
-      const token = await this.#holdfast.request(name, command, { repeatable: false, proven: PROVEN });
+      const token = await this.#holdfast.request(
+        name,
+        this.#command('ACQUIRE', name, owner, 'NEW', 'LEASE', whole(ttl ?? FOR_EVER)),
+        false,
+      );
       if (token === null) return false;
-      this.#tokens.set(this.#id(name, owner), String(token));
-      if (this.#tokens.size > TOKENS) for (const [oldest] of this.#tokens) if (this.#tokens.delete(oldest)) break;
+      this.#tokens.set(JSON.stringify([name, owner]), String(token));
+      const [oldest] = this.#tokens.keys();
+      if (this.#tokens.size > TOKENS) this.#tokens.delete(oldest as string);
       return true;
     } catch (error) {
       if (!(error instanceof UnavailableError) || !error.sent) throw error;
@@ -43,35 +49,39 @@ export class VerrouStore {
     }
   }
 
+  /** Rejects with `E_LOCK_NOT_OWNED` if `owner` does not hold the lock. */
   async delete(name: string, owner: string): Promise<void> {
-    const token = this.#tokens.get(this.#id(name, owner));
-    this.#tokens.delete(this.#id(name, owner));
-    const command = ['LOCK.RELEASE', this.#holdfast.key(name), owner];
+    const id = JSON.stringify([name, owner]);
+    const token = this.#tokens.get(id);
+    this.#tokens.delete(id);
     // Without the token, a repeated release could meet a later hold of this owner.
-    const reply = token
-      ? await this.#holdfast.request(name, [...command, 'TOKEN', token])
-      : await this.#holdfast.request(name, command, { repeatable: false });
-    if (reply === null) throw new this.#errors.E_LOCK_NOT_OWNED();
+    await this.#owned(this.#command('RELEASE', name, owner, ...(token ? ['TOKEN', token] : [])), name, token !== undefined);
   }
 
+  /** Takes the lock from its holder. */
   async forceDelete(name: string): Promise<void> {
     await this.#holdfast.force(name);
   }
 
+  /** Whether the lock is held. */
   async exists(name: string): Promise<boolean> {
-    const info = lockInfo(await this.#holdfast.request(name, ['LOCK.INFO', this.#holdfast.key(name)]));
-    return (info?.holders.length ?? 0) > 0;
+    const info = await this.#holdfast.info(name);
+    return info !== null && info.holders.length > 0;
   }
 
+  /** Begins the lease anew, with this duration. Rejects with `E_LOCK_NOT_OWNED` if `owner` does not hold the lock. */
   async extend(name: string, owner: string, duration: number): Promise<void> {
-    const reply = await this.#holdfast.request(name, ['LOCK.RENEW', this.#holdfast.key(name), owner, 'LEASE', whole(duration)]);
-    if (reply === null) throw new this.#errors.E_LOCK_NOT_OWNED();
+    await this.#owned(this.#command('RENEW', name, owner, 'LEASE', whole(duration)), name, true);
   }
 
   /** Closes nothing: the client belongs to the program. */
   async disconnect(): Promise<void> {}
 
-  #id(name: string, owner: string): string {
-    return JSON.stringify([name, owner]);
+  async #owned(command: readonly string[], name: string, repeatable: boolean): Promise<void> {
+    if ((await this.#holdfast.request(name, command, repeatable)) === null) throw new this.#errors.E_LOCK_NOT_OWNED();
+  }
+
+  #command(verb: string, name: string, owner: string, ...rest: string[]): string[] {
+    return [`LOCK.${verb}`, this.#holdfast.key(name), owner, ...rest];
   }
 }

@@ -1,21 +1,30 @@
 import { randomUUID } from 'node:crypto';
 import type { Acquisition } from './acquisition.js';
-import { LockLostError } from './errors.js';
+import { LockLostError, NotAcquiredError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
+import { sleep } from './time.js';
 
 export type LockMode = 'exclusive' | 'shared';
+/** The options of a request, as the Web Locks specification has them. */
 export interface LockRequestOptions {
+  /** Default `exclusive`. */
   mode?: LockMode | undefined;
+  /** Calls back with null if the lock is not free now. */
   ifAvailable?: boolean | undefined;
+  /** Takes the lock from its holders, whose requests reject with an `AbortError`. */
   steal?: boolean | undefined;
+  /** Gives up waiting when it aborts; the request rejects with its reason. */
   signal?: AbortSignal | undefined;
 }
+/** A lock that is held or waited for. */
 export interface LockRecord {
   readonly name: string;
   readonly mode: LockMode;
+  /** Which manager's it is. */
   readonly clientId: string;
 }
+/** What {@link LockManager.query} tells. */
 export interface LockManagerSnapshot {
   readonly held: LockRecord[];
   readonly pending: LockRecord[];
@@ -91,6 +100,11 @@ export class LockManager {
     return 'LockManager';
   }
 
+  /**
+   * Calls `callback` under the lock, and settles as it does, when the lock has been released. Rejects with a `TypeError` or a `NotSupportedError` if
+   * the arguments make no sense, with an `AbortError` if the lock was stolen or lost, with the signal's reason, and with the errors of
+   * `Holdfast.lock`.
+   */
   request<T>(name: string, callback: Callback<WebLock, T>): Promise<Awaited<T>>;
   request<T>(name: string, options: LockRequestOptions & { ifAvailable: true }, callback: Callback<WebLock | null, T>): Promise<Awaited<T>>;
   request<T>(
@@ -132,6 +146,7 @@ export class LockManager {
         hold?.signal.addEventListener('abort', () => lose(hold.signal.reason), { once: true });
         await before; // Callbacks are called in the order of the requests, whatever their names.
         signal?.removeEventListener('abort', abort);
+        if (hold?.signal.aborted) lose(hold.signal.reason);
         if (signal?.aborted || hold?.signal.aborted) return;
         let settle: () => void;
         try {
@@ -146,7 +161,11 @@ export class LockManager {
         this.#finish(request);
         settle();
       };
-      const request: Request = { name, mode, ifAvailable, steal, since: performance.now(), state: 'queued', judged, grant, reject };
+      const fail = (reason: unknown): void => {
+        signal?.removeEventListener('abort', abort);
+        reject(reason);
+      };
+      const request: Request = { name, mode, ifAvailable, steal, since: performance.now(), state: 'queued', judged, grant, reject: fail };
       signal?.addEventListener('abort', abort, { once: true });
       const requests = this.#requests.get(name) ?? [];
       this.#requests.set(name, requests);
@@ -156,7 +175,7 @@ export class LockManager {
     });
   }
 
-  /** What is held and what waits now, by all managers of this prefix. Looks at every key of the database. */
+  /** What is held and what waits now, by all managers of this prefix. Looks at every key of the database. Rejects with the errors of `Holdfast.info`. */
   async query(): Promise<LockManagerSnapshot> {
     await Promise.all([...this.#requests.values()].flat().map(({ hold }) => hold?.check()));
     await this.#settled();
@@ -221,7 +240,7 @@ export class LockManager {
   async #ask(request: Request): Promise<void> {
     request.state = 'trying';
     try {
-      const hold = (await this.#acquire(request, 0)) ?? (request.ifAvailable ? null : await this.#wait(request));
+      const hold = (await this.#try(request)) ?? (request.ifAvailable ? null : await this.#wait(request));
       if ((request.state as string) === 'over') return void hold?.release().catch(() => {});
       if (hold) this.#grant(request, hold);
       else this.#refuse(request);
@@ -229,6 +248,14 @@ export class LockManager {
       this.#finish(request);
       request.reject(error);
     }
+  }
+
+  /** A server that gives no answer now is waited for, unless the request must not wait. */
+  #try(request: Request): Promise<Hold | null> {
+    return this.#acquire(request, 0).catch((error) => {
+      if (request.ifAvailable || !(error instanceof NotAcquiredError)) throw error;
+      return null;
+    });
   }
 
   async #wait(request: Request): Promise<Hold | null> {
@@ -239,11 +266,12 @@ export class LockManager {
     return hold;
   }
 
-  #acquire(request: Request, wait: number | undefined, waited = performance.now() - request.since): Promise<Hold | null> {
+  #acquire(request: Request, wait: number | undefined, urgent = false): Promise<Hold | null> {
     const options = { lease: this.#lease, shared: request.mode === 'shared', wait };
     const { acquisition, result } = this.#holdfast.acquire([this.#prefix + encode(request.name)], options, {
       prefix: `${this.#clientId}#`,
-      waited,
+      waited: urgent ? A_DAY : performance.now() - request.since,
+      urgent,
     });
     request.acquisition = acquisition;
     return result;
@@ -277,15 +305,12 @@ export class LockManager {
     const name = this.#prefix + encode(thief.name);
     thief.state = 'trying';
     requests.unshift(thief);
+    let result: Promise<Hold | null> | undefined;
     try {
       await before; // What it steals may be about to be granted.
-      let hold = await this.#acquire(thief, 0);
+      let hold = await this.#try(thief);
       while (!hold?.isHeld) {
-        const { acquisition, result } = this.#holdfast.acquire(
-          [name],
-          { lease: this.#lease },
-          { prefix: `${this.#clientId}#`, waited: A_DAY, urgent: true },
-        );
+        result = this.#acquire(thief, undefined, true);
         let waits = true;
         const done = (): void => {
           waits = false;
@@ -293,8 +318,8 @@ export class LockManager {
         result.then(done, done);
         while (waits) {
           const [first] = await this.#holdfast.waiters(name);
-          if (first?.owner === acquisition.owner) await this.#holdfast.force(name);
-          else await this.#holdfast.server.alarms.sleep(5);
+          if (first?.owner === thief.acquisition?.owner) await this.#holdfast.force(name);
+          else await sleep(5);
         }
         hold = await result;
         await hold?.check(); // It may have been granted right before, and taken away by our own FORCE.
@@ -305,6 +330,9 @@ export class LockManager {
       }
       this.#grant(thief, hold);
     } catch (error) {
+      // What it asked for must not be granted to nobody.
+      thief.acquisition?.cancel(error);
+      result?.then((late) => late?.release()).catch(() => {});
       this.#finish(thief);
       thief.reject(error);
     }

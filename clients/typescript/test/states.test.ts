@@ -1,5 +1,7 @@
+import { getEventListeners } from 'node:events';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError } from '../src/index.js';
+import { LockManager } from '../src/web-locks.js';
 import { type Act, FakeServer, granted, reply, type Script, script, TOKEN } from './fake.js';
 
 beforeEach(() => {
@@ -121,6 +123,33 @@ test('lock_asks_again_over_another_connection_when_reply_is_neither_token_nor_ni
   expect(server.connections.map(({ closed }) => closed)).toEqual([true, false]);
 });
 
+test('lock_pauses_when_an_endless_wait_is_answered_nil_at_once', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply(null)] });
+  holdfast.lock('a').catch(() => {});
+  await vi.advanceTimersByTimeAsync(1000);
+  expect(server.sent.length).toBeGreaterThan(2);
+  expect(server.sent.length).toBeLessThan(100);
+});
+
+test('lock_sends_nothing_when_its_time_was_over_before_it_had_a_connection', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  server.delay = 1000;
+  await expect(within(800, holdfast.lock('a', { wait: 500 }))).rejects.toBeInstanceOf(NotAcquiredError);
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(server.sent).toEqual([]);
+});
+
+test('lock_leaves_no_listener_on_its_signal_and_sends_nothing_when_that_is_aborted', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted, reply('-WRONGTYPE x'), reply(null)] });
+  const { signal } = new AbortController();
+  await within(10, holdfast.lock('a', { signal }));
+  await expect(within(10, holdfast.lock('b', { signal }))).rejects.toMatchObject({ code: 'WRONGTYPE' });
+  expect(await within(10, holdfast.tryLock('c', { signal }))).toBeNull();
+  expect(getEventListeners(signal, 'abort')).toEqual([]);
+  await expect(holdfast.lock('d', { signal: AbortSignal.abort('why') })).rejects.toBe('why');
+  expect(server.sent).toHaveLength(3);
+});
+
 test('silence_of_a_wait_counts_from_when_it_was_sent', async () => {
   const { server, holdfast } = start({ ACQUIRE: ['silent', granted] });
   server.delay = 1000;
@@ -151,6 +180,22 @@ test('silent_wait_is_asked_again_over_another_connection_and_older_connection_is
   expect(server.connections).toHaveLength(2);
   expect(server.sent[1]).toMatch(/WAITED 200\d/);
   await vi.advanceTimersByTimeAsync(1100);
+  expect(server.open()).toBe(1);
+});
+
+test('silent_wait_keeps_its_place_in_the_queue_when_all_places_of_the_pool_are_taken', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent', granted] }, { maxConnections: 3 });
+  await within(2100, holdfast.lock('a', { wait: 60_000 }));
+  expect(server.sent[1]).toMatch(/ WAIT 5\d{4} WAITED 20\d\d /);
+});
+
+test('superseded_wait_with_replicas_has_their_time_to_be_answered', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent', granted] });
+  await within(3100, holdfast.lock('a', { wait: 60_000, replicas: 1, renew: false }));
+  expect(server.sent[1]).toMatch(/WAITED 300\d/);
+  await vi.advanceTimersByTimeAsync(1700);
+  expect(server.open()).toBe(2);
+  await vi.advanceTimersByTimeAsync(400);
   expect(server.open()).toBe(1);
 });
 
@@ -374,6 +419,55 @@ test('renew_by_hand_begins_the_lease_anew', async () => {
   await expect(within(10, hold.renew())).rejects.toBeInstanceOf(LockLostError);
 });
 
+test('renew_with_a_shorter_lease_shortens_the_certainty_when_its_reply_is_lost', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RENEW: ['silent'] });
+  const hold = await within(10, holdfast.lock('a', { renew: false }));
+  const renewal = hold.renew(1000);
+  renewal.catch(() => {});
+  await vi.advanceTimersByTimeAsync(1000);
+  expect(hold.isHeld).toBe(false);
+  await expect(renewal).rejects.toMatchObject({ reason: 'expired' });
+});
+
+test('renew_with_a_longer_lease_while_a_renewal_is_under_way_resolves_when_the_server_has_confirmed_it', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN, 50)] });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000 }));
+  await vi.advanceTimersByTimeAsync(270);
+  const renewal = hold.renew(60_000);
+  await vi.advanceTimersByTimeAsync(10);
+  expect(hold.remaining).toBeLessThan(1000);
+  await within(200, renewal);
+  expect(hold.remaining).toBeGreaterThan(50_000);
+  expect(server.sent.slice(1)).toEqual([1000, 60_000].map((lease) => `LOCK.RENEW a O TOKEN ${TOKEN} LEASE ${lease}`));
+});
+
+test('renew_is_refused_when_the_lease_is_no_time_or_the_lock_was_released', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  const hold = await within(10, holdfast.lock('a'));
+  for (const lease of [0, -1, Number.NaN, Number.POSITIVE_INFINITY]) await expect(hold.renew(lease)).rejects.toBeInstanceOf(RangeError);
+  await within(10, hold.release());
+  await expect(hold.renew()).rejects.toMatchObject({ code: 'RELEASED' });
+  expect(server.sent).toHaveLength(2);
+});
+
+test('hold_with_a_lease_of_months_is_not_lost_before_it_is_over', async () => {
+  const day = 86_400_000;
+  const { holdfast } = start({ ACQUIRE: [granted] });
+  const hold = await within(10, holdfast.lock('a', { lease: 100 * day, renew: false }));
+  await vi.advanceTimersByTimeAsync(98 * day);
+  expect(hold.isHeld).toBe(true);
+  await vi.advanceTimersByTimeAsync(2 * day);
+  expect(hold.signal.reason).toMatchObject({ reason: 'expired' });
+});
+
+test('hold_is_renewed_while_another_one_waits_for_replicas', async () => {
+  const { holdfast } = start((args) => (args[0] === 'LOCK.ACQUIRE' ? granted : args.includes('REPLICAS') ? 'silent' : reply(TOKEN)));
+  const both = [holdfast.lock('slow', { lease: 2000, replicas: 1 }), holdfast.lock('fast', { lease: 2000 })];
+  const [slow, fast] = await within(10, Promise.all(both));
+  await vi.advanceTimersByTimeAsync(5000);
+  expect([slow?.isHeld, fast?.isHeld]).toEqual([false, true]);
+});
+
 test('is_held_is_false_and_renews_when_only_the_wall_clock_is_over', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
   const hold = await within(10, holdfast.lock('a'));
@@ -419,6 +513,20 @@ test('check_lengthens_nothing_and_finds_a_loss', async () => {
   held = false;
   expect(await within(2, hold.check())).toBe(false);
   expect(hold.signal.reason).toMatchObject({ reason: 'gone' });
+});
+
+test('check_finds_that_the_key_was_overwritten', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], INFO: [reply('-WRONGTYPE x')] });
+  const hold = await within(10, holdfast.lock('a'));
+  expect(await within(10, hold.check())).toBe(false);
+  expect(hold.signal.reason).toMatchObject({ reason: 'changed' });
+});
+
+test('check_finds_no_loss_when_there_are_more_holders_than_the_server_shows', async () => {
+  const holders = Array.from({ length: 5000 }, (_, i) => ['owner', `other${i}`, 'token', i]);
+  const { holdfast } = start({ ACQUIRE: [granted], INFO: [reply(['limit', 0, 'holders', holders])] });
+  const hold = await within(10, holdfast.lock('a', { shared: true }));
+  expect(await within(10, hold.check())).toBe(true);
 });
 
 // Releasing
@@ -508,6 +616,9 @@ test('several_names_are_one_hold_and_one_nil_is_its_loss', async () => {
   const hold = await within(10, holdfast.lockAll(['a', 'b'], { lease: 1000 }));
   await vi.advanceTimersByTimeAsync(600);
   expect(hold.signal.reason).toMatchObject({ reason: 'gone', names: ['a', 'b'] });
+  // The other one may still be held, whether or not the caller releases.
+  expect(server.sent.slice(3)).toEqual([`LOCK.MRELEASE 2 a b O TOKEN ${TOKEN}`]);
+  await expect(hold.release()).rejects.toMatchObject({ reason: 'gone' });
   expect(server.sent[0]).toBe('LOCK.MACQUIRE 2 a b O HOLDS 1 LEASE 1000 WAIT 3600000 WITHWAITED');
   expect(server.sent[1]).toBe(`LOCK.MRENEW 2 a b O TOKEN ${TOKEN} LEASE 1000`);
 });
@@ -527,6 +638,14 @@ test('ephemeral_hold_keeps_its_connection_and_is_lost_with_it', async () => {
   expect(hold.signal.reason).toMatchObject({ reason: 'disconnected' });
 });
 
+test('ephemeral_hold_closes_its_connection_when_it_is_lost', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(null)] });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000, ephemeral: true }));
+  await vi.advanceTimersByTimeAsync(300);
+  expect(hold.signal.reason).toMatchObject({ reason: 'gone' });
+  expect(server.open()).toBe(0);
+});
+
 // The pool
 
 test.each(['refuses', 'accepts_and_closes'])('outage_costs_at_most_40_attempts_in_10_s_when_server_%s', async (how) => {
@@ -538,7 +657,7 @@ test.each(['refuses', 'accepts_and_closes'])('outage_costs_at_most_40_attempts_i
   else server.accepted = (connection) => void (down() && setTimeout(() => connection.close(), 1));
   for (const connection of server.connections) connection.close();
   server.attempts = 0;
-  const work = Promise.all(Array.from({ length: 1000 }, (_, i) => holdfast.lock(`a${i}`)));
+  const work = Promise.all(Array.from({ length: 200 }, (_, i) => holdfast.lock(`a${i}`)));
   await vi.advanceTimersByTimeAsync(10_000);
   expect(server.attempts).toBeGreaterThan(10);
   expect(server.attempts).toBeLessThanOrEqual(40);
@@ -603,6 +722,61 @@ test('close_cancels_waits_and_releases_holds', async () => {
   await expect(holdfast.lock('c')).rejects.toMatchObject({ code: 'CLOSED' });
 });
 
+test('close_waits_for_the_withdrawal_of_a_wait_that_was_cancelled_before', async () => {
+  const { server, holdfast } = start((args) => (args[0] === 'LOCK.ACQUIRE' ? 'silent' : reply(1)));
+  const controller = new AbortController();
+  holdfast.lock('a', { signal: controller.signal }).catch(() => {});
+  await vi.advanceTimersByTimeAsync(100);
+  controller.abort();
+  await within(5100, holdfast.close());
+  expect(server.sent).toContain('LOCK.RELEASE a O ALL');
+});
+
+test('close_waits_for_a_release_that_goes_on_in_the_background', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(1, 300)] });
+  const released: unknown[] = [];
+  holdfast.on('released', (event) => released.push(event));
+  const hold = await within(10, holdfast.lock('a'));
+  await expect(within(20, hold.release({ timeout: 10 }))).rejects.toMatchObject({ code: 'UNAVAILABLE' });
+  await within(1000, holdfast.close());
+  expect(released).toMatchObject([{ names: ['a'], fence: TOKEN }]);
+});
+
+test('close_is_bounded_when_a_release_with_a_longer_time_is_under_way', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: ['silent'] });
+  const hold = await within(10, holdfast.lock('a', { lease: 600_000 }));
+  hold.release({ timeout: 600_000 }).catch(() => {});
+  await within(5100, holdfast.close());
+  expect(server.open()).toBe(0);
+});
+
+test('election_resigns_at_once_while_it_pauses_after_an_error', async () => {
+  const { holdfast } = start({ ACQUIRE: [reply('-NOPERM x')] });
+  const warnings: unknown[] = [];
+  holdfast.on('warning', (error) => warnings.push(error));
+  const election = holdfast.elect('a', {});
+  await vi.advanceTimersByTimeAsync(10);
+  expect(warnings).toMatchObject([{ code: 'NOPERM' }]);
+  await within(10, election.resign());
+});
+
+test('web_lock_waits_for_a_server_that_gives_no_answer_unless_it_must_not_wait', async () => {
+  const { holdfast } = start({ ACQUIRE: ['silent', granted, 'silent'] });
+  const locks = new LockManager(holdfast);
+  expect(
+    await within(
+      3000,
+      locks.request('a', () => 'done'),
+    ),
+  ).toBe('done');
+  await expect(
+    within(
+      3000,
+      locks.request('b', { ifAvailable: true }, () => {}),
+    ),
+  ).rejects.toBeInstanceOf(NotAcquiredError);
+});
+
 // Versions
 
 test.each([
@@ -622,8 +796,15 @@ test('lock_says_that_the_module_is_not_loaded_or_too_old', async () => {
   await expect(within(100, holdfast.lock('a'))).rejects.toMatchObject({ code: 'SERVER_TOO_OLD' });
 });
 
+test('info_is_told_when_the_user_may_not_ask_for_the_version', async () => {
+  const { server, holdfast } = start({ INFO: [reply(null)] });
+  server.version = '-NOPERM this user has no permissions';
+  expect(await within(100, holdfast.info('a'))).toBeNull();
+});
+
 test('invalid_terms_are_refused', async () => {
   const { holdfast } = start({});
+  expect(() => start({}, { maxConnections: 2 })).toThrow(RangeError);
   await expect(holdfast.lock('a', { lease: 0 })).rejects.toBeInstanceOf(RangeError);
   await expect(holdfast.lock('a', { wait: Number.NaN })).rejects.toBeInstanceOf(RangeError);
   await expect(holdfast.lockAll([])).rejects.toBeInstanceOf(RangeError);

@@ -1,3 +1,4 @@
+import { getEventListeners } from 'node:events';
 import { Redis as Ioredis } from 'ioredis';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { Holdfast } from '../src/index.js';
@@ -332,6 +333,29 @@ test('steal_rejects_the_holder_of_another_manager_when_it_renews', async () => {
   );
   expect(await locks.request(name, { steal: true }, () => 'mine')).toBe('mine');
   expect(await settled).toBe('AbortError');
+});
+
+test('request_that_fails_leaves_no_listener_on_its_signal', async () => {
+  const name = fresh();
+  redis.cli('SET', `web-locks:${name}`, 'x');
+  const { signal } = new AbortController();
+  await expect(locks.request(name, { signal }, () => {})).rejects.toMatchObject({ code: 'WRONGTYPE' });
+  expect(getEventListeners(signal, 'abort')).toEqual([]);
+  redis.cli('DEL', `web-locks:${name}`);
+});
+
+test('steal_that_fails_holds_nothing_later', async () => {
+  const name = fresh();
+  redis.cli('ACL', 'SETUSER', 'gentle', 'on', '>secret', '~*', '+@all', '-lock.force');
+  const client = new Holdfast(fromIoredis(new Ioredis(redis.socket, { username: 'gentle', password: 'secret', lazyConnect: true })));
+  const gentle = new LockManager(client, { lease: 10_000 });
+  const holder = await holding(locks, name);
+  await expect(gentle.request(name, { steal: true }, () => expect.unreachable())).rejects.toMatchObject({ code: 'NOPERM' });
+  holder.release();
+  await holder.released;
+  await until('nobody holds it', () => redis.cli('EXISTS', `web-locks:${name}`) === '0');
+  expect(await locks.request(name, () => 'mine')).toBe('mine');
+  await client.close();
 });
 
 test('steal_takes_all_shared_locks', async () => {

@@ -1,0 +1,97 @@
+import { UnavailableError } from './errors.js';
+import type { Hold } from './hold.js';
+import { RENEW } from './pool.js';
+import type { Server } from './server.js';
+import { Alarm, now, silence } from './time.js';
+
+/** How many renewals go together at most. */
+const PIPELINE = 256;
+
+/** Renews what a client holds, and finds that the time of a hold is over. */
+export class Renewer {
+  readonly holds = new Set<Hold>();
+  readonly #server: Server;
+  /** The holds of each moment in which something is due. */
+  readonly #buckets = new Map<number, Set<Hold>>();
+
+  constructor(server: Server) {
+    this.#server = server;
+  }
+
+  /** Sees to the hold when it is due. */
+  add(hold: Hold): void {
+    this.remove(hold);
+    if (!hold.isActive || !this.holds.has(hold)) return;
+    const at = Math.ceil(hold.due);
+    let bucket = this.#buckets.get(at);
+    if (!bucket) {
+      bucket = new Set();
+      this.#buckets.set(at, bucket);
+      new Alarm(at - now(), () => this.#ring(at));
+    }
+    hold.bucket = bucket.add(hold);
+  }
+
+  remove(hold: Hold): void {
+    hold.bucket?.delete(hold);
+  }
+
+  renewNow(hold: Hold): void {
+    if (hold.renewing) return;
+    this.remove(hold);
+    void this.send([hold]);
+  }
+
+  /** Sends one renewal for each, and sees to them again when that is due. Rejects never. */
+  async send(batch: readonly Hold[]): Promise<void> {
+    const [head] = batch as [Hold];
+    const [key] = head.terms.keys as [string];
+    const pool = this.#server.pool(key);
+    const lease = Math.min(...batch.map((hold) => hold.lease));
+    const left = Math.min(lease, ...batch.map((hold) => hold.certain - now()));
+    const timeout = silence(lease) + (head.terms.replicas ? pool.replicasTimeout : 0);
+    let asked: Hold[] = [];
+    let failed: readonly Hold[] = batch;
+    let pause = 0;
+    for (const hold of batch) hold.renewing = true;
+    const renewals = (sent: number): string[][] => {
+      // Once a release has begun, nothing is renewed.
+      asked = batch.filter((hold) => hold.isActive);
+      return asked.map((hold) => hold.renewal(sent));
+    };
+    try {
+      const { replies, sent } = await this.#server.exchange(key, renewals, {
+        priority: RENEW,
+        lease,
+        timeout: Math.max(1, Math.min(timeout, left)),
+        connection: head.connection,
+      });
+      failed = asked.filter((hold, i) => !hold.takeRenewal(replies[i], sent));
+      if (failed.length > 0) pause = pool.pause();
+    } catch (error) {
+      if (!(error instanceof UnavailableError)) pause = pool.pause();
+      else if (error.sent) for (const hold of asked) hold.stale = true;
+    }
+    for (const hold of failed) hold.due = Math.min(now() + pause, hold.certain);
+    for (const hold of batch) {
+      hold.renewing = false;
+      this.add(hold);
+    }
+  }
+
+  #ring(at: number): void {
+    const due = this.#buckets.get(at) ?? [];
+    this.#buckets.delete(at);
+    const groups = new Map<unknown, Hold[]>();
+    for (const hold of due) {
+      if (now() >= hold.certain) hold.lose('expired');
+      else if (!hold.isRenewed) this.add(hold);
+      else {
+        // A renewal that waits for replicas would hold up those behind it.
+        const target = hold.terms.replicas ? hold : (hold.connection ?? this.#server.pool(hold.terms.keys[0] as string));
+        groups.set(target, [...(groups.get(target) ?? []), hold]);
+      }
+    }
+    for (const holds of groups.values()) for (let i = 0; i < holds.length; i += PIPELINE) void this.send(holds.slice(i, i + PIPELINE));
+  }
+}

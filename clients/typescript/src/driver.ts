@@ -42,6 +42,14 @@ export function translate(error: unknown, sent: boolean): ServerError | Unavaila
   return isReply(error) ? ServerError.from(error.message) : new UnavailableError('the connection broke', sent, error);
 }
 
+/** The reply to a command, which may be an error. Rejects with an {@link UnavailableError}. */
+export const ask = (connection: Connection, command: readonly string[]): Promise<unknown> =>
+  connection.send(command).catch((error) => {
+    const known = translate(error, true);
+    if (known instanceof ServerError) return known;
+    throw known;
+  });
+
 /** The parts of `host:port`. */
 export function hostAndPort(address: string): { host: string; port: number } {
   const colon = address.lastIndexOf(':');

@@ -279,24 +279,28 @@ export class Hold {
     return new Promise((resolve, reject) => {
       const late = `the release was not confirmed within ${timeout} ms; it goes on until the lease is over`;
       const alarm = new Alarm(timeout, () => reject(new UnavailableError(late, true)));
-      void sending.then(resolve, reject).then(() => alarm.cancel());
+      const settle = (outcome: () => void): void => {
+        alarm.cancel();
+        outcome();
+      };
+      sending.then(
+        () => settle(resolve),
+        (error) => settle(() => reject(error)),
+      );
     });
   }
 
   /** Sends the release, once. */
   #send(): Promise<void> {
     if (!this.#sending) {
-      this.#sending = this.#sendRelease().finally(() => {
-        this.#client.renewer.holds.delete(this);
-        this.connection?.close();
-      });
+      this.#sending = this.#sendRelease();
       this.#client.background(this.#sending);
     }
     return this.#sending;
   }
 
   async #sendRelease(): Promise<void> {
-    const { server, tell } = this.#client;
+    const { server, renewer, tell } = this.#client;
     const begun = now();
     let certainAtFirst: boolean | undefined;
     let repeated = false;
@@ -321,15 +325,20 @@ export class Hold {
       );
     } catch (error) {
       // The server releases an ephemeral hold with its connection.
-      if (!isOverwritten(error) && !(this.connection && error instanceof UnavailableError)) throw error;
+      if (!isOverwritten(error) && !(this.connection && error instanceof UnavailableError)) {
+        renewer.holds.delete(this);
+        throw error;
+      }
       reply = error;
+    } finally {
+      this.connection?.close();
     }
     // A repetition finds nothing if the reply to the first request was lost.
     if ((isOverwritten(reply) || isMissing(reply)) && !(repeated && certainAtFirst)) {
       if (this.#over === 'released') this.#lost(new LockLostError(this.names, isMissing(reply) ? 'gone' : 'changed'));
       throw this.#over;
     }
-    if (this.#over === 'released') tell('released', { names: this.names, fence: this.fence, held: now() - this.heldSince });
+    if (renewer.holds.delete(this)) tell('released', { names: this.names, fence: this.fence, held: now() - this.heldSince });
   }
 }
 

@@ -1,4 +1,4 @@
-import type { Connection, Driver } from './driver.js';
+import { ask, type Connection, type Driver } from './driver.js';
 import { ClientTooOldError, ClosedError, ModuleNotLoadedError, ServerError, ServerTooOldError, UnavailableError } from './errors.js';
 import { record } from './replies.js';
 import { Alarm, now } from './time.js';
@@ -199,17 +199,12 @@ export class Pool {
   /** Asks whether this client and the server's module understand each other. */
   async #check(connection: Connection): Promise<void> {
     const timer = new Alarm(CONNECT, () => connection.close());
-    const ask = (command: string): Promise<unknown> =>
-      connection.send([command]).catch((error) => {
-        if (error instanceof ServerError) return error;
-        throw error;
-      });
     try {
-      const reply = await ask('LOCK.VERSION');
+      const reply = await ask(connection, ['LOCK.VERSION']);
       const speaks = `this client speaks protocol ${PROTOCOL}`;
       if (reply instanceof ModuleNotLoadedError) {
         // A module without LOCK.VERSION says how LOCK.ACQUIRE is to be called.
-        if ((await ask('LOCK.ACQUIRE')) instanceof ModuleNotLoadedError) throw reply;
+        if ((await ask(connection, ['LOCK.ACQUIRE'])) instanceof ModuleNotLoadedError) throw reply;
         throw new ServerTooOldError('SERVER_TOO_OLD', `the server's module is too old: it has no LOCK.VERSION, and ${speaks}`);
       }
       if (reply instanceof ServerError) {

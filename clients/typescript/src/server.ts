@@ -1,4 +1,4 @@
-import { type Connection, type Driver, translate } from './driver.js';
+import { ask, type Connection, type Driver } from './driver.js';
 import { ServerError, UnavailableError } from './errors.js';
 import { Pool, type Priority } from './pool.js';
 import { Alarm, now, sleep } from './time.js';
@@ -110,11 +110,11 @@ export class Server {
    * Sends commands until the first one is answered: again after an error that passes, and after a lost reply. Rejects with the last error.
    */
   async request(target: string | Pool, commands: Commands, options: Request): Promise<unknown> {
-    let timeout = options.timeout;
+    let exchange: Exchange = options;
     for (;;) {
       let failure: unknown;
       try {
-        const [reply] = (await this.exchange(target, commands, { ...options, timeout })).replies;
+        const [reply] = (await this.exchange(target, commands, exchange)).replies;
         if (!(reply instanceof ServerError)) return reply;
         failure = reply;
       } catch (error) {
@@ -128,7 +128,7 @@ export class Server {
       } else throw failure;
       const left = options.end() - now();
       if (left <= 0) throw failure;
-      timeout = Math.min(options.timeout, left);
+      exchange = { ...options, timeout: Math.min(options.timeout, left) };
     }
   }
 
@@ -164,25 +164,21 @@ export class Server {
 /** Writes commands and collects their replies; an error reply is one of them. */
 function send(connection: Connection, commands: readonly (readonly string[])[], timeout: number | undefined): Promise<unknown[]> {
   return new Promise((resolve, reject) => {
-    const replies: unknown[] = new Array(commands.length);
+    const replies: unknown[] = [];
     let missing = commands.length;
-    const late = (): void => reject(new UnavailableError(`no reply within ${Math.round(timeout ?? 0)} ms`, true));
+    const late = (): void => fail(new UnavailableError(`no reply within ${Math.round(timeout ?? 0)} ms`, true));
     const alarm = timeout === undefined ? undefined : new Alarm(timeout, late);
-    const settle = (i: number, reply: unknown): void => {
-      replies[i] = reply;
-      if (--missing > 0) return;
+    const fail = (error: unknown): void => {
       alarm?.cancel();
-      resolve(replies);
+      reject(error);
     };
     commands.forEach((command, i) => {
-      connection.send(command).then(
-        (reply) => settle(i, reply),
-        (error) => {
-          if (error instanceof ServerError) return settle(i, error);
-          alarm?.cancel();
-          reject(translate(error, true));
-        },
-      );
+      ask(connection, command).then((reply) => {
+        replies[i] = reply;
+        if (--missing > 0) return;
+        alarm?.cancel();
+        resolve(replies);
+      }, fail);
     });
   });
 }

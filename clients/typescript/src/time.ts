@@ -6,7 +6,7 @@ export class Alarm {
   #timer: NodeJS.Timeout | undefined;
 
   constructor(ms: number, ring: () => void) {
-    this.#arm(now() + ms, ring);
+    this.#arm(ms, now() + ms, ring);
   }
 
   cancel(): void {
@@ -14,9 +14,13 @@ export class Alarm {
   }
 
   /** A timer may ring early, and takes no more than 24 days. */
-  #arm(at: number, ring: () => void): void {
-    const tick = (): void => (now() < at ? this.#arm(at, ring) : ring());
-    this.#timer = setTimeout(tick, Math.min(Math.ceil(at - now()), 2 ** 31 - 1)).unref();
+  #arm(ms: number, at: number, ring: () => void): void {
+    const tick = (): void => {
+      const left = at - now();
+      if (left > 0) this.#arm(left, at, ring);
+      else ring();
+    };
+    this.#timer = setTimeout(tick, Math.min(Math.ceil(ms), 2 ** 31 - 1)).unref();
   }
 }
 

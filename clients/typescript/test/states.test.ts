@@ -546,8 +546,11 @@ test('release_is_confirmed_and_sent_once', async () => {
 test('release_rejects_when_first_reply_is_nil', async () => {
   const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(null)] });
   const hold = await within(10, holdfast.lock('a'));
+  const events: unknown[] = [];
+  holdfast.on('lost', (event) => events.push(event)).on('released', (event) => events.push(event));
   await expect(within(10, hold.release())).rejects.toMatchObject({ code: 'LOCK_LOST', reason: 'gone' });
   expect(hold.signal.aborted).toBe(true);
+  expect(events).toEqual([{ names: ['a'], fence: TOKEN, reason: 'gone' }]);
 });
 
 test('release_is_repeated_with_all_after_a_broken_connection_and_nil_means_released', async () => {

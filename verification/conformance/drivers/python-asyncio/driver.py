@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python-threads"))
 
 from python_driver import BaseDriver, failure, say  # noqa: E402
 

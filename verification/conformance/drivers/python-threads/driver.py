@@ -5,11 +5,9 @@ import json
 import os
 import sys
 import threading
-from pathlib import Path
 from urllib.parse import urlsplit
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from python_driver import BaseDriver, failure, say  # noqa: E402
 

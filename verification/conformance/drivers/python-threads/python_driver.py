@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "clients/python/src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "clients/python/src"))
 
 import redis  # noqa: E402
 

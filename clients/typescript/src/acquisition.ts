@@ -12,8 +12,6 @@ interface Attempt {
   connection: Connection | undefined;
   /** How long it waits at the server at most, ms. */
   readonly longest: number;
-  /** Its wait ends when the caller's time does: nil is final. */
-  final: boolean;
   /** Rings when it has been silent for too long. */
   alarm: Alarm | undefined;
 }
@@ -136,7 +134,7 @@ export class Acquisition {
   /** Sends the request in the background. `longest`: how long it may wait at the server, ms. */
   #send(longest: number): void {
     const { lease, ephemeral } = this.#terms;
-    const attempt: Attempt = { sent: 0, connection: undefined, longest, final: false, alarm: undefined };
+    const attempt: Attempt = { sent: 0, connection: undefined, longest, alarm: undefined };
     this.#newest = attempt;
     const answered = (reply: unknown): void => this.#take(attempt, reply);
     this.#client.server
@@ -164,18 +162,22 @@ export class Acquisition {
     if (replicas) request.push('REPLICAS', String(replicas));
     attempt.sent = this.#lastSent = sent;
     attempt.connection = connection;
-    attempt.final = longest === HOUR && left <= HOUR;
     attempt.alarm?.cancel();
     const patience = (longest === 0 ? silence(lease) : ASK_AGAIN) + this.#confirmation;
     attempt.alarm = new Alarm(patience, () => (longest === HOUR ? this.#askAgain(attempt) : this.#abandon(attempt)));
     this.#attempts.add(attempt);
+    for (const older of this.#attempts) {
+      if (older === attempt) continue;
+      older.alarm?.cancel();
+      older.alarm = new Alarm(SUPERSEDED + this.#confirmation, () => this.#abandon(older));
+    }
     return [[...request, ...limit, 'WITHWAITED']];
   }
 
   /** A request is silent: the next one takes over its place in the queue, and it has to be answered then. */
   #askAgain(attempt: Attempt): void {
-    attempt.alarm = new Alarm(SUPERSEDED + this.#confirmation, () => this.#abandon(attempt));
-    if (this.#newest !== attempt) return;
+    if (this.#settled) return this.#abandon(attempt);
+    if (this.#newest !== attempt || this.#isOver) return;
     this.#failed = true;
     this.#newest = undefined;
     this.#ask();
@@ -206,7 +208,8 @@ export class Acquisition {
     let reply = answer;
     if (reply === null) {
       this.#cause = undefined;
-      if (!this.#waits || attempt.final) this.#refuse();
+      // Its wait ended when the caller's time does.
+      if (!this.#waits || (attempt.longest === HOUR && this.#deadline - attempt.sent <= HOUR)) this.#refuse();
       else if (!this.#hasPlace) this.#again(POLL_EVERY);
       else this.#again(attempt.longest === HOUR ? this.#pool.pause() : 0);
       return;
@@ -236,7 +239,8 @@ export class Acquisition {
 
   #granted(attempt: Attempt, token: number, waited: number): void {
     if (this.#settled) {
-      if (this.#hold?.isActive && this.#hold.fence === token) return;
+      // The same grant again: whatever ends the hold ends it, too.
+      if (this.#hold?.fence === token) return;
       this.#hold?.lose('gone');
       this.#lateToken = true;
       this.#withdraw();

@@ -123,6 +123,13 @@ test('lock_asks_again_over_another_connection_when_reply_is_neither_token_nor_ni
   expect(server.connections.map(({ closed }) => closed)).toEqual([true, false]);
 });
 
+test('lock_is_not_acquired_when_nil_comes_a_little_after_its_time', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply(null, 2010)] });
+  await expect(within(2100, holdfast.lock('a', { wait: 2000 }))).rejects.toBeInstanceOf(NotAcquiredError);
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent).toHaveLength(1);
+});
+
 test('lock_pauses_when_an_endless_wait_is_answered_nil_at_once', async () => {
   const { server, holdfast } = start({ ACQUIRE: [reply(null)] });
   holdfast.lock('a').catch(() => {});
@@ -199,6 +206,17 @@ test('superseded_wait_with_replicas_has_their_time_to_be_answered', async () => 
   expect(server.open()).toBe(1);
 });
 
+test('superseded_wait_has_its_time_to_be_answered_from_when_the_newer_one_was_sent', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent'] });
+  server.delay = 1500;
+  holdfast.lock('a').catch(() => {});
+  await vi.advanceTimersByTimeAsync(5200);
+  expect(server.sent).toHaveLength(2);
+  expect(server.connections[0]?.closed).toBe(false);
+  await vi.advanceTimersByTimeAsync(1100);
+  expect(server.connections[0]?.closed).toBe(true);
+});
+
 test('superseded_connection_is_used_again', async () => {
   let first: (() => void) | undefined;
   const { server, holdfast } = start((args, connection) => {
@@ -235,6 +253,15 @@ test('late_token_after_release_is_released', async () => {
   await within(100, hold.release());
   await vi.advanceTimersByTimeAsync(1000);
   expect(server.sent.filter((line) => line === 'LOCK.RELEASE a O ALL').length).toBeGreaterThanOrEqual(2);
+});
+
+test('late_token_of_the_same_grant_is_not_withdrawn_while_the_lock_is_released', async () => {
+  const acts = { ACQUIRE: [reply([TOKEN, 2400], 2500), reply([TOKEN, 0], 700)], RELEASE: [reply(1, 300)] };
+  const { server, holdfast } = start(acts);
+  const hold = await within(2600, holdfast.lock('a', { wait: 60_000 }));
+  await within(1000, hold.release());
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(server.sent.slice(2)).toEqual([`LOCK.RELEASE a O TOKEN ${TOKEN}`, 'LOCK.RELEASE a O ALL']);
 });
 
 test('lock_gives_up_250_ms_after_its_time_and_withdraws', async () => {

@@ -176,7 +176,7 @@ export class Acquisition {
 
   /** A request is silent: the next one takes over its place in the queue, and it has to be answered then. */
   #askAgain(attempt: Attempt): void {
-    if (this.#settled) return this.#abandon(attempt);
+    if (this.#settled) this.#abandon(attempt);
     if (this.#newest !== attempt || this.#isOver) return;
     this.#failed = true;
     this.#newest = undefined;

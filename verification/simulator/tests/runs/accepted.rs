@@ -619,6 +619,15 @@ fn accepted_runs_violate_no_invariant() {
          +1
          b LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $s
          b LOCK.RELEASE k1 o0 ALL",
+        // 2013239: another client writes a hold with a shorter expiry while replicas confirm it, and that is what they
+        // confirm.
+        r"!replicas never 0
+         a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         a LOCK.ACQUIRE k0 o0
+         +1200
+         b LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s
+         a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         a LOCK.ACQUIRE k0 o0 WAIT 0",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

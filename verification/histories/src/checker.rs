@@ -179,7 +179,7 @@ fn leases_that_may_end(lock: &Lock, candidates: &[Candidate], cut: Time) -> Vec<
         may_end.extend(lease.filter(|lease| step.from.saturating_add(*lease) <= cut).map(|_| &**owner));
         match step.told {
             Outcome::Token(token) => holds.insert((owner, Some(token))),
-            Outcome::Unknown | Outcome::Unconfirmed => holds.insert((owner, None)),
+            Outcome::Unknown | Outcome::Unconfirmed | Outcome::Done => holds.insert((owner, None)),
             _ => continue,
         };
     }

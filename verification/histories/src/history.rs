@@ -134,7 +134,7 @@ pub enum Outcome {
     Count(u64),
     /// Not granted, or not held.
     Null,
-    /// It took effect; no more is known.
+    /// It took effect; no more is known. An acquisition: granted, to a client that receives no token.
     Done,
     /// An error that says that nothing was done.
     Error,

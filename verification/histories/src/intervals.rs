@@ -124,13 +124,31 @@ impl Bounds {
     }
 }
 
+/// What distinguishes the holds of an owner: the token, or the time of the request if its client received none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Identity {
+    Token(u64),
+    Requested(Time),
+}
+
+impl Identity {
+    /// The hold that an acquisition was granted.
+    fn granted_by(operation: &Operation) -> Option<Self> {
+        match (&operation.request, operation.outcome) {
+            (Request::Acquire(_), Outcome::Token(token)) => Some(Self::Token(token)),
+            (Request::Acquire(_), Outcome::Done) => Some(Self::Requested(operation.from)),
+            _ => None,
+        }
+    }
+}
+
 /// An acquisition that was or may have been granted, or a renewal that may have raised the token.
 struct Claim<'a> {
     operation: &'a Operation,
-    token: Option<u64>,
+    hold: Option<Identity>,
     /// Whether its owner asked for the lock in no other request that can have had the same place in the queue.
     is_alone: bool,
-    /// Where the claims with this token begin.
+    /// Where the claims of this hold begin.
     first: usize,
     /// The latest moment of all claims up to this one.
     latest: Time,
@@ -150,37 +168,37 @@ impl<'a> Claims<'a> {
                 _ => continue,
             };
             // A repeated request takes over the place of its owner's earlier one, and may be the first to return that one's token.
-            let is_known = claims.last().is_none_or(|before| before.token.is_some());
+            let is_known = claims.last().is_none_or(|before| before.hold.is_some());
             let is_alone = !is_raised && !several && is_known && asked.is_none_or(|before| before < operation.from);
             asked = asked.max(Some(operation.latest()));
-            let token = match operation.outcome {
-                Outcome::Token(token) if !is_raised => Some(token),
-                outcome if changed(outcome) => None,
-                _ => continue,
-            };
-            let same = claims.last().filter(|before| token.is_some() && before.token == token);
+            if !changed(operation.outcome) {
+                continue;
+            }
+            let hold = Identity::granted_by(operation);
+            let same = claims.last().filter(|before| hold.is_some() && before.hold == hold);
             let first = same.map_or(claims.len(), |before| before.first);
             latest = latest.max(operation.latest());
-            claims.push(Claim { operation, token, is_alone, first, latest });
+            claims.push(Claim { operation, hold, is_alone, first, latest });
         }
         Self(claims)
     }
 
-    /// The token of the only hold that an operation can have met.
-    fn met_by(&self, operation: &Operation) -> Option<u64> {
+    /// The only hold that an operation can have met.
+    fn met_by(&self, operation: &Operation) -> Option<Identity> {
         let last = self.0.partition_point(|claim| claim.operation.from <= operation.latest()).checked_sub(1)?;
         let first = self.0[last].first;
         // The hold was granted before, and each earlier one is older than it.
         let is_there = self.0[first..=last].iter().any(|claim| claim.operation.latest() <= operation.from);
         let is_alone = first.checked_sub(1).is_none_or(|before| self.0[before].latest < self.0[first].operation.from);
-        self.0[last].token.filter(|_| is_there && is_alone)
+        self.0[last].hold.filter(|_| is_there && is_alone)
     }
 
     /// Grants that were no re-entries, with their tokens.
     fn grants_alone(&self) -> impl Iterator<Item = (u64, &'a Operation)> {
         self.0.iter().enumerate().filter_map(|(index, claim)| {
             let is_entered_again = self.0.get(index + 1).is_some_and(|next| next.first == index);
-            let token = claim.token.filter(|_| claim.is_alone && claim.first == index && !is_entered_again)?;
+            let hold = claim.hold.filter(|_| claim.is_alone && claim.first == index && !is_entered_again)?;
+            let Identity::Token(token) = hold else { return None };
             Some((token, claim.operation))
         })
     }
@@ -189,29 +207,41 @@ impl<'a> Claims<'a> {
 /// The certain holds of an owner.
 fn holds_of<'a>(operations: &[&'a Operation], claims: &Claims, forces: &Bounds) -> Vec<Hold<'a>> {
     let bounds = Bounds::of(operations.iter().filter_map(|it| bound(it)));
-    let mut holds: HashMap<u64, Hold<'a>> = HashMap::new();
+    let mut holds: HashMap<Identity, Hold<'a>> = HashMap::new();
+    let mut last = None;
     for &operation in operations {
         let (from, until) =
             (operation.from, |lease: Option<Time>| lease.map_or(Time::MAX, |it| operation.from.saturating_add(it)));
         // The hold that the reply speaks of, and how long it lasts by this.
-        let (token, lasts) = match (&operation.request, operation.outcome) {
-            (Request::Acquire(ask), Outcome::Token(token)) => (Some(token), until(ask.lease)),
-            (Request::Renew { lease, .. }, Outcome::Token(token)) => (Some(token), until(*lease)),
-            (Request::Release { token: Some(token), .. }, Outcome::Left(_)) => (Some(*token), from),
+        let (identity, lasts) = match (&operation.request, operation.outcome) {
+            (Request::Acquire(ask), Outcome::Token(_) | Outcome::Done) => {
+                (Identity::granted_by(operation), until(ask.lease))
+            }
+            (Request::Renew { lease, .. }, Outcome::Token(token)) => (Some(Identity::Token(token)), until(*lease)),
+            (Request::Release { token: Some(token), .. }, Outcome::Left(_)) => (Some(Identity::Token(*token)), from),
             (Request::Release { .. }, Outcome::Left(_)) if !operation.request.withdraws() => {
                 (claims.met_by(operation), from)
             }
             (Request::Check { .. }, Outcome::Done) => (claims.met_by(operation), from),
             _ => continue,
         };
-        let Some(token) = token else { continue };
+        let Some(identity) = identity else { continue };
+        if matches!(operation.request, Request::Acquire(_)) {
+            // Without a token, it may be a re-entry: the owner's hold before it is certain no longer.
+            if matches!((identity, last), (Identity::Requested(_), _) | (_, Some(Identity::Requested(_))))
+                && let Some(before) = last.and_then(|it| holds.get_mut(&it))
+            {
+                before.end = before.end.min(from);
+            }
+            last = Some(identity);
+        }
         let end = lasts.min(bounds.after(from)).min(forces.after(from)).max(from);
         let limit = match &operation.request {
             Request::Acquire(ask) if ask.limit > 0 => ask.limit,
             Request::Acquire(_) => u64::MAX,
             _ => 0,
         };
-        let hold = holds.entry(token).or_insert(Hold { granted: operation, limit, begin: operation.latest(), end });
+        let hold = holds.entry(identity).or_insert(Hold { granted: operation, limit, begin: operation.latest(), end });
         hold.limit = hold.limit.max(limit);
         hold.begin = hold.begin.min(operation.latest());
         hold.end = hold.end.max(end);

@@ -123,6 +123,11 @@ pub enum Call {
         /// The hold.
         hold: String,
     },
+    /// Force-releases a lock.
+    Force {
+        /// The lock.
+        key: String,
+    },
     /// Forks a child.
     Fork,
     /// Blocks its event loop.

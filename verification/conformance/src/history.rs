@@ -102,14 +102,16 @@ impl History {
         asked.fence = outcome.fence;
         let told = match (outcome.outcome.as_str(), outcome.fence) {
             ("held", Some(fence)) => Told::Token(fence),
+            ("held", None) => Told::Done,
             // A wait with a timeout may have ended by the client's own clock, which says nothing about the lock.
             ("not-granted", _) if asked.terms.wait == Some(0) => Told::Null,
             ("deadlock" | "wrong-type" | "invalid", _) => Told::Error,
             // It may have been granted, and is then released.
             _ => Told::Unknown,
         };
-        asked.stage = if matches!(told, Told::Token(_)) { Stage::Held } else { Stage::Over };
-        let lease = asked.terms.lease.filter(|_| !asked.terms.watched);
+        asked.stage = if matches!(told, Told::Token(_) | Told::Done) { Stage::Held } else { Stage::Over };
+        // Redisson does not notice if its watchdog comes too late. Later reports make the hold certain until then.
+        let lease = asked.terms.lease.filter(|_| !asked.terms.watched || told == Told::Done);
         let acquire = history::Acquire {
             owner: owner.clone(),
             limit: if asked.terms.shared { 0 } else { asked.terms.limit.unwrap_or(1) },
@@ -272,8 +274,34 @@ impl History {
 
     /// Another client force-released a lock.
     pub fn broken(&mut self, key: &str, from: Micros) {
-        self.changed_by_others.insert(Some(key.to_owned()), clock::now());
+        let last = self.changed_by_others.entry(Some(key.to_owned())).or_default();
+        *last = clock::now().max(*last);
         self.seen.push(Operation::new("another client", key, Request::Force, (from, clock::now()), Told::Done));
+    }
+
+    /// A client is about to force-release a lock: until [`forced`](Self::forced), that may happen at any time.
+    pub fn forces(&mut self, key: &str) {
+        self.changed_by_others.insert(Some(key.to_owned()), Micros::MAX);
+    }
+
+    /// A client has force-released a lock, or may have if there was no reply.
+    pub fn forced(&mut self, client: &str, key: &str, from: Micros, to: Option<Micros>) {
+        if to.is_some() {
+            self.changed_by_others.insert(Some(key.to_owned()), clock::now());
+        }
+        // Redisson repeats a request that has no reply, so it may take effect twice.
+        for outcome in [Told::Unknown, Told::Done].into_iter().filter(|it| to.is_some() || *it == Told::Unknown) {
+            let (process, key) = (client.to_owned(), key.to_owned());
+            self.seen.push(Operation { process, key, request: Request::Force, from, to, outcome });
+        }
+    }
+
+    /// The server's clock stepped: the lease of each hold that no session binds may have ended.
+    pub fn stepped(&mut self, from: Micros, is_bound: impl Fn(&str) -> bool) {
+        let is_concerned = |it: &Asked| it.stage != Stage::Over && !is_bound(&it.client);
+        let owners: Vec<String> =
+            self.asked.iter().filter(|(_, it)| is_concerned(it)).map(|(owner, _)| owner.clone()).collect();
+        owners.iter().for_each(|owner| self.end(owner, from, None));
     }
 
     /// The end of any hold of this owner.
@@ -367,7 +395,7 @@ fn is_changed_by_others(changed_by_others: &BTreeMap<Option<String>, Micros>, ke
 /// The owner of an acquisition that was granted.
 fn granted_to(operation: &Operation) -> Option<&str> {
     match (&operation.request, operation.outcome) {
-        (Request::Acquire(ask), Told::Token(_)) => Some(&ask.owner),
+        (Request::Acquire(ask), Told::Token(_) | Told::Done) => Some(&ask.owner),
         _ => None,
     }
 }
@@ -409,6 +437,47 @@ mod tests {
     #[test]
     fn two_holders_are_refused() {
         assert!(a_then_b(|_| {}, 8).is_err());
+    }
+
+    /// Redisson's holds have no token.
+    #[test]
+    fn holder_beside_one_without_token_is_refused() {
+        let seen = |lease, between: fn(&mut History, Micros), after: fn(&mut History, Micros)| {
+            let mut history = History::default();
+            let terms = Terms { wait: Some(0), lease: Some(lease), watched: true, ..Terms::default() };
+            history.asks("R", "r", &["k".to_owned()], &terms);
+            history.acquired("R", "r", &outcome("held", None, None));
+            between(&mut history, a_moment_later());
+            a_moment_later();
+            asks(&mut history, "B", "b");
+            history.acquired("B", "b", &outcome("held", Some(8), None));
+            after(&mut history, a_moment_later());
+            history.verify()
+        };
+        let release = |history: &mut History, from| {
+            history.releases("R", "r", from);
+            let call = Call::Release { hold: "r".to_owned() };
+            history.about("R", "r", &call, from, &outcome("released", None, None));
+        };
+        let check = |history: &mut History, from| {
+            history.about("R", "r", &Call::Check { hold: "r".to_owned() }, from, &outcome("held", None, None));
+        };
+        assert!(seen(60_000, |_, _| {}, |_, _| {}).is_err(), "during its lease");
+        assert_eq!(seen(60_000, release, |_, _| {}), Ok(()));
+        assert_eq!(seen(60_000, |history, from| history.forced("R", "k", from, Some(clock::now())), |_, _| {}), Ok(()));
+        assert_eq!(seen(60_000, |history, from| history.forced("R", "k", from, None), |_, _| {}), Ok(()));
+        assert_eq!(seen(2, |_, _| {}, |_, _| {}), Ok(()), "its watchdog may have come too late");
+        assert!(seen(2, |_, _| {}, check).is_err(), "it did not");
+        assert!(seen(2, |_, _| {}, release).is_err(), "it did not");
+    }
+
+    /// A forward step ends the lease of what no session binds.
+    #[test]
+    fn clock_step_may_end_unbound_hold() {
+        for is_bound in [false, true] {
+            let stepped = a_then_b(|history| history.stepped(clock::now(), |_| is_bound), 8);
+            assert_eq!(stepped.is_err(), is_bound);
+        }
     }
 
     #[test]

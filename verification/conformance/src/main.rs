@@ -18,7 +18,7 @@ use conformance::golden;
 use conformance::play::{ClientUnderTest, Drivers, play};
 use conformance::random;
 use conformance::rules;
-use conformance::scenario::{Feature, Scenario, read_all};
+use conformance::scenario::{Feature, Profile, Scenario, read_all};
 use conformance::table::{self, Passed};
 
 /// The number of scenarios that are played at once: they wait most of the time.
@@ -34,7 +34,8 @@ conformance: plays scenarios to clients, through their drivers
   --rules            only prints which scenarios and vectors check which rule of docs/client-protocol.md
   --golden           only the golden tables
   --random SECONDS   instead, random calls of each pair of clients, for so long
-  --fleet SECONDS    instead, random calls of all clients at once, for so long; processes and the server are killed meanwhile
+  --fleet SECONDS    instead, random calls of all clients at once, for so long; processes and servers are killed meanwhile
+  --with WHAT        in a fleet: failovers (the default), slots (that move), clock-steps, or redisson (on the same mutexes)
   --seed N           the seed of the random calls
   --history FOLDER   writes the clients' histories there (format: verification/histories/README.md)
   --python PROGRAM   the Python of the drivers in Python (python3)
@@ -50,6 +51,7 @@ struct Arguments {
     golden: bool,
     random: Option<u64>,
     fleet: Option<u64>,
+    with: Option<random::Kind>,
     seed: Option<u64>,
     history: Option<PathBuf>,
     python: Option<String>,
@@ -100,6 +102,8 @@ fn run() -> Result<bool, String> {
             manifests.push(Manifest::read(&folder)?);
         }
     }
+    // It follows another protocol.
+    let (foreign, manifests): (Vec<_>, Vec<_>) = manifests.into_iter().partition(|it| it.profile == Profile::Foreign);
     let beside = env::current_exe().map_err(|why| why.to_string())?.with_file_name("driver-rust");
     let python = arguments.python.unwrap_or_else(|| "python3".to_owned());
     let programs = BTreeMap::from([("driver-rust", beside.display().to_string()), ("python", python)]);
@@ -110,8 +114,15 @@ fn run() -> Result<bool, String> {
     }
 
     if let Some(seconds) = arguments.fleet {
-        let seed = arguments.seed.unwrap_or_else(clock::now);
-        return play_fleet(&manifests, &programs, seed, seconds, arguments.history.as_deref());
+        let (kind, seed) =
+            (arguments.with.unwrap_or(random::Kind::Failovers), arguments.seed.unwrap_or_else(clock::now));
+        let mut fleet: Vec<&Manifest> = manifests.iter().filter(|it| !it.fails.contains_key("random")).collect();
+        match kind {
+            random::Kind::Slots => fleet.retain(|it| it.has(Feature::Cluster)),
+            random::Kind::Redisson => fleet.extend(foreign.iter().chain(&foreign)),
+            _ => {}
+        }
+        return play_fleet(&fleet, &programs, kind, (seed, seconds), arguments.history.as_deref());
     }
 
     let under_test = |client: usize| ClientUnderTest { manifest: &manifests[client], programs: &programs };
@@ -181,6 +192,11 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--golden" => all.golden = true,
             "--random" => all.random = Some(number(&value()?)?),
             "--fleet" => all.fleet = Some(number(&value()?)?),
+            "--with" => {
+                let name = value()?;
+                let kind = random::Kind::FLEETS.into_iter().find(|it| it.name() == name);
+                all.with = Some(kind.ok_or(format!("--with {name}? {HELP}"))?);
+            }
             "--seed" => all.seed = Some(number(&value()?)?),
             "--history" => all.history = Some(value()?.into()),
             "--python" => all.python = Some(value()?),
@@ -249,21 +265,26 @@ fn write_history(report: &random::Report, folder: &Path, name: &str) -> Result<(
 
 /// Runs all clients at once, at random, and prints what they did and which faults were injected.
 fn play_fleet(
-    manifests: &[Manifest],
+    manifests: &[&Manifest],
     programs: &BTreeMap<&'static str, String>,
-    seed: u64,
-    seconds: u64,
+    kind: random::Kind,
+    (seed, seconds): (u64, u64),
     histories: Option<&Path>,
 ) -> Result<bool, String> {
-    let can = manifests.iter().filter(|it| !it.fails.contains_key("random"));
-    let name = |manifest: &Manifest| manifest.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let named: Vec<(String, ClientUnderTest)> =
-        can.map(|it| (name(it), ClientUnderTest { manifest: it, programs })).collect();
-    let report = random::run(random::Kind::Fleet, seed, Duration::from_secs(seconds), &named)?;
+    let mut named: Vec<(String, ClientUnderTest)> = Vec::new();
+    for manifest in manifests {
+        let mut name = manifest.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        while named.iter().any(|(other, _)| *other == name) {
+            name += "-2";
+        }
+        named.push((name, ClientUnderTest { manifest, programs }));
+    }
+    let report = random::run(kind, seed, Duration::from_secs(seconds), &named)?;
     let says = if report.faults.is_empty() { "passed" } else { "FAILED" };
-    let operations = report.history.operations();
+    let (operations, calls) = (report.history.operations(), report.calls.values().map(|it| it.0).sum::<u64>());
     println!(
-        "fleet, seed {seed}, {seconds} s: {says}, {operations} operations in the history, {} grants",
+        "fleet with {}, seed {seed}, {seconds} s: {says}, {calls} calls, {} grants, {operations} operations in the history",
+        kind.name(),
         report.granted
     );
     for (client, (calls, granted)) in &report.calls {
@@ -273,9 +294,9 @@ fn play_fleet(
         println!("    {times} times: {fault}");
     }
     report.faults.iter().for_each(|why| println!("    {why}"));
-    println!("again: scripts/conformance --fleet {seconds} --seed {seed}");
+    println!("again: scripts/conformance --fleet {seconds} --with {} --seed {seed}", kind.name());
     if let Some(folder) = histories {
-        write_history(&report, folder, &format!("fleet, {seed}.jsonl"))?;
+        write_history(&report, folder, &format!("fleet with {}, {seed}.jsonl", kind.name()))?;
     }
     Ok(report.faults.is_empty())
 }

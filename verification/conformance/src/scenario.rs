@@ -42,6 +42,8 @@ pub enum Profile {
     Basic,
     /// One session with each server, which reads events.
     Sessions,
+    /// A protocol of its own, on the same locks: only in fleets with it.
+    Foreign,
 }
 
 /// The servers of a scenario.

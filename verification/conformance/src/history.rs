@@ -298,7 +298,7 @@ impl History {
 
     /// The server's clock stepped: the lease of each hold that no session binds may have ended.
     pub fn stepped(&mut self, from: Micros, is_bound: impl Fn(&str) -> bool) {
-        let is_concerned = |it: &Asked| it.stage != Stage::Over && !is_bound(&it.client);
+        let is_concerned = |it: &Acquisition| it.stage != Stage::Over && !is_bound(&it.client);
         let owners: Vec<String> =
             self.asked.iter().filter(|(_, it)| is_concerned(it)).map(|(owner, _)| owner.clone()).collect();
         owners.iter().for_each(|owner| self.end(owner, from, None));

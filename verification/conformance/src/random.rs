@@ -302,7 +302,7 @@ impl Run<'_> {
     /// Ends a client's process.
     fn end_process(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        for loss in std::mem::take(&mut client.driver.told) {
+        for loss in std::mem::take(&mut client.driver.losses) {
             self.report.history.lost(&client.name, &loss);
         }
         self.report.history.killed(&client.name);
@@ -321,7 +321,7 @@ impl Run<'_> {
         if self.clients[index].starts.is_some() {
             return;
         }
-        self.hear(index);
+        self.read_reports(index);
         self.end_process(index);
         let client = &mut self.clients[index];
         let (manifest, programs) = (client.under_test.manifest.clone(), client.under_test.programs.clone());
@@ -497,7 +497,7 @@ impl Run<'_> {
         }
     }
 
-    fn hear(&mut self, index: usize) {
+    fn read_reports(&mut self, index: usize) {
         if let Some((node, _)) = self.paused.take_if(|(_, at)| Instant::now() >= *at) {
             self.nodes()[node].cont();
         }

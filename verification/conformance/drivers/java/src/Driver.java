@@ -14,81 +14,24 @@ import holdfast.jedis.JedisConnector;
 import holdfast.spi.Node;
 import java.net.URI;
 import java.time.Duration;
-import java.util.LinkedHashMap;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
-import java.util.Scanner;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisClientConfig;
 
-/** The driver of the Java client for the conformance suite: ../../DRIVER.md. Each call has a thread of its own. */
-public final class Driver {
-    /** A member of an object: its value is a string, a list of strings, a number or a truth value. None of them has an escape. */
-    private static final Pattern MEMBER = Pattern.compile("\"(\\w+)\": ?(?:\"([^\"]*)\"|\\[([^]]*)]|(-?\\d+|true|false))");
-
+/** The driver of the Java client for the conformance suite. */
+public final class Driver extends Lines {
     private final Map<String, Hold> holds = new ConcurrentHashMap<>();
     private final Map<String, Thread> acquiring = new ConcurrentHashMap<>();
     private volatile Holdfast client;
     private String url;
     private boolean isCold = true;
-
-    /** Fields of a line. Values are as they stand in JSON, but for strings. */
-    private record Call(Map<String, String> fields) {
-        static Call parse(String line) {
-            Map<String, String> fields = new LinkedHashMap<>();
-            for (Matcher member = MEMBER.matcher(line); member.find(); ) {
-                fields.put(member.group(1), member.group(2) != null ? member.group(2) : member.group(3) != null ? member.group(3) : member.group(4));
-            }
-            return new Call(fields);
-        }
-
-        String text(String name) {
-            return fields.get(name);
-        }
-
-        boolean has(String name) {
-            return fields.containsKey(name);
-        }
-
-        boolean is(String name) {
-            return "true".equals(text(name));
-        }
-
-        int number(String name) {
-            return Integer.parseInt(text(name));
-        }
-
-        Duration time(String name) {
-            return Duration.ofMillis(number(name));
-        }
-
-        String[] list(String name) {
-            return text(name).replaceAll("[\" ]", "").split(",");
-        }
-    }
-
-    private static String string(String text) {
-        return "\"" + text.replace("\\", "\\\\").replace("\"", "\\\"").replaceAll("\\p{Cntrl}", " ") + "\"";
-    }
-
-    /** Writes an object of these names and values. */
-    private static void write(Object... fields) {
-        StringBuilder line = new StringBuilder("{");
-        for (int i = 0; i < fields.length; i += 2) {
-            line.append(string(fields[i].toString())).append(':').append(fields[i + 1] instanceof String text ? string(text) : fields[i + 1]).append(',');
-        }
-        synchronized (System.out) {
-            System.out.println(line + "\"at\":" + System.nanoTime() / 1000 + "}");
-        }
-    }
 
     private synchronized void open(String server) throws Exception {
         close();
@@ -181,13 +124,9 @@ public final class Driver {
         return reason.name().toLowerCase(Locale.ROOT);
     }
 
-    /** An exception and what caused it, as a stack trace names them. */
-    private static String text(Throwable why) {
-        return why + (why.getCause() == null ? "" : ", caused by " + text(why.getCause()));
-    }
-
     /** How a call ends that failed: by what the client threw and, where that is no more than "not in time", by the server's last error. */
-    private static Object[] failure(Throwable why) {
+    @Override
+    Object[] failure(Throwable why) {
         if (why instanceof LockLostException lost) {
             return new Object[] {"outcome", "lost", "reason", word(lost.reason()), "text", text(why)};
         }
@@ -207,7 +146,8 @@ public final class Driver {
         return new Object[] {"outcome", outcome, "text", text(why)};
     }
 
-    private Object[] run(Call call) throws Exception {
+    @Override
+    Object[] run(Call call) throws Exception {
         Hold hold = holds.get(call.has("hold") ? call.text("hold") : "");
         switch (call.text("call")) {
             case "open" -> open(call.text("url"));
@@ -242,35 +182,9 @@ public final class Driver {
         return new Object[] {"outcome", "ok"};
     }
 
-    private void answer(Call call) {
-        Object[] outcome;
-        try {
-            outcome = run(call);
-        } catch (Exception why) {
-            outcome = failure(why);
-        }
-        Object[] line = new Object[outcome.length + 2];
-        line[0] = "id";
-        line[1] = Long.valueOf(call.text("id"));
-        System.arraycopy(outcome, 0, line, 2, outcome.length);
-        write(line);
-    }
-
     public static void main(String[] arguments) {
         // The JDK's thread for timed futures never ends, so it counts from the start.
         new CompletableFuture<Void>().completeOnTimeout(null, 1, TimeUnit.MILLISECONDS).join();
-        Driver driver = new Driver();
-        for (Scanner lines = new Scanner(System.in); lines.hasNextLine(); ) {
-            Call call = Call.parse(lines.nextLine());
-            switch (call.text("call")) {
-                // These end before the next call is read.
-                case "open", "cancel", "threads" -> driver.answer(call);
-                default -> {
-                    Thread thread = new Thread(() -> driver.answer(call));
-                    thread.setDaemon(true);
-                    thread.start();
-                }
-            }
-        }
+        new Driver().serve();
     }
 }

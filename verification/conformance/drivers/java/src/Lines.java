@@ -1,0 +1,103 @@
+import java.time.Duration;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Scanner;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+
+/** What a driver reads and writes: ../../DRIVER.md. Each call has a thread of its own. */
+abstract class Lines {
+    /** A member of an object: its value is a string, a list of strings, a number or a truth value. None of them has an escape. */
+    private static final Pattern MEMBER = Pattern.compile("\"(\\w+)\": ?(?:\"([^\"]*)\"|\\[([^]]*)]|(-?\\d+|true|false))");
+
+    /** Fields of a line. Values are as they stand in JSON, but for strings. */
+    record Call(Map<String, String> fields) {
+        static Call parse(String line) {
+            Map<String, String> fields = new LinkedHashMap<>();
+            for (Matcher member = MEMBER.matcher(line); member.find(); ) {
+                fields.put(member.group(1), member.group(2) != null ? member.group(2) : member.group(3) != null ? member.group(3) : member.group(4));
+            }
+            return new Call(fields);
+        }
+
+        String text(String name) {
+            return fields.get(name);
+        }
+
+        boolean has(String name) {
+            return fields.containsKey(name);
+        }
+
+        boolean is(String name) {
+            return "true".equals(text(name));
+        }
+
+        int number(String name) {
+            return Integer.parseInt(text(name));
+        }
+
+        Duration time(String name) {
+            return Duration.ofMillis(number(name));
+        }
+
+        String[] list(String name) {
+            return text(name).replaceAll("[\" ]", "").split(",");
+        }
+    }
+
+    private static String string(String text) {
+        return "\"" + text.replace("\\", "\\\\").replace("\"", "\\\"").replaceAll("\\p{Cntrl}", " ") + "\"";
+    }
+
+    /** Writes an object of these names and values. */
+    static void write(Object... fields) {
+        StringBuilder line = new StringBuilder("{");
+        for (int i = 0; i < fields.length; i += 2) {
+            line.append(string(fields[i].toString())).append(':').append(fields[i + 1] instanceof String text ? string(text) : fields[i + 1]).append(',');
+        }
+        synchronized (System.out) {
+            System.out.println(line + "\"at\":" + System.nanoTime() / 1000 + "}");
+        }
+    }
+
+    /** An exception and what caused it, as a stack trace names them. */
+    static String text(Throwable why) {
+        return why + (why.getCause() == null ? "" : ", caused by " + text(why.getCause()));
+    }
+
+    /** Makes a call. Returns the names and values of its outcome. */
+    abstract Object[] run(Call call) throws Exception;
+
+    /** The same of a call that failed. */
+    abstract Object[] failure(Throwable why);
+
+    private void answer(Call call) {
+        Object[] outcome;
+        try {
+            outcome = run(call);
+        } catch (Exception why) {
+            outcome = failure(why);
+        }
+        Object[] line = new Object[outcome.length + 2];
+        line[0] = "id";
+        line[1] = Long.valueOf(call.text("id"));
+        System.arraycopy(outcome, 0, line, 2, outcome.length);
+        write(line);
+    }
+
+    /** Answers all calls, until there are no more. */
+    final void serve() {
+        for (Scanner lines = new Scanner(System.in); lines.hasNextLine(); ) {
+            Call call = Call.parse(lines.nextLine());
+            switch (call.text("call")) {
+                // These are over before the next call begins.
+                case "open", "cancel", "threads" -> answer(call);
+                default -> {
+                    Thread thread = new Thread(() -> answer(call));
+                    thread.setDaemon(true);
+                    thread.start();
+                }
+            }
+        }
+    }
+}

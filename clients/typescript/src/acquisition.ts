@@ -177,10 +177,12 @@ export class Acquisition {
   /** A request is silent: the next one takes over its place in the queue, and it has to be answered then. */
   #askAgain(attempt: Attempt): void {
     if (this.#settled) this.#abandon(attempt);
-    if (this.#newest !== attempt || this.#isOver) return;
-    this.#failed = true;
-    this.#newest = undefined;
-    this.#ask();
+    else if (this.#isOver) attempt.alarm = new Alarm(SUPERSEDED, () => this.#askAgain(attempt));
+    else if (this.#newest === attempt) {
+      this.#failed = true;
+      this.#newest = undefined;
+      this.#ask();
+    }
   }
 
   /** Closes the connection of a request that is not answered. */
@@ -290,7 +292,8 @@ export class Acquisition {
   /** The caller's time is over. An answer may be on its way. */
   #timeOver(): void {
     const giveUp = (): void => {
-      if (this.#attempts.size > 0) this.#cause ??= new UnavailableError('the server did not answer', true);
+      const sent = this.#attempts.size > 0;
+      if (sent || this.#newest) this.#cause ??= new UnavailableError('the server did not answer', sent);
       this.cancel(this.#notAcquired());
     };
     if (this.#waits && (this.#attempts.size > 0 || this.#hold)) this.#timer = new Alarm(GRACE, giveUp);

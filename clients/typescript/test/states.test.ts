@@ -169,6 +169,12 @@ test('try_lock_says_that_there_was_no_answer', async () => {
   await expect(within(3000, holdfast.tryLock('a'))).rejects.toMatchObject({ code: 'NOT_ACQUIRED', cause: { code: 'UNAVAILABLE' } });
 });
 
+test('try_lock_says_that_there_was_no_answer_when_it_got_no_connection', async () => {
+  const { server, holdfast } = start({});
+  server.delay = 60_000;
+  await expect(within(3000, holdfast.tryLock('a'))).rejects.toMatchObject({ code: 'NOT_ACQUIRED', cause: { code: 'UNAVAILABLE' } });
+});
+
 test('try_lock_gives_replicas_their_time_to_confirm', async () => {
   const { holdfast } = start({ ACQUIRE: [reply('-UNCONFIRMED 0 of 1 replicas confirmed within 1000 ms', 1500)] });
   await expect(within(3000, holdfast.tryLock('a', { replicas: 1 }))).rejects.toMatchObject({ cause: { code: 'UNCONFIRMED' } });

@@ -63,8 +63,9 @@ impl Checker {
                     let renewals =
                         runs.iter().filter(|request| request.command.ends_with("renew") && request.replicas > 0);
                     self.keeping_owners.extend(renewals.map(|request| request.owner.clone()));
-                    for request in runs.iter().filter(|request| request.command.ends_with("acquire")) {
-                        self.record_repetition(db, request);
+                    let acquires = |(_, request): &(usize, &Request)| request.command.ends_with("acquire");
+                    for (index, request) in runs.iter().enumerate().filter(acquires) {
+                        self.record_repetition(db, request, &runs[..index]);
                         // (A request with `WAITED` that was granted immediately, ahead of others, is not in the queue.)
                         let is_elsewhere =
                             |key: &crate::lock::LockKey| request.keys.iter().all(|name| name[..] != *key.name);
@@ -171,11 +172,12 @@ impl Checker {
     }
 
     /// Records that an owner requests locks for which an earlier request of it may be queued. The new request may take
-    /// over that position.
-    pub(super) fn record_repetition(&mut self, db: i32, request: &Request) {
+    /// over that position. `earlier` are the commands before it in its transaction.
+    pub(super) fn record_repetition(&mut self, db: i32, request: &Request, earlier: &[Request]) {
         for key in &request.keys {
             let is_like = |it: &Request| it.command.ends_with("acquire") && it.concerns(key, &request.owner);
             let is_open = self.undecided().any(|(_, open, it)| open.db == db && is_like(it));
+            let is_open = is_open || earlier.iter().any(is_like);
             let of_key = (db, key.clone(), request.owner.clone());
             if is_open || self.abandoned.iter().any(|(on, it)| *on == db && is_like(it)) {
                 self.repeated_requests.insert(of_key);

@@ -628,6 +628,15 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s
          a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
          a LOCK.ACQUIRE k0 o0 WAIT 0",
+        // 2137129: within a transaction, the second of two requests of an owner takes over the position of the first,
+        // whatever it has WAITED.
+        "e LOCK.RELEASE k0 o3
+         a LOCK.ACQUIRE k1 o2 WAIT 0
+         c MULTI
+         c LOCK.ACQUIRE k1 o3 WAIT 20 SESSION $t
+         c LOCK.ACQUIRE k1 o3 WAIT 300 WAITED 300 SESSION $s
+         c EXEC
+         e LOCK.ACQUIRE k1 o0 LEASE 50",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

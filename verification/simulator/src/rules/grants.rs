@@ -145,7 +145,10 @@ impl Checker {
                 self.undecided().any(|(at, _, it)| at > ended && acquires(it))
                     || self.abandoned.iter().any(|(_, it)| acquires(it))
             });
-            before.binding.iter_mut().for_each(|binding| binding.is_unsure |= is_another || is_acquired_again);
+            if is_another || is_acquired_again {
+                before.binding.iter_mut().for_each(|binding| binding.is_unsure = true);
+                before.raises.clear();
+            }
         }
         if before.is_some() {
             self.renewed.insert(request.owner.clone());

@@ -637,6 +637,17 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k1 o3 WAIT 300 WAITED 300 SESSION $s
          c EXEC
          e LOCK.ACQUIRE k1 o0 LEASE 50",
+        // 2177813: a hold is forced, its owner is granted the lock again, and raises that token: a hold with a count of
+        // its own.
+        "a LOCK.ACQUIRE k0 o2
+         b LOCK.MACQUIRE 1 k0 o2
+         +20
+         a LOCK.RENEW k0 o1
+         c LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s
+         a LOCK.FORCE k0
+         a LOCK.ACQUIRE k0 o1 REPLICAS 1
+         a LOCK.RENEW k0 o2 FENCE 1800001200319410
+         c DEBUG SLEEP 3",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

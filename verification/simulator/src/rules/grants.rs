@@ -30,20 +30,18 @@ impl Checker {
 
     /// The database of a hold that was requested in `db`. The databases may have been swapped since.
     pub(super) fn current_db(&self, (request, db): (Position, i32), key: &[u8], owner: &[u8], token: u64) -> i32 {
-        let is_there = |db: &i32| {
-            let seen = node(|node| stored::read(node, *db, key));
-            let is_it = |it: u64| it == token || self.fences.contains(&it);
-            seen.of(owner).and_then(|holder| holder.token).is_some_and(is_it)
-        };
+        let there = |db: i32| node(|node| stored::read(node, db, key).of(owner)?.token);
         let later = |(at, _): &&(Position, Cause)| *at > request;
         let other = |(_, cause): &(Position, Cause)| match cause {
             Cause::Swapped(one, two) if *one == db => Some(*two),
             Cause::Swapped(one, two) if *two == db => Some(*one),
             _ => None,
         };
-        let mut others =
-            self.causes.iter().filter(later).filter_map(other).filter(|other| !is_there(&db) && is_there(other));
-        others.next().unwrap_or(db)
+        let others: Vec<i32> = [db].into_iter().chain(self.causes.iter().filter(later).filter_map(other)).collect();
+        let is_it = |other: &&i32| there(**other) == Some(token);
+        // (A later request may have raised its token.)
+        let is_raised = |other: &&i32| there(**other).is_some_and(|it| self.fences.contains(&it));
+        others.iter().find(is_it).or_else(|| others.iter().find(is_raised)).copied().unwrap_or(db)
     }
 
     /// The least lease of a request that names none. A renewal uses the lease of the binding, as far as it is known.

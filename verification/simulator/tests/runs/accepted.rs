@@ -648,6 +648,16 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.ACQUIRE k0 o1 REPLICAS 1
          a LOCK.RENEW k0 o2 FENCE 1800001200319410
          c DEBUG SLEEP 3",
+        // 2188718: after a SWAPDB, a hold is looked for under its token first, and only then under a token that FENCE
+        // named.
+        "!replicas 2000 20 never
+         s LOCK.ACQUIRE k2 o2
+         c LOCK.RENEW k2 o2 FENCE 1800000060571323
+         b SWAPDB 0 1
+         b LOCK.ACQUIRE k2 o2
+         +0
+         c LOCK.ACQUIRE k2 o2 EPHEMERAL
+         a SWAPDB 0 1",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -202,8 +202,8 @@ impl Checker {
             Binding { watchdog, ephemeral, is_unsure, ..binding }
         };
         let flagless = !request.watchdog && !request.ephemeral;
-        // (A request that waited may have been granted before another lease was asked for.)
-        let is_older = |old: &Binding| request.wait.is_some() && old.at > position && old.lease != lease;
+        // (Its binding may have been made before or after that of a later request with another lease.)
+        let is_older = |old: &Binding| old.at > position && old.lease != lease;
         let both = |old: Binding| {
             let both = both(old);
             Binding {

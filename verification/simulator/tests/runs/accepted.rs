@@ -658,6 +658,15 @@ fn accepted_runs_violate_no_invariant() {
          +0
          c LOCK.ACQUIRE k2 o2 EPHEMERAL
          a SWAPDB 0 1",
+        // 2228845: a hold is bound when replicas have confirmed it, before or after a later request gives it another
+        // lease.
+        "d LOCK.ACQUIRE k1 o0 REPLICAS 1 WATCHDOG SESSION $t
+         +400
+         !replicas never
+         +20
+         c LOCK.ACQUIRE k1 o0 LEASE 400 WATCHDOG SESSION $t
+         +0
+         t LOCK.EVENTS WAIT 0 HEARTBEAT",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

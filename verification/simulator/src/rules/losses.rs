@@ -71,7 +71,8 @@ impl Checker {
                     None => self.expiry_changed.contains(&key),
                 };
                 let was_over = was_over || self.unfollowed.contains(&(key.clone(), owner.clone(), token));
-                if !was_over && node(|node| is_refusing(node) || node.is_paused()) {
+                // (If writes have just become possible again, the module has yet to end it.)
+                if !was_over && (self.renewals_are_delayed || node(|node| is_refusing(node) || node.is_paused())) {
                     self.ending.push((db, key.clone(), owner.clone(), token));
                 } else if !was_over {
                     return Err(Violation::new(TRUE_LOSS, format!("{loss:?} is still held: {seen:?}")));

@@ -667,6 +667,18 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k1 o0 LEASE 400 WATCHDOG SESSION $t
          +0
          t LOCK.EVENTS WAIT 0 HEARTBEAT",
+        // 2192353: a hold expires while clients are paused, and its session reads that right after the pause, before
+        // the module could end the hold.
+        "!replicas 20
+         a LOCK.ACQUIRE k2 o0
+         a LOCK.ACQUIRE k2 o1 WAIT 300
+         a CLIENT PAUSE 1000
+         b LOCK.ACQUIRE k0 o1 LEASE 50 REPLICAS 1 SESSION $t
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         b SWAPDB 0 1
+         +120
+         t LOCK.ACQUIRE k1 o0
+         t LOCK.EVENTS WAIT 0",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -80,8 +80,8 @@ impl Checker {
                 token == belief.token || token > belief.token && (!was_over || self.fences.contains(&token))
             };
             let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(is_its));
-            // If another command changed the expiry, or wrote the key with one, replicas may have confirmed any value that
-            // it had in between.
+            // If another command changed the expiry, or wrote the key with one, replicas may have confirmed any value in
+            // between.
             let may_be_any = self.expiry_changed.contains(key) || self.written_by_others.contains(&(*db, key.clone()));
             let requested_since = |position: Position| {
                 earliest_requested(self.causes.iter().chain(&self.lasting), (key, owner), position)

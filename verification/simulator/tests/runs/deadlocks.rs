@@ -75,6 +75,26 @@ fn cycle_of_readers_and_exclusive_holders_is_refused() {
     );
 }
 
+/// The holder of the requested lock is known without a search, but not what it waits for.
+#[test]
+fn cycle_is_refused_when_one_other_lock_is_waited_for() {
+    expect_reply(
+        "a LOCK.ACQUIRE k0 o1
+         d LOCK.ACQUIRE k1 o4
+         b LOCK.ACQUIRE k1 o2 WAIT 300
+         c LOCK.ACQUIRE k1 o3 WAIT 300
+         +1
+         d LOCK.RELEASE k1 o4
+         +1
+         b LOCK.ACQUIRE k0 o2 WAIT 300
+         +1
+         a LOCK.ACQUIRE k1 o1 WAIT 300
+         +1",
+        'a',
+        "DEADLOCK",
+    );
+}
+
 #[test]
 fn deadlock_search_follows_holder_written_by_other_client() {
     expect_reply(

@@ -18,13 +18,13 @@ export interface Exchange {
   connection?: Connection | undefined;
   /** Whether the connection, after these replies, stays with the caller. */
   keep?: (replies: readonly unknown[]) => boolean;
+  /** Whether it may be sent again after a lost reply. Default true. If not, the connection has to show first that it answers. */
+  repeatable?: boolean;
 }
 
 export interface Request extends Exchange {
   /** When to give up, by the monotonic clock. It is sent once at least. */
   end: () => number;
-  /** Whether it may be sent again after a lost reply. Default true. */
-  repeatable?: boolean;
   /** Called when a reply was lost. */
   broke?: () => void;
 }
@@ -71,6 +71,10 @@ export class Server {
       try {
         connection ??= await pool.take(options.priority, options.lease, end - now());
         if (connection.closed) throw new UnavailableError('the connection is closed', false);
+        if (options.repeatable === false)
+          await send(connection, [['PING']], end - now()).catch((error) => {
+            throw new UnavailableError('the connection broke', false, error);
+          });
         sent = now();
         const list = commands(sent, connection);
         const written = asking ? list.flatMap((command) => [['ASKING'], command]) : list;

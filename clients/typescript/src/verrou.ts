@@ -1,6 +1,7 @@
 import { UnavailableError } from './errors.js';
 import type { Holdfast } from './holdfast.js';
 import { whole } from './time.js';
+import { Turns } from './turns.js';
 
 /** What is used of the exports of `@verrou/core`. */
 export interface VerrouErrors {
@@ -22,6 +23,7 @@ export class VerrouStore {
   readonly #errors: VerrouErrors;
   /** By name and owner, in JSON. */
   readonly #tokens = new Map<string, string>();
+  readonly #turns = new Turns();
 
   constructor(holdfast: Holdfast, errors: VerrouErrors) {
     this.#holdfast = holdfast;
@@ -30,8 +32,20 @@ export class VerrouStore {
 
   /** Whether the lock was free, and is held by `owner` now. `ttl` null: for ten years. */
   async save(name: string, owner: string, ttl: number | null): Promise<boolean> {
-    // The second request cannot be repeated: it goes over the connection that has just answered the first one.
-    await this.#holdfast.request(name, ['PING']);
+    // One at a time for each name, in the order of the calls: two connections keep no order.
+    let turn = (): void => {};
+    await new Promise<void>((resolve) => {
+      turn = resolve;
+      if (this.#turns.join(name, turn)) resolve();
+    });
+    try {
+      return await this.#save(name, owner, ttl);
+    } finally {
+      this.#turns.leave(name, turn);
+    }
+  }
+
+  async #save(name: string, owner: string, ttl: number | null): Promise<boolean> {
     try {
       const token = await this.#holdfast.request(
         name,

@@ -110,7 +110,8 @@ impl History {
             _ => Told::Unknown,
         };
         asked.stage = if matches!(told, Told::Token(_) | Told::Done) { Stage::Held } else { Stage::Over };
-        // Redisson does not notice if its watchdog comes too late. Later reports make the hold certain until then.
+        // Redisson does not notice that its watchdog was too late. A later reply that shows the hold makes it certain
+        // until then.
         let lease = asked.terms.lease.filter(|_| !asked.terms.watched || told == Told::Done);
         let acquire = history::Acquire {
             owner: owner.clone(),
@@ -279,24 +280,25 @@ impl History {
         self.seen.push(Operation::new("another client", key, Request::Force, (from, clock::now()), Told::Done));
     }
 
-    /// A client is about to force-release a lock: until [`forced`](Self::forced), that may happen at any time.
+    /// A client sends a request that force-releases a lock. It may take effect at any time until
+    /// [`forced`](Self::forced).
     pub fn forces(&mut self, key: &str) {
         self.changed_by_others.insert(Some(key.to_owned()), Micros::MAX);
     }
 
-    /// A client has force-released a lock, or may have if there was no reply.
+    /// A client has force-released a lock, or may have done so if it got no reply (`to` is `None`).
     pub fn forced(&mut self, client: &str, key: &str, from: Micros, to: Option<Micros>) {
         if to.is_some() {
             self.changed_by_others.insert(Some(key.to_owned()), clock::now());
         }
-        // Redisson repeats a request that has no reply, so it may take effect twice.
+        // Redisson repeats a request without a reply, so it may take effect twice.
         for outcome in [Told::Unknown, Told::Done].into_iter().filter(|it| to.is_some() || *it == Told::Unknown) {
             let (process, key) = (client.to_owned(), key.to_owned());
             self.seen.push(Operation { process, key, request: Request::Force, from, to, outcome });
         }
     }
 
-    /// The server's clock stepped: the lease of each hold that no session binds may have ended.
+    /// The server's clock stepped: the lease of each hold that is not bound to a session may have expired.
     pub fn stepped(&mut self, from: Micros, is_bound: impl Fn(&str) -> bool) {
         let is_concerned = |it: &Acquisition| it.stage != Stage::Over && !is_bound(&it.client);
         let owners: Vec<String> =
@@ -471,7 +473,7 @@ mod tests {
         assert!(seen(2, |_, _| {}, release).is_err(), "it did not");
     }
 
-    /// A forward step ends the lease of what no session binds.
+    /// A forward step may end the lease of a hold that is not bound to a session.
     #[test]
     fn clock_step_may_end_unbound_hold() {
         for is_bound in [false, true] {

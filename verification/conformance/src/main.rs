@@ -34,7 +34,7 @@ conformance: plays scenarios to clients, through their drivers
   --rules            only prints which scenarios and vectors check which rule of docs/client-protocol.md
   --golden           only the golden tables
   --random SECONDS   instead, random calls of each pair of clients, for so long
-  --fleet SECONDS    instead, random calls of all clients at once, for so long; processes and servers are killed meanwhile
+  --fleet SECONDS    instead, random calls of all clients at once, for so long; processes and servers are also killed
   --with WHAT        in a fleet: failovers (the default), slots (that move), clock-steps, or redisson (on the same mutexes)
   --seed N           the seed of the random calls
   --history FOLDER   writes the clients' histories there (format: verification/histories/README.md)
@@ -102,7 +102,7 @@ fn run() -> Result<bool, String> {
             manifests.push(Manifest::read(&folder)?);
         }
     }
-    // It follows another protocol.
+    // Clients of another protocol run no scenarios.
     let (foreign, manifests): (Vec<_>, Vec<_>) = manifests.into_iter().partition(|it| it.profile == Profile::Foreign);
     let beside = env::current_exe().map_err(|why| why.to_string())?.with_file_name("driver-rust");
     let python = arguments.python.unwrap_or_else(|| "python3".to_owned());

@@ -1,8 +1,8 @@
-//! Clients use eight locks at random for a while, from a seed: two of different languages, or a fleet of all.
-//! Meanwhile their connections break and their processes are paused. In a fleet, processes are also killed and started
-//! again, and the server is paused. What else happens to the servers is the fleet's [`Kind`].
+//! Random runs: clients make random calls on eight locks, chosen from a seed. A pair has two clients of different
+//! languages, a fleet has all clients. Connections are cut and processes are paused. In a fleet, processes are also
+//! killed and replaced, and the servers are paused. The fleet's [`Kind`] names the other faults.
 //!
-//! The reports are one history, which is checked like the simulator's.
+//! The clients' reports form one history, which is checked like the simulator's.
 
 use std::collections::BTreeMap;
 use std::thread::{self, JoinHandle};
@@ -20,54 +20,54 @@ use crate::play::{BOUND, CLEAN, ClientUnderTest};
 use crate::scenario::{Feature, Profile, Terms};
 use crate::servers::DEFAULT_LEASE;
 
-/// Locks and their limits: 0 is any number of readers, or one writer.
+/// Locks and their limits. 0: any number of readers, or one writer.
 const LOCKS: [(&str, u64); 8] =
     [("m1", 1), ("m2", 1), ("m3", 1), ("m4", 1), ("r1", 0), ("r2", 0), ("s2", 2), ("s3", 3)];
-/// What is shared with Redisson, whose other locks have other layouts.
+/// The locks of a fleet with Redisson. Only its mutexes have Holdfast's layout.
 const MUTEXES: [(&str, u64); 8] =
     [("m1", 1), ("m2", 1), ("m3", 1), ("m4", 1), ("m5", 1), ("m6", 1), ("m7", 1), ("m8", 1)];
-/// The lease that Redisson's watchdog renews, in ms: that of its driver.
+/// The lease that Redisson's watchdog renews, in ms, as its driver configures it.
 const WATCHDOG: u64 = 4_000;
-/// For how long Redisson's process is paused at most, in ms: it does not notice that a lease is over.
+/// The longest pause of a Redisson process, in ms: Redisson does not notice that a lease has expired.
 const SHORT_PAUSE: u64 = 2_000;
-/// The number of acquisitions of a client that run or are held at once.
+/// How many locks a client waits for or holds at once, at most.
 const AT_ONCE: usize = 5;
-/// The same beside Redisson, which is granted nothing while one of these waits.
+/// The same in a fleet with Redisson, which is granted nothing while a client waits.
 const FEW: usize = 2;
-/// How much longer Redisson may take for a call than a client: it has time limits of its own, and repeats requests.
+/// The factor by which Redisson's calls may take longer: it has its own timeouts, and repeats requests.
 const LONGER: u32 = 4;
-/// The servers of a cluster.
+/// The number of nodes of a cluster.
 const NODES: usize = 3;
-/// How far a clock is from the machine's at most, in ms.
+/// The largest offset of a server's clock, in ms.
 const MINUTE: u64 = 60_000;
 /// The interval between actions.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The number of actions of a fleet at a time.
+/// The number of actions of a fleet per interval.
 const ACTS: usize = 4;
-/// After so many actions, a fleet changes to other locks, so that no lock's history is too long for the search.
+/// After this many actions, a fleet uses other locks, so that the search of each lock's history stays feasible.
 const ROUND: usize = 5_000;
 
-/// Who does it, and what happens to their servers.
+/// The clients and servers of a run, and the faults of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Two clients and a server.
+    /// Two clients and one server.
     Pair,
-    /// All clients. The server is killed, and restarted with its data or replaced by its replica, which has confirmed
-    /// every grant.
+    /// All clients. The server is killed, then restarted with its data or replaced by its replica. The replica has
+    /// confirmed every grant.
     Failovers,
-    /// All clients that find their servers in a cluster, whose slots move.
+    /// All clients that support clusters. Slots move between the nodes.
     Slots,
-    /// All clients. The server's clock steps, forward and back.
+    /// All clients. The server's clock steps forward and back.
     ClockSteps,
-    /// All clients, and two of Redisson's, on the same mutexes.
+    /// All clients and two Redisson processes, on the same mutexes.
     Redisson,
 }
 
 impl Kind {
-    /// Those of fleets.
+    /// The kinds of fleets.
     pub const FLEETS: [Self; 4] = [Self::Failovers, Self::Slots, Self::ClockSteps, Self::Redisson];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pair => "pair",
@@ -84,14 +84,15 @@ struct Client<'a> {
     under_test: ClientUnderTest<'a>,
     driver: Driver,
     proxy: Proxy,
-    /// Calls that have not ended, by their names.
+    /// Calls that have not ended, by ID: the call, its hold, when it began, and when it must have ended.
     calls: BTreeMap<u64, (Call, String, Micros, Instant)>,
     held: Vec<String>,
     acquired: u64,
-    /// Until when its process is paused, or its connections are refused.
+    /// When its paused process continues.
     frozen: Option<Instant>,
+    /// When its proxy accepts connections again.
     refused: Option<Instant>,
-    /// The process that replaces one that was killed.
+    /// The start of the process that replaces a killed one.
     starts: Option<JoinHandle<Result<Driver, String>>>,
 }
 
@@ -100,9 +101,9 @@ struct Client<'a> {
 pub struct Report {
     /// The failures.
     pub faults: Vec<String>,
-    /// The number of grants.
+    /// The number of grants, of all clients.
     pub granted: usize,
-    /// How many calls of each client have ended, and how many of them were grants.
+    /// For each client, the number of calls that ended, and how many of them were grants.
     pub calls: BTreeMap<String, (u64, u64)>,
     /// How often each fault was injected.
     pub injected_faults: BTreeMap<&'static str, u64>,
@@ -110,7 +111,7 @@ pub struct Report {
     pub history: History,
 }
 
-/// Runs clients for so long, each with its name.
+/// Runs these clients, given with their names, for this time.
 ///
 /// # Errors
 ///
@@ -173,29 +174,27 @@ pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, ClientUnderT
 
 struct Run<'a> {
     kind: Kind,
-    /// The number of actions so far.
     acts: usize,
-    /// The server that has the locks, and its replica, if there is one.
+    /// The primary, and its replica if there is one. Empty with a cluster.
     servers: Vec<Server>,
-    /// Has the locks instead.
     cluster: Option<Cluster>,
-    /// The server's, and how many ms it is ahead of the machine's.
+    /// The server's clock, and its offset in ms.
     clock: Option<(Clock, i64)>,
-    /// Which server is stopped, and until when.
+    /// Which server is paused, and until when.
     paused: Option<(usize, Instant)>,
-    /// Which slot moves, from which server to which, and when it arrives there.
+    /// The slot that moves, its source and target, and when the move ends.
     moving: Option<(u16, usize, usize, Instant)>,
     clients: Vec<Client<'a>>,
     report: Report,
 }
 
 impl Client<'_> {
-    /// Whether a call runs that should end. Redisson's waits may have no limit.
+    /// Whether a call is running that must end. Redisson's waits may have no timeout.
     fn is_busy(&self) -> bool {
         self.calls.values().any(|(call, ..)| !self.is_foreign() || !matches!(call, Call::Acquire { .. }))
     }
 
-    /// Whether it is Redisson's.
+    /// Whether this is a Redisson process.
     fn is_foreign(&self) -> bool {
         self.under_test.manifest.profile == Profile::Foreign
     }
@@ -214,12 +213,11 @@ impl Run<'_> {
         *self.report.injected_faults.entry(fault).or_default() += 1;
     }
 
-    /// The locks and their limits.
     fn locks(&self) -> &'static [(&'static str, u64)] {
         if self.kind == Kind::Redisson { &MUTEXES } else { &LOCKS }
     }
 
-    /// What a lock is called now. In a cluster, all mutexes are in one slot, so that several can be had in one step.
+    /// The current key of a lock. In a cluster, all mutexes are in one slot, so that one request can name several.
     fn name_of(&self, lock: &str) -> String {
         let round = self.acts / ROUND;
         match self.kind {
@@ -229,12 +227,12 @@ impl Run<'_> {
         }
     }
 
-    /// All servers that clients use.
+    /// The servers that clients use: the primary, or the nodes of the cluster.
     fn nodes(&self) -> &[Server] {
         self.cluster.as_ref().map_or_else(|| &self.servers[..1], Cluster::nodes)
     }
 
-    /// The server that has this lock.
+    /// The server of this key.
     fn home(&self, key: &str) -> &Server {
         match &self.cluster {
             Some(cluster) => cluster.node(cluster.owner_of(cluster.slot_of(key.as_bytes()))),
@@ -242,11 +240,11 @@ impl Run<'_> {
         }
     }
 
-    /// Something happens to a client's process, or to a server.
+    /// Injects a fault into a client's process or a server, or none.
     fn disturb(&mut self, index: usize, random: &mut Random) {
         match (random.below(20_000), self.kind) {
             (0..10, _) => self.kill(index),
-            // Nothing can be asked of a server that is paused, and of one thing at a time it knows the end.
+            // A paused server replies to nothing, and only one server fault is active at a time.
             (10.., _) if self.paused.is_some() || self.moving.is_some() => {}
             (10..15, _) => {
                 let node = random.index(self.nodes().len());
@@ -262,7 +260,7 @@ impl Run<'_> {
             }
             (18..21, Kind::Failovers) => self.fail_over(),
             (15..75, Kind::Slots) => self.begin_move(random),
-            // Their connections have no proxy.
+            // Clients of a cluster connect without a proxy.
             (75..90, Kind::Slots) => {
                 random.pick(self.nodes()).raw().call(&[b"CLIENT", b"KILL", b"TYPE", b"normal"]);
                 self.count("all connections with a server cut");
@@ -272,7 +270,7 @@ impl Run<'_> {
         }
     }
 
-    /// The slot of a lock begins to move to another server.
+    /// Begins to move the slot of a random lock to another node.
     fn begin_move(&mut self, random: &mut Random) {
         let Some(cluster) = &self.cluster else { return };
         let (lock, _) = *random.pick(self.locks());
@@ -284,7 +282,7 @@ impl Run<'_> {
         self.count("slot moved");
     }
 
-    /// The server's clock steps to another distance from the machine's.
+    /// Sets the server's clock to a random offset.
     fn step_clock(&mut self, random: &mut Random) {
         let Some((clock, ahead)) = &mut self.clock else { return };
         let (from, before) = (clock::now(), *ahead);
@@ -299,7 +297,7 @@ impl Run<'_> {
         self.count("clock stepped forward");
     }
 
-    /// Ends a client's process.
+    /// Kills a client's process, and records its last reports.
     fn end_process(&mut self, index: usize) {
         let client = &mut self.clients[index];
         for loss in std::mem::take(&mut client.driver.losses) {
@@ -316,7 +314,7 @@ impl Run<'_> {
         client.frozen = None;
     }
 
-    /// Ends a client's process, and starts another one.
+    /// Kills a client's process, and starts another one.
     fn kill(&mut self, index: usize) {
         if self.clients[index].starts.is_some() {
             return;
@@ -331,7 +329,7 @@ impl Run<'_> {
 
     /// Kills the server, promotes its replica, and restarts the server as a replica.
     fn fail_over(&mut self) {
-        // A force of another client needs no confirmation, so wait until the replica has it.
+        // `LOCK.FORCE` waits for no replica, so wait until the replica has its effect.
         self.servers[0].wait_for_replica(&self.servers[1]);
         self.servers[0].kill9();
         self.servers[1].replica_of_no_one();
@@ -365,7 +363,7 @@ impl Run<'_> {
         }
         let manifest = client.under_test.manifest;
         match random.below(1_000) {
-            // No proxy is before a cluster.
+            // Clients of a cluster connect without a proxy.
             0..3 if self.cluster.is_some() => {}
             0..2 => {
                 client.proxy.cut();
@@ -413,18 +411,18 @@ impl Run<'_> {
         }
     }
 
-    /// A lock is force-released, by Redisson if this client is its.
+    /// Force-releases a lock: through Redisson if this client is one of its processes.
     fn force(&mut self, index: usize, key: String) {
         if !self.clients[index].is_foreign() {
             let from = clock::now();
-            // Otherwise nothing was done.
+            // An error, such as a redirection, has no effect.
             if let Value::Int(_) = self.home(&key).raw().call(&[b"LOCK.FORCE", key.as_bytes()]) {
                 self.report.history.broken(&key, from);
                 self.count("lock forced");
             }
             return;
         }
-        // One at a time, so that it is known until when one may come.
+        // One at a time, so that the history knows until when a force may take effect.
         let mut calls = self.clients.iter().flat_map(|it| it.calls.values());
         if !calls.any(|(call, ..)| matches!(call, Call::Force { .. })) {
             self.report.history.forces(&key);
@@ -460,7 +458,7 @@ impl Run<'_> {
         };
         // A lock with readers also has writers.
         let limit = if keys.len() > 1 || (limit == 0 && random.chance(30)) { 1 } else { limit };
-        // The same options each time, so that a cached lock is used again.
+        // Equal options each time, so that a cached hold is used again.
         let keep = limit == 1 && random.chance(40) && client.under_test.manifest.has(Feature::Keep);
         let terms = Terms {
             wait: Some([0, 20, 500, 3_000][random.index(4)]),
@@ -469,7 +467,7 @@ impl Run<'_> {
             limit: (limit > 1).then_some(limit),
             keep: keep.then_some(200),
             keep_uses: (keep && random.chance(30)).then_some(3),
-            // With as many as there are, a promoted replica has every grant.
+            // There is one replica, so it has every grant when it is promoted.
             replicas: (kind == Kind::Failovers).then_some(1),
             ..Terms::default()
         };
@@ -483,7 +481,7 @@ impl Run<'_> {
         self.call(index, Call::Acquire { hold: hold.clone(), keys, terms, at: At::default() }, &hold);
     }
 
-    /// Reads the reports of the clients for a while.
+    /// Reads the reports of the clients for this time.
     fn listen(&mut self, time: Duration) {
         let end = clock::after(time);
         loop {
@@ -514,7 +512,7 @@ impl Run<'_> {
                     self.open(index);
                 }
                 Ok(Err(why)) => self.report.faults.push(why),
-                Err(_) => self.report.faults.push("a driver's start panicked".to_owned()),
+                Err(_) => self.report.faults.push("the start of a driver panicked".to_owned()),
             }
         }
         let client = &mut self.clients[index];
@@ -544,9 +542,9 @@ impl Run<'_> {
                 if client.is_foreign() {
                     let never = Outcome { outcome: "connection".to_owned(), at: clock::now(), ..Outcome::default() };
                     self.ended(index, &call, &hold, asked, &never);
-                    self.count("call of Redisson without an end");
+                    self.count("call of Redisson that did not end");
                 } else {
-                    let why = format!("{}: {call:?} has not ended {BOUND:?} after its own time", client.name);
+                    let why = format!("{}: {call:?} has not ended {BOUND:?} after its timeout", client.name);
                     self.report.faults.push(why);
                 }
             }
@@ -562,7 +560,7 @@ impl Run<'_> {
             self.report.history.forced(&client.name, key, asked, done);
         } else if matches!(call, Call::Acquire { .. }) {
             if outcome.outcome == "held" && outcome.fence.is_none() != client.is_foreign() {
-                let why = format!("{}: {call:?}: {outcome:?}: Redisson alone has no tokens", client.name);
+                let why = format!("{}: {call:?}: {outcome:?}: only Redisson grants without a token", client.name);
                 self.report.faults.push(why);
             }
             self.report.history.acquired(&client.name, hold, outcome);
@@ -589,7 +587,7 @@ impl Run<'_> {
         let now = Instant::now();
         self.paused = self.paused.map(|(node, _)| (node, now));
         self.moving = self.moving.map(|(slot, from, to, _)| (slot, from, to, now));
-        // A driver that starts does so within a time of its own.
+        // Each start of a driver has its own timeout.
         while self.clients.iter().any(|it| it.starts.is_some()) {
             self.listen(PAUSE);
         }
@@ -611,14 +609,15 @@ impl Run<'_> {
         while self.clients.iter().any(Client::is_busy) && Instant::now() < end {
             self.listen(PAUSE);
         }
-        // Redisson releases nothing when it ends, and may hold a lock more often than it knows: until its leases are over.
+        // Redisson releases nothing when it ends, and may have acquired a lock more often than it knows. So its leases
+        // must expire.
         for index in 0..self.clients.len() {
             if self.clients[index].is_foreign() {
                 self.end_process(index);
             }
         }
         self.clients.retain(|it| !it.is_foreign());
-        // Leases of killed processes, which steps back made longer.
+        // Steps back have made the leases of killed processes longer: let them expire.
         if let Some((clock, _)) = &self.clock {
             clock.set((60 * MINUTE).cast_signed());
         }
@@ -636,7 +635,7 @@ impl Run<'_> {
         }
         self.report.faults.extend(left::after(CLEAN, Moment::Ended, &self.nodes().iter().collect::<Vec<_>>()));
         if let Err(violation) = self.report.history.verify_certain_operations() {
-            self.report.faults.push(format!("the history can't be explained: {violation}"));
+            self.report.faults.push(format!("no order of operations explains the history: {violation}"));
         }
     }
 }

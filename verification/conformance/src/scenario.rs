@@ -42,7 +42,7 @@ pub enum Profile {
     Basic,
     /// One session with each server, which reads events.
     Sessions,
-    /// A protocol of its own, on the same locks: only in fleets with it.
+    /// Another protocol on the same locks (Redisson). Such clients run only in fleets.
     Foreign,
 }
 

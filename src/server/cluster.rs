@@ -20,7 +20,7 @@ pub struct Place {
     pub address: String,
 }
 
-/// Which node of a cluster decides on a key.
+/// Which node of a cluster decides on a key, for those who wait for it or hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
     /// This one.
@@ -64,7 +64,7 @@ static SLOTS: MainThread<Slots> = MainThread::new();
 /// Mostly it takes one command that is not run as a client would, less than a microsecond. Where this node does not serve the
 /// key as its own, what was last read about the slots is looked at.
 pub fn served(ctx: Ctx, key: &Text) -> Served {
-    if ctx.serves(key) {
+    if ctx.serves_waiters(key) {
         return Served::Here;
     }
     let Some(slot) = call::run(ctx, c"CLUSTER", c"KEYSLOT", &[key], Reply::integer) else { return Served::Nowhere };

@@ -1,11 +1,15 @@
 //! The context in which the server calls the module.
 
-use super::open_keys;
 use super::text::{AsText, Text};
+use super::{MainThread, open_keys};
 use libc::c_int;
 use redis_module::raw::{self, RedisModuleCtx};
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// A context without a client, once it was needed.
+static NOBODY: MainThread<Option<NonNull<RedisModuleCtx>>> = MainThread::new();
 
 /// What the server passes to each callback; valid only while the callback runs.
 #[derive(Clone, Copy, Debug)]
@@ -199,6 +203,20 @@ impl<'a> Ctx<'a> {
         }
     }
 
+    /// The same for those who wait: what the client whose command runs may do by `ASKING`, they may not. A key that is
+    /// missing where its slot is being imported may be at the other end.
+    pub fn serves_waiters(self, key: &Text) -> bool {
+        let nobody = NOBODY.with(|it| {
+            // SAFETY: the context lives. What is made of it is kept until the module is unloaded.
+            *it = it.or_else(|| NonNull::new(unsafe { api!(RedisModule_GetDetachedThreadSafeContext)(self.raw) }));
+            *it
+        });
+        let Some(nobody) = nobody else { return self.serves(key) };
+        // SAFETY: the context is kept; this is the main thread, and the database one that was selected.
+        unsafe { api!(RedisModule_SelectDb)(nobody.as_ptr(), self.db()) };
+        Self { raw: nobody.as_ptr(), selected: None, lives: PhantomData }.serves(key)
+    }
+
     /// How many modules other than this one are loaded. Where the server does not say, assumes that there is one.
     pub fn other_modules(self, own_name: &[u8]) -> usize {
         let call = api!(RedisModule_Call);
@@ -263,6 +281,14 @@ impl ServerInfo {
             Text::from_raw(api!(RedisModule_ServerInfoGetField)(std::ptr::null_mut(), self.0, name.as_ptr()))
         };
         value.map(|value| String::from_utf8_lossy(value.bytes()).into_owned()).unwrap_or_default()
+    }
+}
+
+/// The module is being unloaded.
+pub(super) fn unloaded() {
+    if let Some(nobody) = NOBODY.with(Option::take) {
+        // SAFETY: it was made by the server and is not used any more.
+        unsafe { api!(RedisModule_FreeThreadSafeContext)(nobody.as_ptr()) };
     }
 }
 

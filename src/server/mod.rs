@@ -83,9 +83,11 @@ pub fn complete() -> bool {
         RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply RedisModule_CreateStringFromLongLong
         RedisModule_CreateTimer RedisModule_DeleteKey RedisModule_EventLoopAddOneShot
-        RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
+        RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString
+        RedisModule_FreeThreadSafeContext RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById RedisModule_GetClientUserNameById
-        RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
+        RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName
+        RedisModule_GetDetachedThreadSafeContext RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
         RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
         RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
         RedisModule_KeyAtPos RedisModule_KeyType RedisModule_LoadConfigs RedisModule_Log
@@ -130,6 +132,7 @@ pub fn unload(context: &Context, is_needed: fn(Ctx) -> bool, stop: fn(Ctx)) -> S
         return Status::Err;
     }
     stop(ctx);
+    ctx::unloaded();
     events::unloaded();
     Status::Ok
 }

@@ -384,6 +384,30 @@ mod cluster {
         until_no_waiters(fixture.source());
     }
 
+    /// Its slot moved away and is coming back, and the server has not redirected it yet. One of its keys has arrived
+    /// and is released by a client that was sent here by `ASK`; the other one is held at the other node.
+    #[test]
+    fn waiter_for_several_keys_is_not_granted_while_one_is_at_the_other_node() {
+        let mut scene = MovingSlot::start();
+        let port = scene.source().port();
+        // The server redirects from its cron: that is to come late.
+        scene.client.run("CONFIG SET hz 1");
+        scene.client.get_token("LOCK.ACQUIRE {key}a holder LEASE 60000");
+        let _waiter = Waiter::sending(scene.source(), "LOCK.MACQUIRE 2 {key}a {key}b waiter LEASE 60000 WAIT 0");
+        let mut other = scene.target().raw();
+        scene.cluster.move_slot(scene.slot, scene.from, scene.to);
+        other.get_token("LOCK.ACQUIRE {key}b other LEASE 60000");
+        scene.cluster.begin_move(scene.slot, scene.to, scene.from);
+        other.run(&format!("MIGRATE 127.0.0.1 {port} {{key}}a 0 5000"));
+        scene.client.run("ASKING");
+        assert_eq!(scene.client.run("LOCK.RELEASE {key}a holder"), Value::Int(1));
+        assert_held(&mut other, "{key}b", "other");
+        for key in ["{key}a", "{key}b"] {
+            scene.client.run("ASKING");
+            assert_eq!(scene.client.run(&format!("EXISTS {key}")), Value::Int(0), "{key}");
+        }
+    }
+
     #[test]
     fn waiters_of_other_slots_stay() {
         let mut fixture = held();

@@ -31,7 +31,7 @@ impl Checker {
                         |argv: &Vec<Bytes>| Request { over_session: over_session(argv), ..Request::read(client, argv) };
                     let runs: Vec<Request> = commands.iter().map(read).collect();
                     for (position, request) in (position..).zip(&runs) {
-                        let own = || (position, Cause::Own(request.clone(), db, at));
+                        let own = || (position, Cause::Own(Box::new(request.clone()), db, at));
                         match request.command.as_str() {
                             "force" => {
                                 causes

@@ -107,7 +107,7 @@ impl Belief {
 #[derive(Clone, Debug)]
 pub(super) enum Cause {
     /// A request of the owner, with the database and the Unix time in milliseconds when it began.
-    Own(Request, i32, u64),
+    Own(Box<Request>, i32, u64),
     /// `LOCK.FORCE`.
     Forced(i32, Bytes),
     /// Another command wrote the key, or (`true`) the key expired.

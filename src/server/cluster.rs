@@ -64,7 +64,7 @@ static SLOTS: MainThread<Slots> = MainThread::new();
 /// Mostly it takes one command that is not run as a client would, less than a microsecond. Where this node does not serve the
 /// key as its own, what was last read about the slots is looked at.
 pub fn served(ctx: Ctx, key: &Text) -> Served {
-    if ctx.serves_waiters(key) {
+    if ctx.serves(key) {
         return Served::Here;
     }
     let Some(slot) = call::run(ctx, c"CLUSTER", c"KEYSLOT", &[key], Reply::integer) else { return Served::Nowhere };

@@ -2,6 +2,7 @@
 
 use super::text::{AsText, Text};
 use super::{MainThread, open_keys};
+use crate::lock::internal_errors;
 use libc::c_int;
 use redis_module::raw::{self, RedisModuleCtx};
 use std::ffi::{CStr, CString};
@@ -9,7 +10,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 /// A context without a client, once it was needed.
-static NOBODY: MainThread<Option<NonNull<RedisModuleCtx>>> = MainThread::new();
+static WITHOUT_CLIENT: MainThread<Option<NonNull<RedisModuleCtx>>> = MainThread::new();
 
 /// What the server passes to each callback; valid only while the callback runs.
 #[derive(Clone, Copy, Debug)]
@@ -185,17 +186,20 @@ impl<'a> Ctx<'a> {
     }
 
     /// Whether this node of a cluster serves a key: not if its slot is elsewhere or nowhere, nor if the cluster is down, nor
-    /// if the key does not exist while its slot is being migrated. ([`super::cluster::served`] tells these apart.)
+    /// if the key does not exist while its slot is being moved here or away. ([`super::cluster::served`] tells these apart.)
+    ///
+    /// Asked without a client: one that has sent `ASKING` may use a missing key here, but those who wait or hold may not,
+    /// since it may be at the other node.
     pub fn serves(self, key: &Text) -> bool {
         open_keys::none_may_be_open();
-        if !can_access(key) {
-            return false;
-        }
+        let Some(ctx) = self.without_client().filter(|_| can_access(key)) else { return false };
         let call = api!(RedisModule_Call);
-        // SAFETY: the format takes one string and gets one. The server checks the slot as for a client's command, and
+        // SAFETY: the context is the module's own, and the main thread holds the lock that its use needs. The database is one that
+        // was selected. The format takes one string and gets one. The server checks the slot as for a client's command, and
         // returns null if it is not to be served here; a reply is ours to free.
         unsafe {
-            let reply = call(self.raw, c"EXISTS".as_ptr(), c"s".as_ptr(), key.as_text().raw());
+            api!(RedisModule_SelectDb)(ctx.as_ptr(), self.db());
+            let reply = call(ctx.as_ptr(), c"EXISTS".as_ptr(), c"s".as_ptr(), key.as_text().raw());
             if !reply.is_null() {
                 api!(RedisModule_FreeCallReply)(reply);
             }
@@ -203,18 +207,15 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// The same for those who wait: what the client whose command runs may do by `ASKING`, they may not. A key that is
-    /// missing where its slot is being imported may be at the other end.
-    pub fn serves_waiters(self, key: &Text) -> bool {
-        let nobody = NOBODY.with(|it| {
-            // SAFETY: the context lives. What is made of it is kept until the module is unloaded.
-            *it = it.or_else(|| NonNull::new(unsafe { api!(RedisModule_GetDetachedThreadSafeContext)(self.raw) }));
-            *it
+    /// A context of the module without a client.
+    fn without_client(self) -> Option<NonNull<RedisModuleCtx>> {
+        let made = WITHOUT_CLIENT.with(|made| {
+            // SAFETY: this context lives for the call, which only reads of which module it is. The new one lives until
+            // `unloaded` frees it.
+            *made = made.or_else(|| NonNull::new(unsafe { api!(RedisModule_GetDetachedThreadSafeContext)(self.raw) }));
+            *made
         });
-        let Some(nobody) = nobody else { return self.serves(key) };
-        // SAFETY: the context is kept; this is the main thread, and the database one that was selected.
-        unsafe { api!(RedisModule_SelectDb)(nobody.as_ptr(), self.db()) };
-        Self { raw: nobody.as_ptr(), selected: None, lives: PhantomData }.serves(key)
+        internal_errors::expect(made, "there is no context without a client")
     }
 
     /// How many modules other than this one are loaded. Where the server does not say, assumes that there is one.
@@ -286,9 +287,9 @@ impl ServerInfo {
 
 /// The module is being unloaded.
 pub(super) fn unloaded() {
-    if let Some(nobody) = NOBODY.with(Option::take) {
-        // SAFETY: it was made by the server and is not used any more.
-        unsafe { api!(RedisModule_FreeThreadSafeContext)(nobody.as_ptr()) };
+    if let Some(ctx) = WITHOUT_CLIENT.with(Option::take) {
+        // SAFETY: the server made it, and it is freed once: it was just taken from the only place that has it.
+        unsafe { api!(RedisModule_FreeThreadSafeContext)(ctx.as_ptr()) };
     }
 }
 

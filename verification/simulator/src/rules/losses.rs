@@ -2,7 +2,7 @@
 
 use super::records::{Belief, Cause};
 use super::server::is_refusing;
-use super::{CONTENTION, Checker, Hold, NOTIFIED, RELEASED, TRUE_LOSS, UNDELIVERED, Violation, show};
+use super::{CONTENTION, Checker, HANDLED_WITHIN, Hold, NOTIFIED, RELEASED, TRUE_LOSS, UNDELIVERED, Violation, show};
 use crate::redis::{Bytes, node};
 use crate::state::{self};
 use crate::stored::{self};
@@ -71,8 +71,10 @@ impl Checker {
                     None => self.expiry_changed.contains(&key),
                 };
                 let was_over = was_over || self.unfollowed.contains(&(key.clone(), owner.clone(), token));
-                // (If writes have just become possible again, the module has yet to end it.)
-                if !was_over && (self.renewals_are_delayed || node(|node| is_refusing(node) || node.is_paused())) {
+                // Where nothing can be written, the module looks again every 10 ms, and ends it then.
+                let since = node(|node| node.clock.mono).saturating_sub(self.blocked_at);
+                let was_blocked = self.blocked_at > 0 && since <= HANDLED_WITHIN * 1000;
+                if !was_over && (was_blocked || node(|node| is_refusing(node) || node.is_paused())) {
                     self.ending.push((db, key.clone(), owner.clone(), token));
                 } else if !was_over {
                     return Err(Violation::new(TRUE_LOSS, format!("{loss:?} is still held: {seen:?}")));

@@ -256,6 +256,8 @@ pub struct Checker {
     keeping_owners: BTreeSet<Bytes>,
     /// When the iteration began (monotonic, µs), and whether writes were refused then.
     before: (u64, bool),
+    /// When an iteration last began or ended with paused clients or refused writes (monotonic, µs).
+    blocked_at: u64,
     /// Something has delayed renewals: a pause, a clock step, a long iteration, refused writes, another role.
     renewals_are_delayed: bool,
     /// When replicas last did not confirm promptly, and when any replica last could confirm (monotonic, µs).
@@ -433,6 +435,9 @@ impl Checker {
             node.look_ups = 0;
             node.reconfigured = false;
             self.before = (node.clock.mono, is_refusing(node));
+            if node.is_paused() || is_refusing(node) {
+                self.blocked_at = node.clock.mono;
+            }
             let is_unowned = node.slots.as_ref().is_some_and(|slots| !slots.unowned.is_empty());
             self.renewals_are_delayed |=
                 node.is_paused() || is_refusing(node) || node.role == Role::Replica || is_unowned;
@@ -480,6 +485,9 @@ impl Checker {
         let now = node(|node| node.clock.mono);
         let is_long = now - began > 5_000;
         self.renewals_are_delayed |= is_long;
+        if node(|node| node.is_paused() || is_refusing(node)) {
+            self.blocked_at = now;
+        }
         if is_long || self.requests > 0 {
             self.busy_until = self.busy_until.max(now);
         }

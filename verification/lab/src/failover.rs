@@ -28,17 +28,10 @@ pub const LONGEST_LEASE: Micros = 5_000_000;
 
 /// Failovers under a load that requests nothing of replicas, or `WAIT 1` after each grant.
 pub fn run(options: &Options) -> Vec<Row> {
-    let group = |prefix: &str, durability, bound| ClientGroup {
-        prefix: prefix.to_owned(),
-        durability,
-        short: 5,
-        long: 4,
-        python: 2,
-        bound,
-    };
     // No sessions in the group with `WAIT`: their clients do not send it, and do not report the server of a hold. If such a hold
     // overlapped a confirmed one, the checker could not tell which of the two the failover lost.
-    let groups = [group("plain:", Durability::Nothing, 2), group("wait:", Durability::Wait, 0)];
+    let groups =
+        [ClientGroup::mixed("plain:", Durability::Nothing, 2), ClientGroup::mixed("wait:", Durability::Wait, 0)];
     rows("failover", "Sentinel failover", &groups, Conditions::good(), options)
 }
 
@@ -51,14 +44,7 @@ pub fn run_replicas(options: &Options) -> Vec<Row> {
 
 /// Failovers while every server's packets are lost, delayed, and reordered.
 pub fn run_network(options: &Options) -> Vec<Row> {
-    let group = |prefix: &str, durability| ClientGroup {
-        prefix: prefix.to_owned(),
-        durability,
-        short: 5,
-        long: 4,
-        python: 2,
-        bound: 2,
-    };
+    let group = |prefix, durability| ClientGroup::mixed(prefix, durability, 2);
     let groups = [group("plain:", Durability::Nothing), group("safe:", Durability::Replicas(ALL_REPLICAS))];
     let network_faults = NetworkFaults { loss_percent: 5, delay_ms: 100, jitter_ms: 80 };
     let conditions = Conditions { network_faults: Some(network_faults), failovers: 3, down_after_ms: 4_000 };

@@ -45,6 +45,13 @@ pub struct ClientGroup {
     pub bound: usize,
 }
 
+impl ClientGroup {
+    /// A group of each kind of clients: five short, four long, two in Python, and so many with a session.
+    pub fn mixed(prefix: &str, durability: Durability, bound: usize) -> Self {
+        Self { prefix: prefix.to_owned(), durability, short: 5, long: 4, python: 2, bound }
+    }
+}
+
 /// Running clients, until [`Load::finish`].
 pub struct Load {
     runtime: Runtime,

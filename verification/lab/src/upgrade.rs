@@ -108,14 +108,7 @@ fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Opt
     let mut trio = Trio::start(Setting { equipment, ..Setting::default() }, &options)?;
     let before = trio.version()?;
     let bound = if builds == Builds::ToNext { 4 } else { 0 };
-    let group = |prefix: &str, durability| ClientGroup {
-        prefix: prefix.to_owned(),
-        durability,
-        short: 5,
-        long: 4,
-        python: 2,
-        bound,
-    };
+    let group = |prefix, durability| ClientGroup::mixed(prefix, durability, bound);
     let groups = [group("plain:", Durability::Nothing), group("safe:", Durability::Replicas(2))];
     let leases = Leases::take(&mut trio.master()?)?;
     let queue = (builds == Builds::ToNext).then(|| Queue::form(&trio)).transpose()?;

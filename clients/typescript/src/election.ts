@@ -33,7 +33,7 @@ export interface Leader {
 /** How long to wait before standing again after an error, ms. */
 const PAUSE = 1000;
 
-/** A candidate. Errors of the server are told by the client's event `warning`; then it stands again. */
+/** A candidate. The client's event `warning` reports errors of the server; then it stands again. */
 export class Election {
   readonly #holdfast: Holdfast;
   readonly #name: string;

@@ -21,9 +21,9 @@ export interface Terms {
   readonly limit: readonly string[];
   /** How long to wait; 0: not at all; infinite: without a limit. */
   readonly wait: number;
-  /** What stands before the random part of the owner. */
+  /** The owner, without its random part at the end. */
   readonly prefix: string;
-  /** For how long the request has waited already. */
+  /** For how long the request has waited already, ms. */
   readonly waited: number;
   /** Goes to the server even if another wait of this client for the mutex is there. */
   readonly urgent: boolean;
@@ -50,7 +50,7 @@ const RELEASE_TIMEOUT = 5000;
 /** How many holders LOCK.INFO shows at most. */
 const SHOWN = 5000;
 
-/** A lock that is held. Ends by {@link Hold.release}, or by a loss, of which {@link Hold.signal} tells. */
+/** A lock that is held. Ends by {@link Hold.release}, or by a loss, which aborts {@link Hold.signal}. */
 export class Hold {
   /** The names of the lock, one or several. */
   readonly names: readonly string[];
@@ -100,7 +100,7 @@ export class Hold {
     return this.#controller.signal;
   }
 
-  /** Whether no other client can hold the lock, as far as this process knows. Asks nobody. */
+  /** Whether no other client can hold the lock, as far as this process knows. Sends no request. */
   get isHeld(): boolean {
     if (this.remaining === 0) return false;
     if (Date.now() < this.#certainWall) return true;
@@ -119,8 +119,8 @@ export class Hold {
   }
 
   /**
-   * Begins the lease anew, and gives it another length, in ms, from now on. Asks again until the server has answered, at the latest until the
-   * lock is lost. Rejects with a {@link LockLostError} after a loss, with a {@link HoldfastError} of code `RELEASED` after a release, and
+   * Renews the lease, with this length from now on, ms. Repeats the request until the server has answered, at the latest until the lock is
+   * lost. Rejects with a {@link LockLostError} after a loss, with a {@link HoldfastError} of code `RELEASED` after a release, and
    * with a `RangeError` if `lease` is no time.
    */
   async renew(lease = this.#lease): Promise<void> {
@@ -134,7 +134,7 @@ export class Hold {
   }
 
   /**
-   * Asks the server whether the lock is held; lengthens nothing. After a loss it is false. Rejects with an {@link UnavailableError} if there
+   * Asks the server whether the lock is held; does not renew the lease. After a loss it is false. Rejects with an {@link UnavailableError} if there
    * is no answer within `timeout` ms, and with a {@link ServerError}; then nothing is known.
    */
   async check(timeout = 5000): Promise<boolean> {

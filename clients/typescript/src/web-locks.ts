@@ -330,7 +330,7 @@ export class LockManager {
       }
       this.#grant(thief, hold);
     } catch (error) {
-      // What it asked for must not be granted to nobody.
+      // Nothing may be granted to a request that was rejected.
       thief.acquisition?.cancel(error);
       result?.then((late) => late?.release()).catch(() => {});
       this.#finish(thief);

@@ -1,15 +1,13 @@
 //! The server's own commands, as far as the module can see their effects.
 
-use super::client::{State, disconnect, force_unblock};
-use super::keyspace::{Entry, Value};
-use super::stream::undump;
-use super::{Bytes, Client, DATABASES, LogEntry, Node, Registered, User, expire_if_needed, node, slot_of};
 use crate::lock::Millis;
-use crate::server::callbacks::{Event, Touch};
-use crate::server::commands::{Call, Keys};
-use crate::server::ctx::Place;
-use crate::server::{Ctx, Role};
-use std::marker::PhantomData;
+use crate::node::client::State;
+use crate::node::stream::undump;
+use crate::node::{
+    Bytes, Client, DATABASES, Entry, Generation, LogEntry, Node, Place, Registered, Role, User, Value, node, slot_of,
+};
+use crate::server::callbacks::{Event, Ticket, Touch};
+use crate::server::calls::{answer, disconnect, expire_if_needed, force_unblock, notify, report};
 
 const OK: &str = "+OK\r\n";
 const NIL: &str = "$-1\r\n";
@@ -142,31 +140,6 @@ fn writes(node: &Node, name: &str) -> bool {
     WRITES.contains(&name) || node.commands.get(name.as_bytes()).is_some_and(|it| it.writes)
 }
 
-impl Node {
-    /// The keys that a request names.
-    pub fn keys_of(&self, argv: &[Bytes]) -> Vec<Bytes> {
-        let name = lower(&argv[0]);
-        let first = |count: usize| argv.get(1..=count).map(<[Bytes]>::to_vec).unwrap_or_default();
-        let counted = || {
-            let count = argv.get(1).and_then(|text| String::from_utf8_lossy(text).parse().ok()).unwrap_or(0_usize);
-            argv.get(2..count.saturating_add(2)).map(<[Bytes]>::to_vec).unwrap_or_default()
-        };
-        match (self.commands.get(name.as_bytes()).map(|it| it.keys), name.as_str()) {
-            (Some(Keys::First(_)), _) => first(1),
-            (Some(Keys::Counted(_)), _) => counted(),
-            (Some(Keys::None), _) => Vec::new(),
-            (None, "del" | "exists") => argv.get(1..).map(<[Bytes]>::to_vec).unwrap_or_default(),
-            (None, "rename") => first(2),
-            (
-                None,
-                "set" | "get" | "hset" | "hdel" | "hget" | "hgetall" | "pexpire" | "pexpireat" | "persist" | "pttl"
-                | "move" | "restore" | "rpush" | "type",
-            ) => first(1),
-            _ => Vec::new(),
-        }
-    }
-}
-
 /// Runs a request that is not refused.
 fn run(client: u64, place: Place, argv: &[Bytes]) {
     let name = lower(&argv[0]);
@@ -175,8 +148,7 @@ fn run(client: u64, place: Place, argv: &[Bytes]) {
         Some(Registered { run, .. }) => {
             // A script runs as a client of its own, which is not a connection.
             let id = if let Place::Script(_) = place { 0 } else { client };
-            let ctx = Ctx { client: id, db, place, lifetime: PhantomData };
-            run(Call { ctx, argv });
+            run(id, db, place, argv);
         }
         None => own(client, db, &name, argv),
     }
@@ -349,10 +321,10 @@ fn expire_at(db: i32, key: &[u8], at: Option<Millis>) -> String {
         let valkey = node(|node| {
             node.remove(db, key);
             node.log.push(LogEntry::Written { db, key: key.to_vec(), expired: false });
-            node.generation == super::Generation::Valkey9
+            node.generation == Generation::Valkey9
         });
         // Valkey reports such a key as expired, Redis as deleted.
-        super::notify(db, key, if valkey { Touch::Expired } else { Touch::Changed });
+        notify(db, key, if valkey { Touch::Expired } else { Touch::Changed });
         note(db, &[b"DEL".to_vec(), key.to_vec()]);
         return integer(1);
     }
@@ -362,7 +334,7 @@ fn expire_at(db: i32, key: &[u8], at: Option<Millis>) -> String {
         None => vec![b"PERSIST".to_vec(), key.to_vec()],
     };
     node(|node| node.log.push(LogEntry::ExpiryChanged { db, key: key.to_vec() }));
-    super::notify(db, key, Touch::Changed);
+    notify(db, key, Touch::Changed);
     note(db, &command);
     integer(1)
 }
@@ -403,7 +375,7 @@ fn flush(selected: i32, db: Option<i32>) -> String {
         }
         node.log.push(LogEntry::Flushed(db));
     });
-    super::report(Event::Flushed(db));
+    report(Event::Flushed(db));
     let name = if db.is_some() { "FLUSHDB" } else { "FLUSHALL" };
     note(selected, &[name.as_bytes().to_vec()]);
     OK.into()
@@ -417,7 +389,7 @@ fn swap(selected: i32, one: i32, other: i32) -> String {
         node.dbs.swap(one as usize, other as usize);
         node.log.push(LogEntry::Swapped(one, other));
     });
-    super::report(Event::Swapped(one, other));
+    report(Event::Swapped(one, other));
     let words = [b"SWAPDB".to_vec(), one.to_string().into_bytes(), other.to_string().into_bytes()];
     note(selected, &words);
     OK.into()
@@ -430,7 +402,7 @@ fn become_role(client: u64, role: Role) -> String {
     if before == role {
         return OK.into();
     }
-    let valkey = node(|node| node.generation == super::Generation::Valkey9);
+    let valkey = node(|node| node.generation == Generation::Valkey9);
     if valkey {
         node(|node| node.role = role);
     }
@@ -451,7 +423,7 @@ fn become_role(client: u64, role: Role) -> String {
         node.was_replica = true;
         node.log.push(LogEntry::RoleChanged);
     });
-    super::report(Event::RoleChanged);
+    report(Event::RoleChanged);
     OK.into()
 }
 
@@ -478,7 +450,7 @@ fn of_client(client: u64, what: &str, args: &[&[u8]]) -> String {
             if rest.first().is_some_and(|word| lower(word) == "error") {
                 reply(id, "-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n");
             } else {
-                super::answer(id, block.ticket);
+                answer(id, Ticket(block.ticket));
                 node(|node| set(node, id, |it| it.blocked().into_iter().for_each(|block| block.is_answered = true)));
             }
             force_unblock(id);
@@ -503,7 +475,7 @@ fn configure(what: &str, value: &[u8]) -> String {
         "notify-keyspace-events" => node(|node| node.notifies = String::from_utf8_lossy(value).into_owned()),
         _ => return "-ERR Unknown option or number of arguments for CONFIG SET\r\n".into(),
     }
-    super::report(Event::ListenersMayHaveChanged);
+    report(Event::ListenersMayHaveChanged);
     OK.into()
 }
 
@@ -536,7 +508,7 @@ fn changed(db: i32, keys: &[&[u8]], command: &[Bytes]) {
 
 fn touched(db: i32, key: &[u8]) {
     node(|node| node.log.push(LogEntry::Written { db, key: key.to_vec(), expired: false }));
-    super::notify(db, key, Touch::Changed);
+    notify(db, key, Touch::Changed);
 }
 
 fn note(db: i32, command: &[Bytes]) {

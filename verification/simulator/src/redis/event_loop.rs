@@ -10,10 +10,11 @@
 //!
 //! Sources: `ae.c`, `server.c` (`beforeSleep`, `afterSleep`), `blocked.c`, `networking.c`, `module.c` of these servers.
 
-use super::client::{State, disconnect, force_unblock};
 use super::commands::execute;
-use super::{Client, Generation, LogEntry, answer, end_of_step, expire_if_needed, node, notify, report};
-use crate::server::callbacks::{Event, Touch};
+use crate::node::client::State;
+use crate::node::{Bytes, Client, Generation, LogEntry, Slots, node, slot_of};
+use crate::server::callbacks::{Event, Ticket, Touch};
+use crate::server::calls::{answer, disconnect, end_of_step, expire_if_needed, force_unblock, notify, report};
 
 /// The period of the cron, in µs.
 const CRON: u64 = 100_000;
@@ -22,7 +23,7 @@ const CRON: u64 = 100_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// Requests of a client, in one piece.
-    Requests(u64, Vec<Vec<super::Bytes>>),
+    Requests(u64, Vec<Vec<Bytes>>),
     /// A connection was closed.
     End(u64),
     /// The cluster bus reports that another node has taken a slot.
@@ -130,7 +131,7 @@ fn take_slot(slot: u16) {
             slots.unowned.remove(&slot);
             slots.elsewhere.insert(slot);
         }
-        node.dbs[0].keys().filter(|key| super::slot_of(key) == slot).cloned().collect()
+        node.dbs[0].keys().filter(|key| slot_of(key) == slot).cloned().collect()
     });
     for key in keys {
         let is_notified = node(|node| {
@@ -176,12 +177,12 @@ fn cron() {
         let generation = node.generation;
         // (As `clusterRedirectBlockedClientIfNeeded`: while a slot migrates, no client is redirected. But Valkey 9 also
         // reports a cluster that is down to a client that waits for no key.)
-        let error = |client: &mut Client, slots: &super::Slots| {
+        let error = |client: &mut Client, slots: &Slots| {
             let keys = client.blocked().filter(|block| !block.is_answered)?.keys.clone().unwrap_or_default();
             if slots.is_down && (!keys.is_empty() || generation != Generation::Valkey9) {
                 return Some("-CLUSTERDOWN The cluster is down\r\n".to_owned());
             }
-            let slot = keys.iter().map(|key| super::slot_of(key)).find(|slot| !slots.importing.contains(slot))?;
+            let slot = keys.iter().map(|key| slot_of(key)).find(|slot| !slots.importing.contains(slot))?;
             slots.refusal(slot, true)
         };
         let Some(slots) = node.slots.clone() else { return Vec::new() };
@@ -247,7 +248,7 @@ fn end_blocks() {
             continue;
         }
         if block.keys.is_none() {
-            answer(client, block.ticket);
+            answer(client, Ticket(block.ticket));
             end_of_step();
         }
         node(|node| {

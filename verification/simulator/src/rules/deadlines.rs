@@ -53,7 +53,7 @@ impl Checker {
             (node.clock.mono, node.replicas.iter().filter(is_prompt).count() as u64)
         });
         let waiting = |(id, it): (&u64, &crate::redis::Client)| match &it.state {
-            crate::redis::client::State::Blocked(block) => Some((*id, block.ticket)),
+            crate::redis::client::State::Blocked(block) => Some((*id, Ticket(block.ticket))),
             _ => None,
         };
         let blocked: Vec<(u64, Ticket)> = node(|node| node.clients.iter().filter_map(waiting).collect());
@@ -160,7 +160,7 @@ impl Checker {
             // A client that the server might have redirected gets its reply after the next run of the server's cron.
             let may_be_redirected = block.keys.iter().flatten().any(|key| !node(|node| node.serves(0, key)));
             let waits_for_cron = |at: u64| may_be_redirected && node(|node| node.millis()) <= at + CRON;
-            state::with(|state| match state.pending.get(block.ticket) {
+            state::with(|state| match state.pending.get(Ticket(block.ticket)) {
                 Some(Stage::Ending(end)) => !waits_for_cron(end.at.millis()),
                 Some(Stage::Reading(..)) => state.sessions.unread(*client) > 0,
                 _ => false,

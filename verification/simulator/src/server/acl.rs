@@ -1,7 +1,7 @@
 //! What users may do.
 
 use super::{Ctx, Text, TextRef};
-use crate::redis::{User as Rights, node};
+use crate::node::{User as Rights, node};
 
 /// A user of the server, as it is now.
 #[derive(Debug)]

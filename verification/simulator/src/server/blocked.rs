@@ -3,8 +3,8 @@
 use super::callbacks::Ticket;
 use super::reply::Replied;
 use super::text::{Text, TextRef};
-use super::{Ctx, events};
-use crate::redis::{self, Block, node};
+use super::{Ctx, calls, events};
+use crate::node::{Block, node};
 
 /// A client that this module blocked.
 #[derive(Debug)]
@@ -26,13 +26,13 @@ enum On {
 pub fn block(ctx: Ctx, keys: &[TextRef], ticket: Ticket) -> Option<(Blocked, Replied)> {
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.bytes().to_vec()).collect();
     let first = keys.first().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key));
-    node(|node| node.block(ctx.client_id(), Block { ticket, keys: Some(keys), is_answered: false }));
+    node(|node| node.block(ctx.client_id(), Block { ticket: ticket.0, keys: Some(keys), is_answered: false }));
     Some((Blocked { client: ctx.client_id(), ticket, on: On::Keys(first) }, Replied::later()))
 }
 
 /// The same for a client that waits for no key, and that the server never redirects.
 pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> {
-    node(|node| node.block(ctx.client_id(), Block { ticket, keys: None, is_answered: false }));
+    node(|node| node.block(ctx.client_id(), Block { ticket: ticket.0, keys: None, is_answered: false }));
     Some((Blocked { client: ctx.client_id(), ticket, on: On::Nothing }, Replied::later()))
 }
 
@@ -52,7 +52,7 @@ impl Blocked {
         if let On::Nothing = self.on {
             node(|node| node.handles -= 1);
         }
-        redis::unblock(self.client, self.ticket);
+        calls::unblock(self.client, self.ticket);
     }
 
     /// The wait ended without the module: lets the server free its handle.

@@ -1,8 +1,9 @@
 //! The connections of clients.
 
 use super::Ctx;
-use crate::redis::client::{State, disconnect};
-use crate::redis::node;
+use super::calls::disconnect;
+use crate::node::client::State;
+use crate::node::node;
 
 /// Closes a connection other than the caller's, immediately.
 pub fn end(_: Ctx, client: u64) -> bool {

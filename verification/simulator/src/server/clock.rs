@@ -2,7 +2,7 @@
 
 pub use super::slice::Slice;
 use crate::lock::Millis;
-use crate::redis::node;
+use crate::node::node;
 
 /// A moment, in Unix microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,8 +1,8 @@
 //! Where the slots of a cluster are served.
 
-use super::Ctx;
 use super::text::Text;
-use crate::redis::{self, node};
+use super::{Ctx, calls};
+use crate::node::{OTHER, node, slot_of};
 
 /// Where a slot is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,14 +33,14 @@ pub fn served(ctx: Ctx, key: &Text) -> Served {
     if ctx.serves(key) {
         return Served::Here;
     }
-    let slot = redis::slot_of(key.bytes());
+    let slot = slot_of(key.bytes());
     let Some(slots) = node(|node| node.slots.clone()) else { return Served::Here };
     if slots.importing.contains(&slot) {
-        let is_here = redis::exists(ctx.db(), key.bytes());
+        let is_here = calls::exists(ctx.db(), key.bytes());
         return if is_here { Served::Here } else { Served::Arriving };
     }
     if slots.elsewhere.contains(&slot) {
-        return Served::Elsewhere(Place { slot: i64::from(slot), address: redis::OTHER.into() });
+        return Served::Elsewhere(Place { slot: i64::from(slot), address: OTHER.into() });
     }
     if slots.migrating.contains(&slot) && !slots.is_down { Served::Leaving } else { Served::Nowhere }
 }

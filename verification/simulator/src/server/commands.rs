@@ -3,8 +3,9 @@
 use super::Ctx;
 pub use super::grammar::{Access, Arg, Command, Docs, Keys};
 use super::text::TextRef;
-use crate::redis::{Registered, node};
+use crate::node::{Positions, Registered, node};
 use std::ffi::CStr;
+use std::marker::PhantomData;
 
 /// One call of a command.
 #[derive(Clone, Copy, Debug)]
@@ -53,11 +54,16 @@ impl Entry {
 /// Registers a command with the server.
 pub fn register<C: Command>(_: Ctx, _: &str) -> bool {
     let registered = Registered {
-        run: |call| {
-            let _ = call.ctx.reply_outcome(C::run(call));
+        run: |client, db, place, argv| {
+            let ctx = Ctx { client, db, place, lifetime: PhantomData };
+            let _ = ctx.reply_outcome(C::run(Call { ctx, argv }));
         },
         writes: C::FLAGS.to_bytes().split(|byte| *byte == b' ').any(|flag| flag == b"write"),
-        keys: C::KEYS,
+        keys: match C::KEYS {
+            Keys::None => Positions::None,
+            Keys::First(_) => Positions::First,
+            Keys::Counted(_) => Positions::Counted,
+        },
         arity: C::ARITY,
     };
     node(|node| node.commands.insert(C::NAME.to_bytes().to_vec(), registered));

@@ -1,7 +1,9 @@
 //! The context in which the server calls the module.
 
+use super::calls;
 use super::text::{AsText, Text};
-use crate::redis::{self, node, slot_of};
+pub use crate::node::{Place, Role};
+use crate::node::{node, slot_of};
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
@@ -12,26 +14,6 @@ pub struct Ctx<'a> {
     pub(crate) db: i32,
     pub(crate) place: Place,
     pub(crate) lifetime: PhantomData<&'a ()>,
-}
-
-/// How a command was called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// By itself.
-    Alone,
-    /// In a transaction.
-    Transaction,
-    /// In a script of this client.
-    Script(u64),
-}
-
-/// This server's role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Primary.
-    Master,
-    /// Replica.
-    Replica,
 }
 
 /// Properties of the context in which a command runs.
@@ -127,7 +109,7 @@ impl Ctx<'_> {
             let channel = format!("__keyevent@{}__:{}", self.db, event.to_string_lossy());
             node(|node| node.publish(channel.as_bytes(), key.as_text().bytes()));
         } else {
-            redis::notify(self.db, key.as_text().bytes(), super::callbacks::Touch::Changed);
+            calls::notify(self.db, key.as_text().bytes(), super::callbacks::Touch::Changed);
         }
     }
 
@@ -146,7 +128,7 @@ impl Ctx<'_> {
     /// while its slot migrates.
     pub fn serves(self, key: &Text) -> bool {
         super::open_keys::none_may_be_open();
-        let exists = redis::exists(self.db, key.bytes());
+        let exists = calls::exists(self.db, key.bytes());
         node(|node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key.bytes()), exists).is_none()))
     }
 

@@ -1,7 +1,7 @@
 //! What the server reports to the module.
 
-use super::{Ctx, callbacks};
-use crate::redis::{Generation, node};
+use super::Ctx;
+use crate::node::{Generation, node};
 
 /// From now on, reports each written key and each event-loop iteration.
 pub fn watch_keys(_: Ctx) {
@@ -30,9 +30,4 @@ pub fn go_round_again() {
             node.runs_again = true;
         }
     });
-}
-
-/// The callbacks that the module has registered.
-pub(crate) fn callbacks() -> Option<&'static callbacks::Callbacks> {
-    callbacks::get()
 }

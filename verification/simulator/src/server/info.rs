@@ -1,6 +1,6 @@
 //! The module's section of `INFO`.
 
-use crate::redis::node;
+use crate::node::node;
 use std::ffi::CStr;
 
 /// The section, to be filled.

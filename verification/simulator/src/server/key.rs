@@ -1,10 +1,11 @@
 //! A key of the keyspace, through the low-level API.
 
+use super::calls;
 use super::ctx::Ctx;
 use super::open_keys;
 use super::text::{Text, TextRef};
 use crate::lock::Deadline;
-use crate::redis::{self, Entry, Node, Value, node};
+use crate::node::{Entry, Hash, Node, Value, node};
 use std::ops::ControlFlow;
 
 /// What a key holds.
@@ -41,7 +42,7 @@ impl<'a> Key<'a> {
             node.look_ups += 1;
             node.work(2);
         });
-        redis::expire_if_needed(ctx.db(), name.bytes());
+        calls::expire_if_needed(ctx.db(), name.bytes());
         open_keys::opened();
         Self { db: ctx.db(), name: name.bytes() }
     }
@@ -50,7 +51,7 @@ impl<'a> Key<'a> {
         node(|node| work(node.get(self.db, self.name)))
     }
 
-    fn hash<R>(&self, work: impl FnOnce(&redis::Hash) -> R) -> Option<R> {
+    fn hash<R>(&self, work: impl FnOnce(&Hash) -> R) -> Option<R> {
         self.entry(|entry| match &entry?.value {
             Value::Hash(hash) => Some(work(hash)),
             Value::Other(_) => None,

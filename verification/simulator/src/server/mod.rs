@@ -9,6 +9,7 @@ pub mod blocked;
 mod bytes;
 #[path = "../../../../src/server/callbacks.rs"]
 pub mod callbacks;
+pub mod calls;
 pub mod clients;
 pub mod clock;
 pub mod cluster;

@@ -1,7 +1,7 @@
 //! The offsets of replicas, and requests for confirmation.
 
 use super::{AsText, Ctx, Text};
-use crate::redis::node;
+use crate::node::node;
 
 /// An offset in the replication stream: here in commands, not in bytes.
 pub type Offset = u64;

@@ -2,7 +2,7 @@
 
 use super::ctx::Ctx;
 use crate::lock::Token;
-use crate::redis::node;
+use crate::node::node;
 use std::ffi::CStr;
 
 /// Proof that a reply was written: every path through a command ends with one.

@@ -1,8 +1,9 @@
 //! The server's own timers, as `timer.rs` uses them.
 
 use super::Ctx;
+use super::calls::context;
 use crate::lock::Millis;
-use crate::redis::{TimerId, context, node};
+use crate::node::{TimerId, node};
 
 pub(super) type Id = TimerId;
 

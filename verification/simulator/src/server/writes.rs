@@ -1,7 +1,7 @@
 //! Whether the server takes writes.
 
 use super::{Ctx, Role};
-use crate::redis::node;
+use crate::node::node;
 
 /// Whether this server may change locks now.
 pub fn are_possible(_: Ctx) -> bool {

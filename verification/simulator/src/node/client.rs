@@ -1,7 +1,6 @@
 //! Connections and users, and how a connection or a block ends.
 
-use super::{Bytes, LogEntry, Node, node, notify_end, report};
-use crate::server::callbacks::{Event, Ticket};
+use super::{Bytes, Node};
 use std::collections::VecDeque;
 
 /// A connection, as the server knows it.
@@ -43,7 +42,7 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// The module's id of it.
-    pub ticket: Ticket,
+    pub ticket: u64,
     /// The keys that it is blocked on, if any.
     pub keys: Option<Vec<Bytes>>,
     /// The module has unblocked it.
@@ -51,7 +50,7 @@ pub struct Block {
 }
 
 impl Client {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             user: "default".into(),
             db: 0,
@@ -68,7 +67,7 @@ impl Client {
     }
 
     /// The current block.
-    pub(super) fn blocked(&mut self) -> Option<&mut Block> {
+    pub(crate) fn blocked(&mut self) -> Option<&mut Block> {
         match &mut self.state {
             State::Blocked(block) => Some(block),
             _ => None,
@@ -140,37 +139,5 @@ impl Node {
         let name = String::from_utf8_lossy(&argv[0]).to_lowercase();
         let denied = user.denied.iter().any(|it| *it == name || it.ends_with('.') && name.starts_with(it.as_str()));
         !denied && self.keys_of(argv).iter().all(|key| user.may_touch(key))
-    }
-}
-
-/// Closes a connection: first the event, then, if it was blocked, the module's callback.
-pub fn disconnect(client: u64) {
-    let Some(unsent) = node(|node| node.clients.get(&client).map(|client| client.output.clone())) else { return };
-    node(|node| node.log.push(LogEntry::Disconnected(client, unsent)));
-    report(Event::ClientGone(client));
-    let closed = node(|node| {
-        let closed = node.clients.remove(&client)?;
-        node.final_output.insert(client, closed.sent.clone());
-        Some(closed)
-    });
-    if let Some(State::Blocked(block)) = closed.map(|client| client.state)
-        && !block.is_answered
-    {
-        notify_end(client, block.ticket);
-    }
-}
-
-/// Unblocks a client without the module.
-pub fn force_unblock(client: u64) {
-    let block = node(|node| {
-        let it = node.clients.get_mut(&client)?;
-        let block = it.blocked()?.clone();
-        it.state = State::Ready;
-        node.resumed.push_back(client);
-        node.log.push(LogEntry::Unblocked(client));
-        Some(block)
-    });
-    if let Some(block) = block.filter(|block| !block.is_answered) {
-        notify_end(client, block.ticket);
     }
 }

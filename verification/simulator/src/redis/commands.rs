@@ -22,6 +22,9 @@ pub fn execute(client: u64, argv: Vec<Bytes>) {
     }
     if let Some(error) = node(|node| refusal(node, client, &argv)) {
         request_started(client, &[]);
+        if name == "exec" {
+            node(|node| set(node, client, |it| it.multi = None));
+        }
         return reply(client, &error);
     }
     if node(|node| node.is_paused() && would_write(node, client, &name, &argv)) {
@@ -110,7 +113,10 @@ fn refusal(node: &Node, client: u64, argv: &[Bytes]) -> Option<String> {
     }
     if let Some(slots) = &node.slots {
         let refusal = |key: &Bytes| slots.refusal(slot_of(key), node.get(0, key).is_some());
-        if let Some(refusal) = node.keys_of(argv).iter().find_map(refusal) {
+        // A transaction that waited is judged by where its keys are now.
+        let multi = node.clients.get(&client).and_then(|it| it.multi.as_ref()?.as_ref()).filter(|_| name == "exec");
+        let queued = multi.into_iter().flatten().flat_map(|it| node.keys_of(it));
+        if let Some(refusal) = node.keys_of(argv).into_iter().chain(queued).find_map(|key| refusal(&key)) {
             return Some(refusal);
         }
     }

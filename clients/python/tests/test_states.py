@@ -51,6 +51,11 @@ def withdrawals(fake):
     return [words for words in fake.of("RELEASE") if words[-1] == b"ALL"]
 
 
+def until_all_are_read(faked):
+    pool = faked._engine.router.known(b"k")
+    until(lambda: len(pool._idle) == len(pool._lines), "no connection waits for a reply")
+
+
 # Waiting
 
 
@@ -147,12 +152,37 @@ def test_superseded_connection_is_used_again(faked, fake, monkeypatch):
     fake.script["ACQUIRE"].append(lambda _: replies.wait(60) and error("SUPERSEDED by a later request"))
     fake.script["ACQUIRE"].append(lambda _: replies.set() or granted(7))
     hold = faked.lock("k").acquire(30)
+    until_all_are_read(faked)
     before = fake.connections
     hold.release()
     for _ in range(3):
         faked.lock("k").acquire(30).release()
     assert fake.connections == before
     assert len(fake.of("RELEASE")) == 4, "no connection broke, so nothing was withdrawn"
+
+
+def test_superseded_connection_is_used_again_when_the_lock_is_granted_first(faked, fake, monkeypatch):
+    monkeypatch.setattr(rules, "WAIT_SILENCE", 0.3)
+    is_granted = threading.Event()
+    fake.script["ACQUIRE"].append(lambda _: is_granted.wait(60) and error("SUPERSEDED by a later request"))
+    fake.script["ACQUIRE"].append(granted(7))
+    hold = faked.lock("k").acquire(30)
+    is_granted.set()
+    until_all_are_read(faked)
+    hold.release()
+    [by_token] = fake.of("RELEASE")
+    assert by_token[3:] == [b"TOKEN", b"7"], "no connection broke, so nothing was withdrawn"
+
+
+def test_superseded_request_is_withdrawn_when_granted_after_the_release(faked, fake, monkeypatch):
+    monkeypatch.setattr(rules, "WAIT_SILENCE", 0.3)
+    is_released = threading.Event()
+    fake.script["ACQUIRE"].append(lambda _: is_released.wait(60) and granted(9))
+    fake.script["ACQUIRE"].append(granted(7))
+    faked.lock("k").acquire(30).release()
+    assert len(withdrawals(fake)) == 1, "its reply was not read"
+    is_released.set()
+    until(lambda: len(withdrawals(fake)) == 2, "it is withdrawn")
 
 
 @pytest.mark.parametrize(

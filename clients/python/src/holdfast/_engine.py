@@ -164,6 +164,8 @@ class Engine:
             why = "it was cancelled" if grant.cancel.is_set() else f"not within {wait} s"
             said = "" if grant.error is None else f": {grant.error}"
             raise NotAcquiredError(f"lock {terms.name!r} was not acquired, {why}{said}", terms.name) from grant.error
+        if grant.asked:
+            await self.io.background(lambda: self._read_older(grant))
         self._tell("acquired", terms.name, grant.token, now() - grant.began)
         return grant
 
@@ -281,6 +283,17 @@ class Engine:
         asked.pool.put(asked.line)
         return reply
 
+    async def _read_rest(self, grant: Grant) -> list[Any]:
+        return [await self._read_off(grant, asked, rules.SUPERSEDED_WITHIN) for asked in list(grant.asked)]
+
+    async def _read_older(self, grant: Grant) -> None:
+        """The replies to requests that a newer one, which was granted, had superseded."""
+        for reply in await self._read_rest(grant):
+            if judge(reply) is Verdict.YES and (reply[0] != grant.token or grant.state is not State.HELD):
+                # One that came late was granted, after the hold had ended (B20).
+                self.lost(grant, LossReason.GONE)
+                await self._withdraw(grant)
+
     async def _broke(self, grant: Grant, asked: _Asked) -> None:
         grant.asked.remove(asked)
         grant.broke = True
@@ -356,9 +369,9 @@ class Engine:
                 await self.answer(grant, RELEASE, lambda: [grant.withdrawal()], end)
             except (ConnectionError, TimeoutError, OSError):
                 return
-            owed = [await self._read_off(grant, asked, rules.SUPERSEDED_WITHIN) for asked in list(grant.asked)]
             # A token was under way: RELEASE ALL had overtaken the request.
-            answers = 0 if any(judge(reply) is Verdict.YES for reply in owed) else answers + 1
+            is_late = any(judge(reply) is Verdict.YES for reply in await self._read_rest(grant))
+            answers = 0 if is_late else answers + 1
 
     # Commands
 

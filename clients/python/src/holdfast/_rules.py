@@ -290,9 +290,9 @@ class Grant:
         return self._command(b"RELEASE", b"ALL")
 
     def releases(self) -> list[Words]:
-        """What releases it. After a broken connection, a stale ACQUIRE may be in the queue still (B18)."""
+        """What releases it. A stale ACQUIRE may be in the queue still, if its reply was not read (B18)."""
         by_token = self._command(b"RELEASE", b"TOKEN", self.token)
-        return [by_token, self.withdrawal()] if self.broke and not self.terms.owner else [by_token]
+        return [by_token, self.withdrawal()] if (self.broke or self.asked) and not self.terms.owner else [by_token]
 
     def granted(self, reply: Any, sent: float) -> None:
         """What the reply to an ACQUIRE gives, by the clock rule. More elements are ignored."""

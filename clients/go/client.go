@@ -192,11 +192,17 @@ func (c *Client) takeTurn(ctx context.Context, name string, until time.Time) (en
 			delete(c.turns, name)
 		}
 	}
+	taken := func() { <-t.taken; leave() }
+	select {
+	case t.taken <- struct{}{}:
+		return taken, waited
+	default:
+	}
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
 	case t.taken <- struct{}{}:
-		return func() { <-t.taken; leave() }, waited
+		return taken, waited
 	case <-ctx.Done():
 	case <-timer.C:
 	}

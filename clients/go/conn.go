@@ -25,7 +25,8 @@ var (
 // continued: what has arrived stays in buf.
 type conn struct {
 	net.Conn
-	buf     []byte
+	buf     []byte   // what has arrived and was not read
+	out     []byte   // for the next commands
 	used    bool     // it had a reply already: if the next request fails, the connection may have been closed while it was idle
 	replies chan any // of a watched connection; closed when the connection has ended
 	gone    chan struct{}
@@ -54,7 +55,7 @@ func (c *conn) watch() {
 
 // send writes commands.
 func (c *conn) send(deadline time.Time, commands ...[]string) error {
-	var out []byte
+	out := c.out[:0]
 	for _, command := range commands {
 		out = append(strconv.AppendInt(append(out, '*'), int64(len(command)), 10), "\r\n"...)
 		for _, arg := range command {
@@ -62,6 +63,7 @@ func (c *conn) send(deadline time.Time, commands ...[]string) error {
 			out = append(append(out, arg...), "\r\n"...)
 		}
 	}
+	c.out = out
 	_ = c.SetWriteDeadline(deadline) // fails only on a closed connection, as does the write that follows
 	_, err := c.Write(out)
 	return err
@@ -141,14 +143,14 @@ func parse(b []byte) (reply any, rest []byte, err error) {
 	if len(line) == 0 {
 		return nil, nil, errors.New("holdfast: protocol error: empty line")
 	}
-	kind, text := line[0], string(line[1:])
+	kind, text := line[0], line[1:]
 	switch kind {
 	case '+':
-		return text, rest, nil
+		return string(text), rest, nil
 	case '-':
 		return ServerError(text), rest, nil
 	}
-	n, err := strconv.ParseInt(text, 10, 64)
+	n, err := strconv.ParseInt(string(text), 10, 64)
 	switch {
 	case err != nil:
 	case kind == ':':
@@ -160,7 +162,7 @@ func parse(b []byte) (reply any, rest []byte, err error) {
 	case kind == '$':
 		return string(rest[:n]), rest[n+int64(len(crlf)):], nil
 	case kind == '*':
-		items := []any{}
+		items := make([]any, 0, min(n, pipeline))
 		for range n {
 			var item any
 			if item, rest, err = parse(rest); err != nil {

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,7 @@ class Contender:
     shared: bool = False  # supports read-write locks
     waiters: bool = True  # a thousand clients fit into one process
     only_faults: bool = False  # differs from the previous one only when its holder fails
+    fault_leagues: str = "MR"  # a sync to disk changes nothing for a holder that fails
     limit: float = 40  # seconds until the lock of a failed holder is free
 
 
@@ -53,10 +56,10 @@ CONTENDERS = [
     Contender("redisson-fair", "Redisson 4.7.0 getFairLock", "java", "MFR", redis, waiters=False),
     Contender("redisson-fenced", "Redisson 4.7.0 getFencedLock", "java", "MFR", redis, waiters=False),
     Contender("zookeeper", "ZooKeeper 3.9.5, Curator 5.9.0", "java", "MFR", zookeeper, shared=True, waiters=False),
-    Contender("hazelcast", "Hazelcast 5.4.0 FencedLock", "java", "MR", hazelcast, waiters=False, limit=320),
     Contender("redis-py", "redis-py 8.1.0 Lock", "python", "MF", redis),
     Contender("redlock", "node-redlock 5.0.0-beta.2", "node", "MFR", independent_redis),
     Contender("redis-semaphore", "redis-semaphore 5.8.0", "node", "MFR", independent_redis),
+    Contender("hazelcast", "Hazelcast 5.4.0 FencedLock", "java", "MR", hazelcast, waiters=False, limit=320, fault_leagues="R"),
 ]
 
 
@@ -82,11 +85,11 @@ class Stage:
     league: str
     place: Place
     servers: Servers
-    client: Client
     round: int = 0
 
-    def another(self, name: str, network: str | None = None) -> Client:
-        return start_client(self.setting, self.contender, self.league, self.place, self.servers, name, network)
+    def start_client(self, name: str, network: str | None = None) -> Client:
+        command = [*self.setting.programs.client(self.contender.language), self.contender.name, self.league, ",".join(self.servers.endpoints)]
+        return Client(self.place, name, command, network)
 
     def key(self) -> str:
         self.round += 1
@@ -97,10 +100,12 @@ class Stage:
         return 2 if self.setting.smoke else self.contender.limit
 
 
-def start_client(setting: Setting, contender: Contender, league: str, place: Place, servers: Servers, name: str,
-                 network: str | None = None) -> Client:
-    command = [*setting.programs.client(contender.language), contender.name, league, ",".join(servers.endpoints)]
-    return Client(place, name, command, network)
+def start(setting: Setting, contender: Contender, league: str, place: Place) -> Stage:
+    if not setting.smoke:
+        wait_until_idle()
+    shutil.rmtree(place.folder, ignore_errors=True)
+    place.folder.mkdir(parents=True)
+    return Stage(setting, contender, league, place, contender.start(place, league, setting.programs))
 
 
 @dataclass(frozen=True)
@@ -131,18 +136,18 @@ class Run:
         return (self.end - self.begin) / 1e9
 
 
-def run(stage: Stage, clients: int, keys: int, readers: int = 0) -> Run:
+def run(stage: Stage, client: Client, clients: int, keys: int, readers: int = 0) -> Run:
     """Runs clients that acquire and release locks, and checks mutual exclusion."""
     stage.round += 1
     path = stage.place.folder / f"samples{stage.round}"
     warm = stage.setting.warm(stage.contender.language, stage.round == 1)
     milliseconds = int(stage.setting.seconds * 1000)
-    stage.client.send(f"run clients={clients} keys={keys} readers={readers} round={stage.round} warm={warm} ms={milliseconds} {path}")
-    (begin,) = stage.client.expect("begin", warm / 1000 + 60)
+    client.send(f"run clients={clients} keys={keys} readers={readers} round={stage.round} warm={warm} ms={milliseconds} {path}")
+    (begin,) = client.expect("begin", warm / 1000 + 60)
     before = stage.servers.cpu()
-    (end,) = stage.client.expect("end", milliseconds / 1000 + 60)
+    (end,) = client.expect("end", milliseconds / 1000 + 60)
     cpu = stage.servers.cpu() - before
-    overlaps, failures = map(int, stage.client.expect("done", 120))
+    overlaps, failures = map(int, client.expect("done", 120))
     samples = [Sample(int(c), int(k), h == "1", *map(int, rest)) for c, k, h, *rest in map(str.split, path.open())]
     path.unlink()
     result = Run(samples, int(begin), int(end), cpu)
@@ -189,8 +194,8 @@ def tokens(samples: list[Sample]) -> str:
 Figures = dict[str, object]
 
 
-def pair(stage: Stage) -> Figures:
-    result = run(stage, 1, 1)
+def pair(stage: Stage, client: Client) -> Figures:
+    result = run(stage, client, 1, 1)
     times = [(s.granted - s.asked + s.released - s.releasing) / 1e3 for s in result.measured]
     return {
         "pair p50 µs": quantile(times, 0.5), "pair p99 µs": quantile(times, 0.99), "pairs/s": len(times) / result.seconds,
@@ -198,8 +203,8 @@ def pair(stage: Stage) -> Figures:
     }
 
 
-def eight(stage: Stage) -> Figures:
-    result = run(stage, 8, 8)
+def eight(stage: Stage, client: Client) -> Figures:
+    result = run(stage, client, 8, 8)
     times = [(s.granted - s.asked + s.released - s.releasing) / 1e3 for s in result.measured]
     return {
         "pairs/s": len(times) / result.seconds, "pair p50 µs": quantile(times, 0.5), "pair p99 µs": quantile(times, 0.99),
@@ -207,9 +212,9 @@ def eight(stage: Stage) -> Figures:
     }
 
 
-def handoff(stage: Stage) -> Figures:
+def handoff(stage: Stage, client: Client) -> Figures:
     clients = 16
-    result = run(stage, clients, 1)
+    result = run(stage, client, clients, 1)
     measured = sorted(result.measured, key=lambda s: s.granted)
     changes = sum(a.client != b.client for a, b in zip(measured, measured[1:]))
     share = [sum(s.client == client for s in measured) for client in range(clients)]
@@ -223,8 +228,8 @@ def handoff(stage: Stage) -> Figures:
     }
 
 
-def mix(stage: Stage) -> Figures:
-    result = run(stage, 16, 1, readers=90)
+def mix(stage: Stage, client: Client) -> Figures:
+    result = run(stage, client, 16, 1, readers=90)
     waits = {shared: [(s.granted - s.asked) / 1e6 for s in result.measured if s.shared == shared] for shared in (True, False)}
     return {
         "pairs/s": len(result.measured) / result.seconds,
@@ -233,56 +238,56 @@ def mix(stage: Stage) -> Figures:
     }
 
 
-def killed(stage: Stage) -> Figures:
-    holder, waiter, key = stage.another("holder"), stage.another("waiter"), stage.key()
-    begin_wait(stage, holder, waiter, key)
-    at = time.monotonic_ns()
-    holder.process.kill()
-    return {"next holder after s": next_holder(stage, waiter, at)}
+@dataclass
+class Contention:
+    """A holder that is about to fail, and a waiter for its lock."""
+
+    holder: Client
+    waiter: Client
+    key: str
+    token: int
 
 
-def paused(stage: Stage) -> Figures:
-    holder, waiter, key = stage.another("holder"), stage.another("waiter"), stage.key()
-    token = begin_wait(stage, holder, waiter, key)
-    at = time.monotonic_ns()
-    os.killpg(holder.process.pid, signal.SIGSTOP)
-    words = waiter.read(stage.limit)
-    os.killpg(holder.process.pid, signal.SIGCONT)
-    if words is None:
-        return {"next holder after s": f"> {stage.limit:g}", "late holder's release": "not late", "its token is smaller": "not late"}
-    after = (int(granted(words)[0]) - at) / 1e9
-    # A client may notice the loss by itself; this is not measured.
-    time.sleep(1)
-    holder.send(f"unlock {key}")
-    answer = holder.read(30)
-    smaller = "none" if int(words[2]) == 0 else "yes" if token < int(words[2]) else "NO"
-    return {"next holder after s": after, "late holder's release": "reports success" if answer == ["released"] else "reports the loss",
-            "its token is smaller": smaller}
-
-
-def cut(stage: Stage) -> Figures:
-    """The holder's host stops sending and receiving, without closing its connections."""
-    network = Network.name
-    holder, waiter, key = stage.another("holder", network), stage.another("waiter"), stage.key()
-    begin_wait(stage, holder, waiter, key)
-    at = time.monotonic_ns()
-    Network.drop()
-    try:
-        return {"next holder after s": next_holder(stage, waiter, at)}
-    finally:
-        holder.process.kill()
-        holder.process.wait()
-        Network.restore()
-
-
-def begin_wait(stage: Stage, holder: Client, waiter: Client, key: str) -> int:
-    """The holder has the lock, and the waiter waits. Returns the holder's token."""
+def contention(stage: Stage, question: str, network: Network | None) -> Contention:
+    holder = stage.start_client(f"{question}-holder", network.name if network and question == "cut" else None)
+    waiter, key = stage.start_client(f"{question}-waiter"), stage.key()
     holder.send(f"lock {key}")
     token = int(granted(holder.read(60))[1])
     waiter.send(f"lock {key}")
     if waiter.read(1.5 if stage.contender.language == "java" else 0.5) is not None:
         raise Failed("EXCLUSION VIOLATED: the waiter has a lock that is held")
-    return token
+    return Contention(holder, waiter, key, token)
+
+
+def killed(stage: Stage, held: Contention, network: Network | None) -> Figures:
+    at = time.monotonic_ns()
+    held.holder.process.kill()
+    return {"next holder after s": next_holder(stage, held.waiter, at)}
+
+
+def paused(stage: Stage, held: Contention, network: Network | None) -> Figures:
+    at = time.monotonic_ns()
+    os.killpg(held.holder.process.pid, signal.SIGSTOP)
+    words = held.waiter.read(stage.limit)
+    os.killpg(held.holder.process.pid, signal.SIGCONT)
+    if words is None:
+        return {"next holder after s": f"> {stage.limit:g}", "late holder's release": "not late", "its token is smaller": "not late"}
+    after = (int(granted(words)[0]) - at) / 1e9
+    # A client may notice the loss by itself; this is not measured.
+    time.sleep(1)
+    held.holder.send(f"unlock {held.key}")
+    answer = held.holder.read(30)
+    smaller = "none" if int(words[2]) == 0 else "yes" if held.token < int(words[2]) else "NO"
+    return {"next holder after s": after, "late holder's release": "reports success" if answer == ["released"] else "reports the loss",
+            "its token is smaller": smaller}
+
+
+def cut(stage: Stage, held: Contention, network: Network | None) -> Figures:
+    """The holder's host stops sending and receiving, without closing its connections."""
+    at = time.monotonic_ns()
+    assert network
+    network.drop()
+    return {"next holder after s": next_holder(stage, held.waiter, at)}
 
 
 def granted(words: list[str] | None) -> list[str]:
@@ -301,14 +306,16 @@ def next_holder(stage: Stage, waiter: Client, at: int) -> float | str:
     return seconds
 
 
-def memory(stage: Stage) -> Figures:
+def memory(stage: Stage, _: Client) -> Figures:
     count = 50 if stage.setting.smoke else 1000
-    holder, waiters, key = stage.another("holder"), stage.another("waiter"), stage.key()
+    holder, waiters, key = stage.start_client("holder"), stage.start_client("waiter"), stage.key()
     holder.send(f"lock {key}")
     granted(holder.read(60))
     before = settled(stage)
     waiters.send(f"wait {key} clients={count}")
     waiters.expect("waiting", 300)
+    # What a server frees once a client has been idle for some seconds does not count.
+    time.sleep(0 if stage.setting.smoke else 20)
     return {"kB for a waiter": (settled(stage) - before) / count}
 
 
@@ -327,57 +334,120 @@ def settled(stage: Stage) -> int:
 class Network:
     """A separate host for a holder: a network namespace, connected to this one by a pair of interfaces."""
 
-    name = f"league{os.getpid()}"
+    numbers = itertools.count()
     # Addresses that are reserved for examples, so no host has them.
-    host, guest = "198.51.100.1", "198.51.100.2"
+    addresses = "198.51.100."
+
+    def __init__(self) -> None:
+        number = next(self.numbers) % 60
+        self.name = f"league{os.getpid()}-{number}"
+        self.host, guest = (f"{self.addresses}{4 * number + last}" for last in (1, 2))
+        outside, inside = f"lg{os.getpid()}-{number}a", f"lg{os.getpid()}-{number}b"
+        try:
+            for command in (f"ip netns add {self.name}", f"ip link add {outside} type veth peer name {inside} netns {self.name}",
+                            f"ip addr add {self.host}/30 dev {outside}", f"ip link set {outside} up",
+                            f"ip -n {self.name} addr add {guest}/30 dev {inside}", f"ip -n {self.name} link set {inside} up",
+                            f"ip -n {self.name} link set lo up"):
+                subprocess.run(command.split(), check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            self.close()
+            raise
 
     @classmethod
-    def make(cls) -> None:
-        if "198.51.100." in subprocess.run(["ip", "addr"], check=True, capture_output=True, text=True).stdout:
-            raise OSError("the addresses 198.51.100.0/30 are in use here")
-        outside, inside = f"lg{os.getpid()}a", f"lg{os.getpid()}b"
-        for command in (f"ip netns add {cls.name}", f"ip link add {outside} type veth peer name {inside} netns {cls.name}",
-                        f"ip addr add {cls.host}/30 dev {outside}", f"ip link set {outside} up",
-                        f"ip -n {cls.name} addr add {cls.guest}/30 dev {inside}", f"ip -n {cls.name} link set {inside} up",
-                        f"ip -n {cls.name} link set lo up"):
-            subprocess.run(command.split(), check=True, capture_output=True)
-        cls.restore()
+    def reason_against(cls) -> str | None:
+        """Why there can be none, if there is a reason."""
+        try:
+            if cls.addresses in subprocess.run(["ip", "addr"], check=True, capture_output=True, text=True).stdout:
+                return f"the addresses {cls.addresses}0/24 are in use here"
+            cls().close()
+        except (OSError, subprocess.CalledProcessError) as why:
+            return str(why)
+        return None
 
-    @classmethod
-    def policy(cls, target: str) -> None:
+    def drop(self) -> None:
         for chain in ("INPUT", "OUTPUT"):
-            subprocess.run(["ip", "netns", "exec", cls.name, "iptables", "-P", chain, target], check=True, capture_output=True)
+            subprocess.run(["ip", "netns", "exec", self.name, "iptables", "-P", chain, "DROP"], check=True, capture_output=True)
 
-    @classmethod
-    def drop(cls) -> None:
-        cls.policy("DROP")
-
-    @classmethod
-    def restore(cls) -> None:
-        cls.policy("ACCEPT")
-
-    @classmethod
-    def remove(cls) -> None:
-        subprocess.run(["ip", "netns", "del", cls.name], check=False, capture_output=True)
+    def close(self) -> None:
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
 
-QUESTIONS: dict[str, Callable[[Stage], Figures]] = {
-    "pair": pair, "eight": eight, "handoff": handoff, "mix": mix, "killed": killed, "paused": paused, "cut": cut, "memory": memory,
-}
+MEASURED: dict[str, Callable[[Stage, Client], Figures]] = {"pair": pair, "eight": eight, "handoff": handoff, "mix": mix, "memory": memory}
+FAULTS: dict[str, Callable[[Stage, Contention, Network | None], Figures]] = {"killed": killed, "paused": paused, "cut": cut}
 UNPINNED = ("pair", "eight", "handoff")  # measured without pinning, too
-FAULTS = ("killed", "paused", "cut")
 
 
-def asked(contender: Contender, pinned: bool, wanted: list[str], network: bool) -> list[str]:
-    """The measurements of a contender. `cut` is last: its servers listen on another address."""
-    names = [name for name in QUESTIONS if name in wanted and (pinned or name in UNPINNED)]
-    if contender.only_faults:
-        names = [name for name in names if name in FAULTS]
-    if not contender.shared:
-        names = [name for name in names if name != "mix"]
-    if not contender.waiters:
-        names = [name for name in names if name != "memory"]
-    return [name for name in names if (name == "cut") == network]
+def measure(setting: Setting, contender: Contender, league: str, pinned: bool, names: list[str]) -> dict[str, Figures]:
+    """Asks a contender, with servers that are started for these questions."""
+    # A smoke run shares its machine with other processes, so it uses the processor that is free.
+    place = Place(setting.output / "run" / f"{contender.name}-{league}", pinned and not setting.smoke)
+    results: dict[str, Figures] = {}
+    try:
+        stage = start(setting, contender, league, place)
+        client = stage.start_client("client")
+        for name in names:
+            try:
+                results[name] = MEASURED[name](stage, client)
+            except Failed as why:
+                results[name] = {"failed": str(why)}
+    except Failed as why:
+        results |= {name: {"failed": str(why)} for name in names if name not in results}
+    finally:
+        place.stop()
+    return clean(place, results)
+
+
+def fail_holders(setting: Setting, contender: Contender, league: str, names: list[str], threads: ThreadPoolExecutor) -> Future[dict[str, Figures]]:
+    """Prepares all faults of a contender, each with a lock of its own. Until the next holder has it, there is only waiting, so the next contender
+    can be prepared meanwhile."""
+    network = Network() if "cut" in names else None
+    place = Place(setting.output / "run" / f"{contender.name}-{league}-faults", not setting.smoke, network.host if network else "127.0.0.1")
+    held: dict[str, Contention] = {}
+    failure = None
+    try:
+        stage = start(setting, contender, league, place)
+        for name in names:
+            held[name] = contention(stage, name, network)
+    except Failed as why:
+        failure = why
+    except BaseException:
+        place.stop()
+        if network:
+            network.close()
+        raise
+
+    def ask(name: str) -> Figures:
+        try:
+            if failure is not None:
+                raise failure
+            return FAULTS[name](stage, held[name], network)
+        except Failed as why:
+            return {"failed": str(why)}
+
+    def finish() -> dict[str, Figures]:
+        try:
+            with ThreadPoolExecutor() as each:
+                results = dict(zip(names, each.map(ask, names), strict=True))
+        finally:
+            place.stop()
+            if network:
+                network.close()
+        return clean(place, results)
+
+    return threads.submit(finish)
+
+
+def clean(place: Place, results: dict[str, Figures]) -> dict[str, Figures]:
+    """The results. What a failure left stays to be looked at."""
+    if not any("failed" in figures for figures in results.values()):
+        shutil.rmtree(place.folder)
+    return results
+
+
+def asked(contender: Contender, league: str, wanted: list[str]) -> list[str]:
+    """The measurements that this contender takes part in."""
+    return [name for name in MEASURED if name in wanted and not contender.only_faults
+            and (contender.shared or name != "mix") and ((contender.waiters and league == "M") or name != "memory")]
 
 
 def wait_until_idle() -> None:
@@ -398,34 +468,11 @@ def wait_until_idle() -> None:
         sys.exit(f"league: {why}. Nothing else may run while the league measures.")
 
 
-def play(setting: Setting, contender: Contender, league: str, pinned: bool, names: list[str], network: bool) -> dict[str, Figures]:
-    """All measurements of one contender, with servers that are started for them."""
-    if not names:
-        return {}
-    if not setting.smoke:
-        wait_until_idle()
-    results: dict[str, Figures] = {}
-    folder = setting.output / "run" / f"{contender.name}-{league}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    # A smoke run shares its machine with other processes, so it uses the processor that is free.
-    place = Place(folder, pinned and not setting.smoke, Network.host if network else "127.0.0.1")
-    try:
-        servers = contender.start(place, league, setting.programs)
-        client = start_client(setting, contender, league, place, servers, "client")
-        stage = Stage(setting, contender, league, place, servers, client)
-        for name in names:
-            try:
-                results[name] = QUESTIONS[name](stage)
-            except Failed as why:
-                results[name] = {"failed": str(why)}
-    except Failed as why:
-        results |= {name: {"failed": str(why)} for name in names if name not in results}
-    finally:
+def end(*_: object) -> None:
+    """When it is terminated, it ends the processes that it has started."""
+    for place in list(Place.all):
         place.stop()
-    if not any("failed" in figures for figures in results.values()):
-        shutil.rmtree(folder)
-    return results
+    sys.exit("league: ended from outside")
 
 
 def main() -> int:
@@ -434,42 +481,43 @@ def main() -> int:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--league", action="append", choices=list("MFR"))
     parser.add_argument("--contender", action="append", choices=[each.name for each in CONTENDERS])
-    parser.add_argument("--question", action="append", choices=list(QUESTIONS))
+    parser.add_argument("--question", action="append", choices=[*MEASURED, *FAULTS])
     for name in ("go", "classpath", "python", "node", "module", "output"):
         parser.add_argument(f"--with-{name}", required=True, help=argparse.SUPPRESS)
     options = parser.parse_args()
     programs = Programs(options.with_go, options.with_classpath, options.with_python, options.with_node, options.with_module)
     setting = Setting(options.smoke, options.seconds or (1 if options.smoke else 5), programs, Path(options.with_output))
 
-    # When it is terminated, it ends the processes that it has started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("league: ended from outside"))
-    wanted = options.question or list(QUESTIONS)
+    signal.signal(signal.SIGTERM, end)
+    wanted = options.question or [*MEASURED, *FAULTS]
     notes = []
-    if "cut" in wanted:
-        try:
-            Network.make()
-        except (OSError, subprocess.CalledProcessError) as why:
-            Network.remove()
-            wanted = [name for name in wanted if name != "cut"]
-            notes.append(f"Question `cut` was not asked: it needs root, `ip` and `iptables` ({why}).")
+    if "cut" in wanted and (why := Network.reason_against()):
+        wanted = [name for name in wanted if name != "cut"]
+        notes.append(f"Question `cut` was not asked: it needs root, `ip` and `iptables` ({why}).")
     results = report.Results(setting.output / ("smoke.json" if setting.smoke else "results.json"), fresh=setting.smoke)
     failed = []
-    try:
-        for number in (1,) if setting.smoke else (1, 2):
-            for league in options.league or "MFR":
-                for contender in CONTENDERS:
-                    if league not in contender.leagues or (options.contender and contender.name not in options.contender):
-                        continue
-                    for pinned, network in ((True, False), (True, True)) if setting.smoke else ((True, False), (False, False), (True, True)):
-                        names = asked(contender, pinned, wanted, network)
-                        for name, figures in play(setting, contender, league, pinned, names, network).items():
-                            results.add(league, name, contender.title, pinned, number, figures)
-                            where = f"{league} {contender.name} {name}{'' if pinned else ' unpinned'}"
-                            print(f"{where}: {report.line(figures)}", flush=True)
-                            if "failed" in figures:
-                                failed.append(where)
-    finally:
-        Network.remove()
+
+    def add(league: str, contender: Contender, pinned: bool, number: int, found: dict[str, Figures]) -> None:
+        for name, figures in found.items():
+            results.add(league, name, contender.title, pinned, number, figures)
+            where = f"{league} {contender.name} {name}{'' if pinned else ' unpinned'}"
+            print(f"{where}: {report.line(figures)}", flush=True)
+            if "failed" in figures:
+                failed.append(where)
+
+    for number in (1,) if setting.smoke else (1, 2):
+        for league in options.league or "MFR":
+            contenders = [one for one in CONTENDERS if league in one.leagues and (not options.contender or one.name in options.contender)]
+            for contender in contenders:
+                names = asked(contender, league, wanted)
+                for pinned in (True,) if setting.smoke else (True, False):
+                    if some := [name for name in names if pinned or name in UNPINNED]:
+                        add(league, contender, pinned, number, measure(setting, contender, league, pinned, some))
+            if names := [name for name in FAULTS if name in wanted]:
+                with ThreadPoolExecutor(len(contenders)) as threads:
+                    found = [(one, fail_holders(setting, one, league, names, threads)) for one in contenders if league in one.fault_leagues]
+                for contender, result in found:
+                    add(league, contender, True, number, result.result())
     document = setting.output / "league.md" if setting.smoke else Path(__file__).parents[2] / "docs" / "league.md"
     report.write(results, document, setting.output, notes, smoke=setting.smoke, titles=[each.title for each in CONTENDERS])
     print(f"league: wrote {document}" + ("; it is a smoke run, so its figures mean nothing" if setting.smoke else ""))

@@ -1,6 +1,7 @@
 """The servers and clients of the league: each a process in its own folder, on its own core, that is killed at the end."""
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import select
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 
@@ -45,7 +47,7 @@ class Programs:
         return ["java", "-Xshare:auto", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", *opens, "-cp", self.classpath]
 
 
-@dataclass
+@dataclass(eq=False)
 class Place:
     """The environment of the processes."""
 
@@ -53,16 +55,18 @@ class Place:
     pinned: bool
     host: str = "127.0.0.1"
     started: list[subprocess.Popen] = field(default_factory=list)
+    all: ClassVar[list[Place]] = []
+
+    def __post_init__(self) -> None:
+        self.all.append(self)
 
     def start(self, command: list[str], name: str, core: int, *, user: str | None = None, **pipes: int) -> subprocess.Popen:
-        def prepare() -> None:
-            if self.pinned:
-                os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
-
+        if self.pinned:
+            command = ["taskset", "--cpu-list", str(core % (os.cpu_count() or 1)), *command]
         log = (self.folder / f"{name}.log").open("wb")
         identity = {"user": user, "group": user, "extra_groups": []} if user else {}
         process = subprocess.Popen(command, cwd=self.folder, stderr=log, stdin=pipes.get("stdin", subprocess.DEVNULL),
-                                   stdout=pipes.get("stdout", log), preexec_fn=prepare, start_new_session=True, **identity)
+                                   stdout=pipes.get("stdout", log), start_new_session=True, **identity)
         self.started.append(process)
         return process
 
@@ -73,10 +77,13 @@ class Place:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if process.stdin:
-                process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
             if process.stdout:
                 process.stdout.close()
         self.started.clear()
+        if self in self.all:
+            self.all.remove(self)
 
 
 @dataclass
@@ -269,8 +276,11 @@ class Client:
 
     def send(self, line: str) -> None:
         assert self.process.stdin
-        self.process.stdin.write(line.encode() + b"\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(f"the client ended with {self.process.wait()}: see its log") from None
 
     def read(self, limit: float) -> list[str] | None:
         """The words of the next line, or None after the timeout."""

@@ -78,14 +78,11 @@ def table(rows: list[tuple[str, list[Figures]]]) -> list[str]:
     lines = ["| contender | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
     for title, passes in rows:
         failures = [str(figures["failed"]) for figures in passes if "failed" in figures]
-        if failures:
-            lines.append(f"| {title} | **failed**: {failures[0]}" + " |" * len(columns))
-            continue
-        cells = []
+        cells = [f"{title} (**failed**: {failures[0]})" if failures else title]
         for name in columns:
-            values = [cell(figures[name]) for figures in passes]
+            values = [cell(figures[name]) if name in figures else "–" for figures in passes]
             cells.append(values[0] if len(set(values)) == 1 and not values[0][0].isdigit() else " / ".join(values))
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
@@ -158,6 +155,7 @@ def write(results: Results, document: Path, folder: Path, notes: list[str], *, s
         text += ["Two figures divided by a slash are two passes. [bench/league](../bench/league/README.md) says how each contender is used. Pinned: "
                  "servers on one core, clients on the other. Every run checked that no two clients held a lock at once.", ""]
     text += [*notes, ""] if notes else []
+    text += [] if smoke else [(Path(__file__).parent / "findings.md").read_text().strip(), ""]
     images = document.parent / ("league" if smoke else "images/league")
     images.mkdir(parents=True, exist_ok=True)
     for question, heading in HEADINGS.items():

@@ -25,9 +25,7 @@ func natsClient(league string, endpoints []string) (lockFunc, error) {
 	if league == "M" {
 		config.Storage = jetstream.MemoryStorage
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	bucket, err := stream.CreateOrUpdateKeyValue(ctx, config)
+	bucket, err := natsBucket(stream, config)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +36,7 @@ func natsClient(league string, endpoints []string) (lockFunc, error) {
 			if err == nil {
 				return int64(revision), natsHold(bucket, key, revision), nil
 			}
-			if !errors.Is(err, jetstream.ErrKeyExists) {
+			if !errors.Is(err, jetstream.ErrKeyExists) && !isBeingCreated(err) {
 				return 0, nil, err
 			}
 			if err := natsDeleted(ctx, bucket, key); err != nil {
@@ -46,6 +44,26 @@ func natsClient(league string, endpoints []string) (lockFunc, error) {
 			}
 		}
 	}, nil
+}
+
+// natsBucket tries for as long as three servers may take to elect a leader: a request before that gets no answer.
+func natsBucket(stream jetstream.JetStream, config jetstream.KeyValueConfig) (bucket jetstream.KeyValue, err error) {
+	for range 20 {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		bucket, err = stream.CreateOrUpdateKeyValue(ctx, config)
+		cancel()
+		if err == nil {
+			break
+		}
+	}
+	return bucket, err
+}
+
+// isBeingCreated reports whether three servers refused a key because another client is about to create it: the library does not know
+// the number of this error.
+func isBeingCreated(err error) bool {
+	var refusal *jetstream.APIError
+	return errors.As(err, &refusal) && refusal.ErrorCode == 10164
 }
 
 // natsDeleted waits until the key is deleted, or has not been written for as long as it lives: nobody announces that it expired.

@@ -169,7 +169,7 @@ def write(results: Results, document: Path, folder: Path, notes: list[str], *, s
                 if pinned:
                     panels.append((league, rows))
                 tables += [f"**{LEAGUES[league]}**{'' if pinned else ' (unpinned)'}", "", *table(rows), ""]
-                if pinned and league in REMARKS:
+                if pinned and league in REMARKS and (league != "M" or any(title.startswith("Hazelcast") for title, _ in rows)):
                     tables += [REMARKS[league], ""]
         if not panels:
             continue

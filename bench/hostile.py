@@ -5,7 +5,7 @@
 
 A measurement, not a test. At first, each connection sends its next request when it has the answer to the last one, so the server has up to
 2,000 requests to execute before a GET, whatever they are: the same number of connections that send only GET show how long that takes. Then
-they send half as many requests of the worst inputs a second, so what delays a GET are single commands. The client that is measured is a
+they send half as many requests of the worst inputs a second, so fewer of them precede a GET. The client that is measured is a
 process of its own, sends one GET each 2 ms, and is scheduled before the others where that is allowed.
 """
 from __future__ import annotations
@@ -86,13 +86,12 @@ def load(port: int, ends: float, next_request: Callable[[int, random.Random], by
     while (now := time.monotonic()) < ends:
         while idle and sent < (now - begin) * rate:
             key = idle.popleft()
-            with suppress(BlockingIOError):
-                key.fileobj.send(next_request(key.data, choose))
-                sent += 1
+            key.fileobj.send(next_request(key.data, choose))
+            sent += 1
         for key, _ in poll.select(0.001):
             with suppress(BlockingIOError):
-                key.fileobj.recv(1 << 18)
-                idle.append(key)
+                if key.fileobj.recv(1 << 18).endswith(b"\n"):
+                    idle.append(key)
     count.value = sent
 
 

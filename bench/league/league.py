@@ -5,7 +5,7 @@
     --league M           only this league (may be repeated, as the next two)
     --contender redsync  only this contender
     --question pair      only this question
-    --seconds 5          how long a question is measured
+    --seconds 3          how long a question is measured
 """
 from __future__ import annotations
 
@@ -246,6 +246,7 @@ class Contention:
     waiter: Client
     key: str
     token: int
+    network: Network | None  # that of the holder, if it is to be cut off
 
 
 def contention(stage: Stage, question: str, network: Network | None) -> Contention:
@@ -256,16 +257,16 @@ def contention(stage: Stage, question: str, network: Network | None) -> Contenti
     waiter.send(f"lock {key}")
     if waiter.read(1.5 if stage.contender.language == "java" else 0.5) is not None:
         raise Failed("EXCLUSION VIOLATED: the waiter has a lock that is held")
-    return Contention(holder, waiter, key, token)
+    return Contention(holder, waiter, key, token, network)
 
 
-def killed(stage: Stage, held: Contention, network: Network | None) -> Figures:
+def killed(stage: Stage, held: Contention) -> Figures:
     at = time.monotonic_ns()
     held.holder.process.kill()
     return {"next holder after s": next_holder(stage, held.waiter, at)}
 
 
-def paused(stage: Stage, held: Contention, network: Network | None) -> Figures:
+def paused(stage: Stage, held: Contention) -> Figures:
     at = time.monotonic_ns()
     os.killpg(held.holder.process.pid, signal.SIGSTOP)
     words = held.waiter.read(stage.limit)
@@ -282,11 +283,11 @@ def paused(stage: Stage, held: Contention, network: Network | None) -> Figures:
             "its token is smaller": smaller}
 
 
-def cut(stage: Stage, held: Contention, network: Network | None) -> Figures:
+def cut(stage: Stage, held: Contention) -> Figures:
     """The holder's host stops sending and receiving, without closing its connections."""
     at = time.monotonic_ns()
-    assert network
-    network.drop()
+    assert held.network
+    held.network.drop()
     return {"next holder after s": next_holder(stage, held.waiter, at)}
 
 
@@ -373,7 +374,7 @@ class Network:
 
 
 MEASURED: dict[str, Callable[[Stage, Client], Figures]] = {"pair": pair, "eight": eight, "handoff": handoff, "mix": mix, "memory": memory}
-FAULTS: dict[str, Callable[[Stage, Contention, Network | None], Figures]] = {"killed": killed, "paused": paused, "cut": cut}
+FAULTS: dict[str, Callable[[Stage, Contention], Figures]] = {"killed": killed, "paused": paused, "cut": cut}
 UNPINNED = ("pair", "eight", "handoff")  # measured without pinning, too
 
 
@@ -420,7 +421,7 @@ def fail_holders(setting: Setting, contender: Contender, league: str, names: lis
         try:
             if failure is not None:
                 raise failure
-            return FAULTS[name](stage, held[name], network)
+            return FAULTS[name](stage, held[name])
         except Failed as why:
             return {"failed": str(why)}
 
@@ -486,7 +487,7 @@ def main() -> int:
         parser.add_argument(f"--with-{name}", required=True, help=argparse.SUPPRESS)
     options = parser.parse_args()
     programs = Programs(options.with_go, options.with_classpath, options.with_python, options.with_node, options.with_module)
-    setting = Setting(options.smoke, options.seconds or (1 if options.smoke else 5), programs, Path(options.with_output))
+    setting = Setting(options.smoke, options.seconds or (1 if options.smoke else 3), programs, Path(options.with_output))
 
     signal.signal(signal.SIGTERM, end)
     wanted = options.question or [*MEASURED, *FAULTS]

@@ -303,7 +303,7 @@ class Hold:
             commands = [self.command("RELEASE", "TOKEN", self.fence), self.command("RELEASE", "ALL")]  # B18
             attempts += 1
             try:
-                reply = self.client.ask(self.silence, *commands[: 1 + self.broke], again=False)[0]
+                reply = self.client.ask(self.silence, *commands[: 1 + bool(self.broke or self.pending)], again=False)[0]
                 reply = None if "WRONGTYPE" in str(reply) else reply  # it was overwritten
                 if not isinstance(reply, Refused):
                     break

@@ -59,7 +59,8 @@ public final class RedissonDriver extends Lines {
                 return new Object[] {"outcome", "released"};
             }
             case "check" -> {
-                return hold.lock.isHeldByThreadAsync(hold.thread).get() ? new Object[] {"outcome", "held"} : lost();
+                boolean isHeld = hold.lock.isHeldByThreadAsync(hold.thread).get();
+                return isHeld ? new Object[] {"outcome", "held"} : new Object[] {"outcome", "lost", "reason", "changed"};
             }
             case "force" -> client.getLock(call.text("key")).forceUnlockAsync().get();
             case "threads" -> {
@@ -72,16 +73,12 @@ public final class RedissonDriver extends Lines {
         return new Object[] {"outcome", "ok"};
     }
 
-    /** Redisson does not say why. It repeats a release whose reply was lost, and the second one finds no hold. */
-    private static Object[] lost() {
-        return new Object[] {"outcome", "lost"};
-    }
-
     @Override
     Object[] failure(Throwable why) {
         Throwable root = why instanceof ExecutionException ? why.getCause() : why;
         if (root instanceof IllegalMonitorStateException) {
-            return lost();
+            // Without a reason: Redisson repeats a release whose reply was lost, and the second one finds no hold.
+            return new Object[] {"outcome", "lost"};
         }
         return new Object[] {"outcome", root instanceof IllegalArgumentException ? "invalid" : "connection", "text", text(root)};
     }

@@ -57,7 +57,7 @@ fn until_free(connection: &mut Raw, key: &str) {
 
 #[test]
 fn watched_lease_is_renewed_after_a_third() {
-    const LEASE: i64 = 1500;
+    const LEASE: i64 = 6000;
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -85,7 +85,7 @@ fn endless_hold_does_not_delay_other_renewals() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    assert!(holder.run("LOCK.ACQUIRE watched w WATCHDOG LEASE 1500").int() > 0);
+    assert!(holder.run("LOCK.ACQUIRE watched w WATCHDOG LEASE 3000").int() > 0);
     assert!(holder.run("LOCK.ACQUIRE endless e SHARED EPHEMERAL LEASE 300").int() > 0);
     assert_eq!(viewer.run("PERSIST endless"), Value::Int(1));
     let end = now() + 300;
@@ -100,8 +100,8 @@ fn endless_hold_does_not_delay_other_renewals() {
 fn watchdog_never_shortens_longer_lease() {
     let server = Server::start();
     let mut holder = Watched::over(server.raw(), &server);
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
-    holder.run("LOCK.ACQUIRE other owner LEASE 600 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE other owner LEASE 3000 WATCHDOG").token();
     holder.run("LOCK.RENEW key owner LEASE 60000").token();
     let end = deadline(&mut holder, "key");
     // The renewal of the other lock shows that the watchdog has run.
@@ -114,7 +114,7 @@ fn watchdog_never_shortens_longer_lease() {
 fn partly_released_watched_hold_is_renewed() {
     let server = Server::start();
     let mut holder = Watched::over(server.raw(), &server);
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 HOLDS 3 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 HOLDS 3 WATCHDOG").token();
     assert_eq!(holder.run("LOCK.RELEASE key owner"), Value::Int(0));
     until_renewed(&mut holder, "key");
     until_renewed(&mut holder, "key");
@@ -130,7 +130,7 @@ fn watched_lease_expires_after_its_connection_closed() {
         .map(|(key, _)| {
             let mut holder = server.raw();
             holder.run("LOCK.SESSION");
-            holder.run(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG")).token();
+            holder.run(&format!("LOCK.ACQUIRE {key} owner LEASE 3000 WATCHDOG")).token();
             holder.run("LOCK.EVENTS");
             holder
         })
@@ -299,7 +299,7 @@ fn both_flags_at_once_renew_and_release() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.run("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key * LEASE 3000 WATCHDOG EPHEMERAL").token();
     let owner = holder.id().to_owned();
     assert_eq!(binding(&mut viewer, "key", &owner), (Some(holder.client_id()), true, true));
     until_renewed(&mut viewer, "key");
@@ -315,9 +315,9 @@ fn bindings_follow_the_selected_database() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG").token();
     holder.run("SELECT 3");
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
     holder.run("LOCK.ACQUIRE plain owner").token();
     holder.run("SELECT 7");
     let client = holder.client_id();
@@ -343,7 +343,7 @@ fn a_renamed_or_moved_key_loses_its_binding() {
         let (holder, mut viewer) = (server.raw(), server.raw());
         let mut holder = Watched::over(holder, &server);
         viewer.run("FLUSHALL");
-        holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+        holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
         let reply = viewer.run(command);
         assert!(matches!(reply, Value::Okay | Value::Int(1)), "{command}: {reply:?}");
         viewer.run(&format!("SELECT {database}"));
@@ -365,7 +365,7 @@ fn a_copy_is_not_bound() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
     assert_eq!(viewer.run("COPY key copy"), Value::Int(1));
     assert_eq!(binding(&mut viewer, "copy", "owner"), (None, false, false));
     assert_eq!(binding(&mut viewer, "key", "owner"), (Some(holder.client_id()), true, true));
@@ -380,9 +380,9 @@ fn binding_follows_swapdb_as_info_shows() {
     let server = Server::start();
     let (holder, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
     other.run("SELECT 1");
-    other.run("LOCK.ACQUIRE key owner LEASE 2000").token();
+    other.run("LOCK.ACQUIRE key owner LEASE 6000").token();
     let unbound_end = deadline(&mut other, "key");
     assert_eq!(viewer.run("SWAPDB 0 1"), Value::Okay);
     // The hold without a binding is in database 0 now, the bound one in 1.
@@ -413,8 +413,8 @@ fn renew_moves_a_binding_to_the_calling_connection() {
     let (first, second, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut first = Watched::over(first, &server);
     let mut second = Watched::over(second, &server);
-    let token = first.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    assert_eq!(second.run("LOCK.RENEW key owner LEASE 600 WATCHDOG EPHEMERAL"), Value::Int(token));
+    let token = first.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
+    assert_eq!(second.run("LOCK.RENEW key owner LEASE 3000 WATCHDOG EPHEMERAL"), Value::Int(token));
     assert_eq!(binding(&mut viewer, "key", "owner"), (Some(second.client_id()), true, true));
     let id = first.client_id();
     first.close();
@@ -433,7 +433,7 @@ fn renew_binds_a_hold_that_was_not_bound() {
     let mut other = Watched::over(other, &server);
     holder.run("LOCK.ACQUIRE watched owner LEASE 60000").token();
     holder.run("LOCK.ACQUIRE ephemeral owner LEASE 60000").token();
-    other.run("LOCK.RENEW watched owner LEASE 600 WATCHDOG").token();
+    other.run("LOCK.RENEW watched owner LEASE 3000 WATCHDOG").token();
     other.run("LOCK.RENEW ephemeral owner LEASE 60000 EPHEMERAL").token();
     until_renewed(&mut holder, "watched");
     until_renewed(&mut holder, "watched");
@@ -478,8 +478,8 @@ fn queued_grant_is_bound_as_immediate_one() {
     for session in [&mut second, &mut third] {
         session.run("LOCK.SESSION");
     }
-    assert_eq!(second.begin("LOCK.ACQUIRE key second LEASE 600 WAIT 0 WATCHDOG EPHEMERAL"), None);
-    assert_eq!(third.begin("LOCK.ACQUIRE key third LEASE 600 WAIT 0 WATCHDOG"), None);
+    assert_eq!(second.begin("LOCK.ACQUIRE key second LEASE 3000 WAIT 0 WATCHDOG EPHEMERAL"), None);
+    assert_eq!(third.begin("LOCK.ACQUIRE key third LEASE 3000 WAIT 0 WATCHDOG"), None);
     first.run("LOCK.RELEASE key first");
     arrives(&mut second).token();
     assert_eq!(binding(&mut viewer, "key", "second"), (Some(id), true, true));
@@ -576,15 +576,15 @@ fn ended_hold_and_its_successor_are_not_renewed() {
     for (name, end) in HOLD_ENDINGS {
         for next in ["owner", "other"] {
             let key = format!("{name}:{next}");
-            holder.run(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG EPHEMERAL")).token();
+            holder.run(&format!("LOCK.ACQUIRE {key} owner LEASE 3000 WATCHDOG EPHEMERAL")).token();
             end(&mut other, &key);
-            other.run(&format!("LOCK.ACQUIRE {key} {next} LEASE 2500")).token();
+            other.run(&format!("LOCK.ACQUIRE {key} {next} LEASE 6000")).token();
             assert_eq!(binding(&mut other, &key, next), (None, false, false), "{key}");
             ends.push((deadline(&mut other, &key), key));
         }
     }
     // Shows that the watchdog runs.
-    holder.run("LOCK.ACQUIRE witness owner LEASE 1200 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE witness owner LEASE 3000 WATCHDOG").token();
     for _ in 0..3 {
         until_renewed(&mut other, "witness");
     }
@@ -626,9 +626,9 @@ fn hold_rewritten_by_other_client_is_not_renewed() {
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
     let client = holder.client_id();
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    holder.run("LOCK.ACQUIRE witness owner LEASE 600 WATCHDOG").token();
-    for line in ["MULTI", "DEL key", "HSET key owner 1", "PEXPIRE key 2000"] {
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE witness owner LEASE 3000 WATCHDOG").token();
+    for line in ["MULTI", "DEL key", "HSET key owner 1", "PEXPIRE key 6000"] {
         other.run(line);
     }
     assert_eq!(other.run("EXEC").items(), [1, 1, 1].map(Value::Int));
@@ -647,7 +647,7 @@ fn flushed_hold_and_its_successor_are_not_renewed() {
     let server = Server::start();
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
     other.run("FLUSHALL");
     other.run("LOCK.ACQUIRE key owner LEASE 1000").token();
     let id = holder.client_id();
@@ -661,7 +661,7 @@ fn expired_queued_grant_is_not_bound() {
     let server = Server::start();
     let (holder, mut next) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
     // The same owner acquires from another connection, after a release: granted from the queue, and unbound.
     next.run("LOCK.ACQUIRE gate other").token();
     assert_eq!(holder.run("LOCK.RELEASE key owner"), Value::Int(1));
@@ -684,8 +684,8 @@ fn renewals_replicate_as_absolute_deadlines() {
     master.wait_replica_online();
     let (holder, mut monitor) = (master.raw(), replica.raw());
     let mut holder = Watched::over(holder, &master);
-    holder.run("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG").token();
-    holder.run("LOCK.ACQUIRE permit owner LEASE 900 LIMIT 3 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE permit owner LEASE 3000 LIMIT 3 WATCHDOG").token();
     master.wait_for_replica(&replica);
     assert_eq!(monitor.run("MONITOR"), Value::Okay);
     let mut renewed = [0, 0];
@@ -698,7 +698,7 @@ fn renewals_replicate_as_absolute_deadlines() {
         match words.iter().map(|word| word.to_ascii_uppercase()).collect::<Vec<_>>().first().map(String::as_str) {
             Some("PEXPIREAT") => {
                 let at: i64 = words[2].parse().unwrap();
-                assert!(at > begin && at <= now() + 900, "{line}");
+                assert!(at > begin && at <= now() + 3000, "{line}");
                 renewed[usize::from(words[1] == "permit")] += 1;
             }
             Some("HSET") => assert_eq!(words[1], "permit", "{line}"),
@@ -749,7 +749,7 @@ fn a_transaction_binds_to_its_connection() {
     let client = holder.client_id();
     let session = holder.run("LOCK.SESSION").field("id").text();
     holder.run("MULTI");
-    holder.run("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL");
+    holder.run("LOCK.ACQUIRE key * LEASE 3000 WATCHDOG EPHEMERAL");
     holder.run("EXEC").items()[0].token();
     assert_eq!(binding(&mut viewer, "key", &session), (Some(client), true, true));
     for _ in 0..2 {
@@ -770,7 +770,7 @@ fn foreign_lock_is_bound_by_reentry() {
     let mut holder = Watched::over(holder, &server);
     viewer.run("HSET key owner 1");
     viewer.run("PEXPIRE key 500");
-    holder.run("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG EPHEMERAL").token();
     until_renewed(&mut viewer, "key");
     until_renewed(&mut viewer, "key");
     holder.close();

@@ -59,7 +59,7 @@ fn no_request_acquires_bound_lock_after_forward_step() {
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
     for (round, ms) in (1..=50).zip((1..).map(|round| round * HOUR)) {
-        let token = holder.run(&format!("LOCK.ACQUIRE k{round} a LEASE 1000 WATCHDOG")).token();
+        let token = holder.run(&format!("LOCK.ACQUIRE k{round} a LEASE 4000 WATCHDOG")).token();
         clock.set(ms);
         // Immediately, before the server's cron runs.
         assert!(other.run(&format!("LOCK.ACQUIRE k{round} b")).is_null(), "round {round}");
@@ -79,11 +79,11 @@ fn backward_step_does_not_extend_bound_hold() {
     let mut holder = Watched::over(holder, &server);
     let id = holder.client_id();
     holder.run("LOCK.ACQUIRE bound a LEASE 60000 EPHEMERAL").token();
-    holder.run("LOCK.ACQUIRE watched a LEASE 2000 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE watched a LEASE 4000 WATCHDOG").token();
     other.run("LOCK.ACQUIRE unbound b LEASE 60000").token();
     clock.set(-HOUR);
     until(SOON, "the server reads its clock", || left(&mut other, "unbound") > HOUR - MINUTE);
-    for (key, lease) in [("bound", MINUTE), ("watched", 2000)] {
+    for (key, lease) in [("bound", MINUTE), ("watched", 4000)] {
         until(SOON, "the key's deadline follows the clock", || (1..=lease).contains(&left(&mut other, key)));
     }
     assert!(left(&mut other, "unbound") > HOUR - MINUTE, "an unbound lock expires like any other key");

@@ -115,7 +115,7 @@ fn ended_leases_and_connections_are_counted() {
     let ended = |raw: &mut Raw| section(raw)["released_by_disconnect"];
     until(SOON, "the hold ended with its connection", || ended(&mut raw) == before["released_by_disconnect"] + 1);
     let mut watched = Watched::over(server.raw(), &server);
-    watched.run("LOCK.ACQUIRE watched me LEASE 600 WATCHDOG").token();
+    watched.run("LOCK.ACQUIRE watched me LEASE 3000 WATCHDOG").token();
     until(SOON, "the watchdog renews", || section(&mut raw)["watchdog_renewals"] >= before["watchdog_renewals"] + 2);
 }
 

@@ -475,12 +475,12 @@ fn binding_belongs_to_one_of_several_holders() {
     let server = Server::start();
     let [watched, mut ephemeral, mut waiter, mut connection] = [server.raw(), server.raw(), server.raw(), server.raw()];
     let mut watched = Watched::over(watched, &server);
-    watched.run("LOCK.ACQUIRE key watched LEASE 600 LIMIT 3 WATCHDOG").token();
+    watched.run("LOCK.ACQUIRE key watched LEASE 3000 LIMIT 3 WATCHDOG").token();
     ephemeral.run("LOCK.ACQUIRE key ephemeral LEASE 60000 LIMIT 3 EPHEMERAL").token();
     connection.run("LOCK.ACQUIRE key plain LEASE 60000 LIMIT 3").token();
     let plain = holder_deadline(&mut connection, "key", "plain");
     assert_eq!(waiter.begin("LOCK.ACQUIRE key next LEASE 60000 LIMIT 3 WAIT 0 EPHEMERAL"), None);
-    let end = now() + 1200;
+    let end = now() + 4500;
     until(SOON, "the watched lease has been renewed", || holder_deadline(&mut connection, "key", "watched") > end);
     assert!(waiter.pending());
     assert_eq!(holder_deadline(&mut connection, "key", "plain"), plain, "only the watched one is renewed");

@@ -393,9 +393,9 @@ fn macquire_binds_all_keys() {
     let (first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut first = Watched::over(first, &server);
     second.run("LOCK.SESSION");
-    first.run("LOCK.MACQUIRE 2 a b first LEASE 600 WATCHDOG EPHEMERAL").token();
-    assert_eq!(second.begin("LOCK.MACQUIRE 2 b a second LEASE 600 WAIT 0 WATCHDOG EPHEMERAL"), None);
-    let end = now() + 1200;
+    first.run("LOCK.MACQUIRE 2 a b first LEASE 3000 WATCHDOG EPHEMERAL").token();
+    assert_eq!(second.begin("LOCK.MACQUIRE 2 b a second LEASE 3000 WAIT 0 WATCHDOG EPHEMERAL"), None);
+    let end = now() + 4500;
     until(SOON, "both leases have been renewed", || deadline(&mut viewer, "a").min(deadline(&mut viewer, "b")) > end);
     first.reset();
     arrives(&mut second).token();

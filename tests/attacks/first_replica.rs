@@ -34,7 +34,7 @@ fn first_replica_misses_no_write_made_during_sync() {
     for round in 0..3 {
         connection.run(&format!("LOCK.ACQUIRE before:{round} me LEASE 600000")).token();
     }
-    connection.run("LOCK.ACQUIRE watched me LEASE 600 WATCHDOG").token();
+    connection.run("LOCK.ACQUIRE watched me LEASE 3000 WATCHDOG").token();
     assert_eq!(connection.run("BGSAVE"), Value::SimpleString("Background saving started".into()));
     // After the fork, the module replicates everything until the next run of the cron.
     let renewals = || info_number(&master, "holdfast", "holdfast_watchdog_renewals");

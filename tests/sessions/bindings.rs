@@ -13,7 +13,7 @@ fn watchdog_renews_while_session_is_open() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 900");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 3000");
     let mut seen = vec![deadline(&mut client, b"key")];
     until(SOON, "the lease is renewed five times", || {
         let now = deadline(&mut client, b"key");
@@ -217,8 +217,8 @@ fn transaction_grant_is_bound_in_its_database() {
         for key in ["mutex", "shared"] {
             connection.run(&format!("LOCK.ACQUIRE {key} first")).token();
         }
-        session.wait(connection, "LOCK.ACQUIRE mutex second WAIT 0 WATCHDOG LEASE 900");
-        session.wait(connection, "LOCK.ACQUIRE shared second SHARED WAIT 0 WATCHDOG LEASE 900");
+        session.wait(connection, "LOCK.ACQUIRE mutex second WAIT 0 WATCHDOG LEASE 3000");
+        session.wait(connection, "LOCK.ACQUIRE shared second SHARED WAIT 0 WATCHDOG LEASE 3000");
     }
     // The deletion in one database is noticed before the release in the other one serves its queue.
     let lines =

@@ -374,8 +374,8 @@ fn other_requests_cause_no_heartbeat() {
 fn promised_interval_counts_for_next_request() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
-    assert_eq!(interval(&mut session), 200);
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
+    assert_eq!(interval(&mut session), 500);
     client.run_ok("LOCK.RELEASE key owner");
     listen_once(&mut session);
     assert_eq!(interval_and_default(&read_reply(&mut session)).0, LONG_INTERVAL);
@@ -447,7 +447,7 @@ fn script_cannot_ask_for_heartbeat() {
 fn killed_reader_leaves_nothing() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
     listen(&mut session, &server);
     client.run_ok(&format!("CLIENT KILL ID {}", session.client));
     until(SOON, "the session has ended", || info_number(&server, "holdfast", "holdfast_sessions") == 0);

@@ -158,9 +158,9 @@ mod confirming {
     fn plain_reentry_keeps_replicas_of_binding() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
-        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG LEASE 1500");
+        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG LEASE 4000");
         let token = session.event().token_of(&["key"], "owner");
-        assert_eq!(session.get_token(&mut group.control, "LOCK.ACQUIRE key owner LEASE 1500"), token);
+        assert_eq!(session.get_token(&mut group.control, "LOCK.ACQUIRE key owner LEASE 4000"), token);
         group.stop_replicas();
         assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"), "although the session reads events");
     }

@@ -2,7 +2,8 @@
 //! languages, a fleet has all clients. Connections are cut and processes are paused. In a fleet, processes are also
 //! killed and replaced, and the servers are paused. The fleet's [`Kind`] names the other faults.
 //!
-//! The clients' reports form one history, which is checked like the simulator's.
+//! The clients' reports form one history. It is checked here by its intervals, and afterwards by porcupine
+//! (`scripts/conformance`).
 
 use std::collections::BTreeMap;
 use std::thread::{self, JoinHandle};
@@ -44,7 +45,7 @@ const MINUTE: u64 = 60_000;
 const PAUSE: Duration = Duration::from_millis(10);
 /// The number of actions of a fleet per interval.
 const ACTS: usize = 4;
-/// After this many actions, a fleet uses other locks, so that the search of each lock's history stays feasible.
+/// After this many actions, a fleet uses other locks, so that porcupine can search the history of each.
 const ROUND: usize = 5_000;
 
 /// The clients and servers of a run, and the faults of the servers.
@@ -637,9 +638,7 @@ impl Run<'_> {
             }
         }
         self.report.faults.extend(left::after(CLEAN, Moment::Ended, &self.nodes().iter().collect::<Vec<_>>()));
-        if let Err(violation) = self.report.history.verify_certain_operations() {
-            self.report.faults.push(format!("no order of operations explains the history: {violation}"));
-        }
+        self.report.faults.extend(self.report.history.verify_intervals().err());
     }
 }
 

@@ -26,7 +26,7 @@ func main() {
 		case len(wrong) > 0:
 			says, status = "WRONG", 1
 		case len(undecided) > 0:
-			says = "not decided"
+			says, status = "not decided", 1
 		}
 		fmt.Printf("%s: %s: %d operations in %.1f s\n", name, says, len(history), time.Since(begin).Seconds())
 		for _, it := range wrong {

@@ -164,13 +164,14 @@ fn raise_can_be_repeated_and_late_renewal_finds_nothing() {
     for limit in ["", " SHARED"] {
         let token = client.get_token(&format!("LOCK.ACQUIRE key owner{limit}"));
         let raised = token + 1;
+        let raise = format!("LOCK.RENEW key owner TOKEN {token} FENCE {raised} LEASE 600000");
         for _ in 0..2 {
-            let line = format!("LOCK.RENEW key owner TOKEN {token} FENCE {raised} LEASE 600000 UNBIND");
-            assert_eq!(client.run(&line), Value::Int(raised));
+            assert_eq!(client.run(&raise), Value::Int(raised));
         }
         assert_eq!(client.run(&format!("LOCK.RENEW key owner TOKEN {token} LEASE 1000")), Value::Nil);
         assert_eq!(client.run(&format!("LOCK.RELEASE key owner TOKEN {token}")), Value::Nil);
         assert!(client.run("PTTL key").int() > 500_000);
+        assert_eq!(client.run(&format!("{raise} UNBIND")), Value::Int(raised));
         assert_eq!(client.run(&format!("LOCK.RELEASE key owner TOKEN {raised}")), Value::Int(1));
     }
 }

@@ -181,12 +181,15 @@ fn last_release_is_not_refused_during_confirmation() {
     let mut client = group.master.raw();
     let token = client.get_token("LOCK.ACQUIRE key owner LEASE 600000");
     client.get_token("LOCK.ACQUIRE key owner");
+    client.get_token("LOCK.ACQUIRE once owner LEASE 600000");
     group.stop_replicas();
-    let mut renewal = group.waits("LOCK.RENEW key owner LEASE 60000 REPLICAS 1");
+    let mut renewals =
+        ["key", "once"].map(|key| group.waits(&format!("LOCK.RENEW {key} owner LEASE 60000 REPLICAS 1")));
+    assert_eq!(client.run("LOCK.RELEASE once owner"), Value::Int(1));
     assert!(client.run("LOCK.RELEASE key owner").error().contains("is being confirmed"), "it would leave one");
     assert_eq!(client.run(&format!("LOCK.RELEASE key owner TOKEN {token} HOLDS 0")), Value::Int(1));
     group.cont_replicas();
-    assert_eq!(renewal.error(), "UNCONFIRMED");
+    renewals.iter_mut().for_each(|renewal| assert_eq!(renewal.error(), "UNCONFIRMED"));
 }
 
 /// An undelivered grant refuses no request of its owner.

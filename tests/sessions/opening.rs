@@ -5,7 +5,7 @@ use support::{Server, until};
 
 use super::session::{Event, Session, waiting};
 use crate::common::error;
-use crate::lines::{Reply, holders};
+use crate::lines::{Reply, holders, owners};
 use crate::waiter::{Commands, SOON, is_blocked};
 
 /// Requests that need a session.
@@ -30,9 +30,37 @@ fn reconnected_connection_is_no_session() {
         assert_eq!(error(&connection.run(line)).0, "NOSESSION", "{line}");
     }
     assert_eq!(connection.run("EXISTS key"), Value::Int(0), "no request had an effect");
-    let plain = format!("{}:{}", session.id.split(':').next().expect("a run"), connection.client_id());
-    let named = connection.run(&format!("LOCK.ACQUIRE key owner SESSION {plain}"));
-    assert_eq!(error(&named).0, "NOSESSION", "the connection exists, and is not a session");
+}
+
+/// Its owner `*` has the form of a session's id, and is none.
+#[test]
+fn plain_connection_cannot_be_named_as_session() {
+    let server = Server::start();
+    let (mut plain, mut client) = (server.raw(), server.raw());
+    plain.get_token("LOCK.ACQUIRE mine *");
+    let id = owners(&mut client, "mine").remove(0);
+    assert!(id.ends_with(&format!(":{}", plain.client_id())), "{id}");
+    for connection in [&mut plain, &mut client] {
+        let reply = connection.run(&format!("LOCK.ACQUIRE key owner SESSION {id}"));
+        assert_eq!(error(&reply).0, "NOSESSION", "{reply:?}");
+    }
+}
+
+#[test]
+fn watchdog_needs_session() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.get_token("LOCK.ACQUIRE held owner");
+    for line in [
+        "LOCK.ACQUIRE key owner WATCHDOG",
+        "LOCK.MACQUIRE 2 key other owner WATCHDOG EPHEMERAL",
+        "LOCK.RENEW held owner WATCHDOG",
+        "LOCK.MRENEW 1 held owner WATCHDOG",
+    ] {
+        let reply = client.run(line);
+        assert_eq!(error(&reply).0, "NOSESSION", "{line}");
+    }
+    assert_eq!(client.run("EXISTS key other"), Value::Int(0));
 }
 
 #[test]

@@ -39,6 +39,8 @@ struct Acquisition {
     again: Option<String>,
     /// The current or last use. A report about an earlier use may be read after the next one has started.
     user: String,
+    /// A step of the server's clock may have ended it.
+    stepped: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,7 @@ impl History {
             fence: None,
             again: None,
             user: owner(client, hold),
+            stepped: false,
         };
         self.asked.insert(owner(client, hold), asked);
     }
@@ -171,9 +174,11 @@ impl History {
                 (asked.stage, asked.released) = (Stage::Cached, Some(from));
                 return;
             }
-            // A release that had to be sent again can't tell that from a force (B17 of docs/client-protocol.md).
+            // A release that had to be sent again can't tell that from a force or a clock step (B17 of
+            // docs/client-protocol.md).
             (Call::Release { .. }, "released")
-                if asked.keys.iter().any(|it| is_changed_by_others(&self.changed_by_others, it, asked.from)) =>
+                if asked.stepped
+                    || asked.keys.iter().any(|it| is_changed_by_others(&self.changed_by_others, it, asked.from)) =>
             {
                 Told::Unknown
             }
@@ -184,19 +189,21 @@ impl History {
         };
         let to = (told != Told::Unknown).then_some(outcome.at);
         asked.stage = Stage::Over;
+        // A client that can't release a hold may have lost it before: its process was paused, and no report has come.
+        let ends = if outcome.outcome == "released" { from } else { asked.from };
         for key in asked.keys.clone() {
             let process = client.to_owned();
             self.seen.push(Operation { process, key, request: Request::release(&owner), from, to, outcome: told });
         }
         if told == Told::Unknown {
-            self.end(&owner, from, None);
+            self.end(&owner, ends, None);
         }
     }
 
-    /// A client reports a hold, and so it holds the lock, unless another client ended the hold and the report of that
-    /// is on its way.
+    /// A client reports a hold, and so it holds the lock, unless another client or a clock step ended the hold and the
+    /// report of that is on its way.
     fn holds(&mut self, owner: &str, from: Micros, to: Micros) {
-        let Some(asked) = self.asked.get(owner) else { return };
+        let Some(asked) = self.asked.get(owner).filter(|it| !it.stepped) else { return };
         for key in &asked.keys {
             if !is_changed_by_others(&self.changed_by_others, key, asked.from) {
                 let request = Request::Check { owner: owner.to_owned() };
@@ -298,12 +305,17 @@ impl History {
         }
     }
 
-    /// The server's clock stepped: the lease of each hold that is not bound to a session may have expired.
-    pub fn stepped(&mut self, from: Micros, is_bound: impl Fn(&str) -> bool) {
-        let is_concerned = |it: &Acquisition| it.stage != Stage::Over && !is_bound(&it.client);
-        let owners: Vec<String> =
-            self.asked.iter().filter(|(_, it)| is_concerned(it)).map(|(owner, _)| owner.clone()).collect();
-        owners.iter().for_each(|owner| self.end(owner, from, None));
+    /// The server's clock steps forward: the lease of each hold that is not bound to a session may expire. `is_bound` is
+    /// asked about a key and a token.
+    pub fn stepped(&mut self, from: Micros, mut is_bound: impl FnMut(&str, u64) -> bool) {
+        let mut ended = Vec::new();
+        for (owner, it) in self.asked.iter_mut().filter(|(_, it)| it.stage != Stage::Over) {
+            if !it.fence.is_some_and(|token| it.keys.iter().all(|key| is_bound(key, token))) {
+                it.stepped = true;
+                ended.push(owner.clone());
+            }
+        }
+        ended.iter().for_each(|owner| self.end(owner, from, None));
     }
 
     /// The end of any hold of this owner.
@@ -478,9 +490,45 @@ mod tests {
     #[test]
     fn clock_step_may_end_unbound_hold() {
         for is_bound in [false, true] {
-            let stepped = a_then_b(|history| history.stepped(clock::now(), |_| is_bound), 8);
+            let stepped = a_then_b(|history| history.stepped(clock::now(), |_, _| is_bound), 8);
             assert_eq!(stepped.is_err(), is_bound);
         }
+    }
+
+    /// The first request of a release may have met a hold that was there, and its reply was lost.
+    #[test]
+    fn release_after_clock_step_shows_no_hold() {
+        let seen = |is_bound| {
+            let mut history = History::default();
+            asks(&mut history, "A", "a");
+            history.acquired("A", "a", &outcome("held", Some(7), None));
+            history.stepped(a_moment_later(), |_, _| is_bound);
+            asks(&mut history, "B", "b");
+            history.acquired("B", "b", &outcome("held", Some(8), None));
+            let call = Call::Release { hold: "a".to_owned() };
+            history.about("A", "a", &call, a_moment_later(), &outcome("released", None, None));
+            history.verify()
+        };
+        assert_eq!(seen(false), Ok(()));
+        assert!(seen(true).is_err());
+    }
+
+    /// Its process may have been paused for longer than the lease.
+    #[test]
+    fn hold_that_could_not_be_released_may_have_ended_before() {
+        let seen = |released| {
+            a_then_b(
+                |history| {
+                    let (from, call) = (a_moment_later(), Call::Release { hold: "a".to_owned() });
+                    asks(history, "C", "c");
+                    history.acquired("C", "c", &outcome("held", Some(8), None));
+                    history.about("A", "a", &call, from + 1, &outcome(released, None, None));
+                },
+                9,
+            )
+        };
+        assert!(seen("connection").is_err_and(|it| it.contains('b')), "C holds it");
+        assert!(seen("released").is_err());
     }
 
     #[test]

@@ -737,6 +737,14 @@ pub fn holders(raw: &mut Raw, key: &str) -> Vec<u64> {
     holders.iter().map(token).collect()
 }
 
+/// Whether the hold of this token is bound to a connection, according to the server.
+pub fn is_bound(raw: &mut Raw, key: &str, token: u64) -> bool {
+    let info = raw.call(&[b"LOCK.INFO", key.as_bytes()]);
+    let Some(Value::Array(holders)) = field(&info, "holders") else { return false };
+    let is_it = |holder: &&Value| matches!(field(holder, "token"), Some(Value::Int(it)) if it.cast_unsigned() == token);
+    holders.iter().find(is_it).is_some_and(|holder| matches!(field(holder, "client"), Some(Value::Int(_))))
+}
+
 /// How often a command was called, according to `INFO commandstats`.
 fn calls_of(statistics: &str) -> Option<u64> {
     statistics.split(',').find_map(|it| it.strip_prefix("calls=")?.parse().ok())

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -95,7 +96,7 @@ func steps(history []*operation) []porcupine.Operation {
 	return all
 }
 
-// Grants of all locks: one after the other has a greater token. A part is short enough for a search.
+// Grants of all locks of a server: one after the other has a greater token. A part is short enough for a search.
 func grants(history []*operation) [][]porcupine.Operation {
 	type grant struct {
 		owner string
@@ -142,6 +143,30 @@ func grants(history []*operation) [][]porcupine.Operation {
 	slices.SortFunc(all, func(one, other porcupine.Operation) int {
 		return cmp.Or(cmp.Compare(one.Call, other.Call), cmp.Compare(one.Input.(int64), other.Input.(int64)))
 	})
+	byTag := map[string][]porcupine.Operation{}
+	for _, it := range all {
+		tag := hashTag(it.Metadata.(*operation).Key)
+		byTag[tag] = append(byTag[tag], it)
+	}
+	var parts [][]porcupine.Operation
+	for _, of := range byTag {
+		parts = append(parts, places(of)...)
+	}
+	return parts
+}
+
+// The hash tag of a key: the keys of one tag are at one node of a cluster, and each node has a clock of its own.
+func hashTag(key string) string {
+	if _, behind, found := strings.Cut(key, "{"); found {
+		if tag, _, found := strings.Cut(behind, "}"); found {
+			return tag
+		}
+	}
+	return ""
+}
+
+// Grants with the place of each token among all tokens of its part.
+func places(all []porcupine.Operation) [][]porcupine.Operation {
 	var parts [][]porcupine.Operation
 	for part := range slices.Chunk(all, 5_000) {
 		tokens := make([]int64, len(part))

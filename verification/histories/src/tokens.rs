@@ -1,13 +1,28 @@
 //! Tokens increase across all locks of a server. Otherwise, locks are independent.
+//!
+//! The nodes of a cluster have clocks of their own. What is certainly at one node is what one hash tag (`{…}`) names.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::history::{Acquire, Operation, Outcome, Request, Time};
 use crate::violation::Violation;
 
-/// If a grant was requested after another one's reply, it has the greater token, whatever their locks.
+/// If a grant was requested after another one's reply, it has the greater token, whatever their locks at this server.
 pub fn check(history: &[Operation]) -> Result<(), Violation> {
-    let mut grants = grants(history);
+    let mut by_tag: BTreeMap<&str, Vec<Grant>> = BTreeMap::new();
+    for grant in grants(history) {
+        by_tag.entry(hash_tag(&grant.operation.key)).or_default().push(grant);
+    }
+    by_tag.into_values().try_for_each(check_grants)
+}
+
+/// The hash tag of a key; empty if it has none.
+fn hash_tag(key: &str) -> &str {
+    let tag = key.split_once('{').and_then(|(_, behind)| behind.split_once('}'));
+    tag.map_or("", |(tag, _)| tag)
+}
+
+fn check_grants(mut grants: Vec<Grant>) -> Result<(), Violation> {
     let mut answered = grants.clone();
     grants.sort_by_key(|grant| grant.from);
     answered.sort_by_key(|grant| grant.to);
@@ -33,10 +48,10 @@ pub fn check(history: &[Operation]) -> Result<(), Violation> {
 
 /// Each token is of one owner. (What it is granted in one step has one token.)
 pub fn check_owners(history: &[Operation]) -> Result<(), Violation> {
-    let mut grants: Vec<(u64, &Operation, &Acquire)> = Vec::new();
+    let mut grants: Vec<((&str, u64), &Operation, &Acquire)> = Vec::new();
     for operation in history {
         if let (Request::Acquire(ask), Outcome::Token(token)) = (&operation.request, operation.outcome) {
-            grants.push((token, operation, ask));
+            grants.push(((hash_tag(&operation.key), token), operation, ask));
         }
     }
     grants.sort_by_key(|(token, ..)| *token);

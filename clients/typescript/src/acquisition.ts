@@ -199,7 +199,10 @@ export class Acquisition {
     this.#client.turns.leave(POLLS, this.#poll);
     const isNewest = this.#newest === attempt;
     if (isNewest) this.#newest = undefined;
-    if (reply instanceof UnavailableError && reply.sent) this.#broke = this.#failed = true;
+    if (reply instanceof UnavailableError && reply.sent) {
+      this.#broke = this.#failed = true;
+      if (this.#hold) this.#hold.stale = true;
+    }
     if (Array.isArray(reply)) this.#granted(attempt, Number(reply[0]), Number(reply[1]));
     else if (isNewest && !this.#settled && !this.#hold && reply !== undefined) this.#refused(attempt, reply);
     this.#answered?.();
@@ -258,7 +261,8 @@ export class Acquisition {
     const connection = ephemeral ? attempt.connection : undefined;
     const hold = new Hold(this.#client, this.#terms, this.owner, token, attempt.sent + waited, connection);
     this.#hold = hold;
-    hold.stale = this.#broke || this.#attempts.size > 0;
+    hold.stale = this.#broke;
+    hold.unanswered = this.#attempts;
     if (hold.certain - now() >= lease / 2) this.#held(hold);
     else void this.#confirm(hold);
   }

@@ -43,6 +43,7 @@ export interface Client {
   tell<K extends keyof HoldfastEvents>(event: K, detail: HoldfastEvents[K][0]): void;
 }
 
+const NONE: ReadonlySet<unknown> = new Set();
 /** 1 % for clocks that run at different speeds. */
 const CERTAIN = 0.99;
 /** How long `release()` waits for a confirmation unless the caller says otherwise, ms. */
@@ -64,7 +65,8 @@ export class Hold {
   /** @internal When to renew, or when the hold is over, by the monotonic clock. */ due = 0;
   /** @internal Those that are due together. */ bucket: Set<Hold> | undefined;
   /** @internal A renewal is under way. */ renewing = false;
-  /** @internal A stale request of this acquisition may be in the server's queue. */ stale = false;
+  /** @internal A connection broke under a request of this acquisition, which may be in the server's queue. */ stale = false;
+  /** @internal Requests of this acquisition that may be there, since no reply was read. */ unanswered: ReadonlySet<unknown> = NONE;
   readonly #client: Client;
   #lease: number;
   /** The lease that the newest renewal asked for. */
@@ -232,14 +234,18 @@ export class Hold {
     const wasHeld = this.#client.renewer.holds.has(this);
     this.#lost(new LockLostError(this.names, reason));
     // Of several names, the others may still be held; and a stale request may be granted them all.
-    if (wasHeld && (this.stale || this.names.length > 1)) this.#send();
+    if (wasHeld && (this.#mayBeQueued || this.names.length > 1)) this.#send();
     this.connection?.close();
   }
 
   /** @internal The commands that release; the reply to the first one is the verdict. */
   releases(): string[][] {
     const release = command('RELEASE', this.terms.keys, this.owner, 'TOKEN', String(this.fence));
-    return this.stale ? [release, command('RELEASE', this.terms.keys, this.owner, 'ALL')] : [release];
+    return this.#mayBeQueued ? [release, command('RELEASE', this.terms.keys, this.owner, 'ALL')] : [release];
+  }
+
+  get #mayBeQueued(): boolean {
+    return this.stale || this.unanswered.size > 0;
   }
 
   #setCertain(certain: number): void {

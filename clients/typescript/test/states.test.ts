@@ -240,6 +240,21 @@ test('superseded_connection_is_used_again', async () => {
   await within(10, hold.release());
 });
 
+test('superseded_request_is_not_withdrawn_once_its_reply_is_read', async () => {
+  let first: (() => void) | undefined;
+  const { server, holdfast } = start((args, connection) => {
+    if (args[0] !== 'LOCK.ACQUIRE') return reply(1);
+    if (first) return granted;
+    first = () => connection.answer(args, '-SUPERSEDED x');
+    return 'silent';
+  });
+  const hold = await within(2100, holdfast.lock('a', { wait: 60_000 }));
+  first?.();
+  await vi.advanceTimersByTimeAsync(0);
+  await within(10, hold.release());
+  expect(server.sent.slice(2)).toEqual([`LOCK.RELEASE a O TOKEN ${TOKEN}`]);
+});
+
 test('superseded_only_request_asks_again', async () => {
   const { server, holdfast } = start({ ACQUIRE: [reply('-SUPERSEDED x'), granted] });
   await within(100, holdfast.lock('a', { wait: 1000 }));

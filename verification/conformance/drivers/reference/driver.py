@@ -92,8 +92,11 @@ class Client:
         try:
             return self.idle.pop()
         except IndexError:
-            self.all.append(Connection(self.address, max(seconds, 0.01)))
-            return self.all[-1]
+            made = Connection(self.address, max(seconds, 0.01))
+            self.all.append(made)
+            if self.is_closed:
+                made.socket.close()
+            return made
 
     def ask(self, seconds, *commands, again=True):
         """The replies to a pipeline. An error closes the connection (B23); a closed idle one is replaced immediately, once (B28)."""

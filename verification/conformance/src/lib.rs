@@ -15,4 +15,5 @@ pub mod random;
 pub mod rules;
 pub mod scenario;
 pub mod servers;
+pub mod superseded;
 pub mod table;

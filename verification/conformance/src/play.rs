@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::left::{self, Moment};
 use crate::newer;
 use crate::scenario::{self, Acquire, Callback, Feature, Network, Scenario, Step, Terms};
 use crate::servers::Servers;
+use crate::superseded;
 
 /// How much longer than its timeout a call may take: the time limit of a connection, a reconnect, and a stall of this
 /// machine.
@@ -191,6 +193,11 @@ impl Play<'_> {
         }
     }
 
+    /// The time in which the server reaches a state.
+    fn patience(&self) -> Duration {
+        if self.strict { SOON } else { WITH_A_FAULT }
+    }
+
     fn client(&mut self, name: &str) -> &mut Client {
         let index = self.clients.iter().position(|it| it.name == *name).expect("scenarios name their clients");
         &mut self.clients[index]
@@ -311,8 +318,12 @@ impl Play<'_> {
             Step::Kill { client } => self.kill(client),
             Step::Quit { client } => self.quit(client),
             Step::Connections { client, at_most } => {
-                let count = self.client(client).proxy.connections();
-                self.expect(count <= *at_most, || {
+                let time = self.patience();
+                // Those that a client has just closed may still be open here.
+                let proxy = &self.client(client).proxy;
+                let is_so = eventually(time, || proxy.connections() <= *at_most);
+                let count = proxy.connections();
+                self.expect(is_so, || {
                     format!("{client}: {count} connections are open, at most {at_most} are expected")
                 });
             }
@@ -324,8 +335,7 @@ impl Play<'_> {
             Step::Until { key, holders, waiters } => {
                 // A server that closes idle connections may have closed this one.
                 self.raw = self.servers.now().raw();
-                let time = if self.strict { SOON } else { WITH_A_FAULT };
-                let is_so = eventually(time, || {
+                let is_so = eventually(self.patience(), || {
                     self.act_if_reached();
                     let (held, waited) = (self.holders(key).len() as u64, self.waiters(key));
                     holders.is_none_or(|it| it == held) && waiters.is_none_or(|it| it == waited)
@@ -334,13 +344,24 @@ impl Play<'_> {
                 let (held, waited) = (self.holders(key).len(), self.waiters(key));
                 self.expect(is_so, || format!("{key}: never {wanted}; at the end {held} and {waited}"));
             }
+            Step::Superseded { client, requests } => {
+                let held_back = superseded::hold_back(&self.client(client).proxy);
+                let is_so = eventually(self.patience(), || held_back.load(Ordering::SeqCst) >= *requests);
+                let count = held_back.load(Ordering::SeqCst);
+                self.expect(is_so, || format!("{client}: never {requests} superseded requests; at the end {count}"));
+            }
             Step::Network { client, is } => {
+                let counts_messages = self.scenario.positions.is_some();
                 let proxy = &self.client(client).proxy;
                 match is {
                     Network::Cut => proxy.cut(),
                     Network::Refused => proxy.refuse(),
                     Network::Silent => proxy.silence(),
-                    Network::Whole => proxy.accept(),
+                    Network::Whole if counts_messages => proxy.accept(),
+                    Network::Whole => {
+                        proxy.pass();
+                        proxy.accept();
+                    }
                     Network::Newer => newer::speaks(proxy),
                 }
             }

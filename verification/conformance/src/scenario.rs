@@ -253,6 +253,14 @@ pub enum Step {
         #[serde(default)]
         waiters: Option<u64>,
     },
+    /// Waits until the server has answered requests of a client with `-SUPERSEDED`. From now on these replies are held
+    /// back until the client's network is whole.
+    Superseded {
+        /// The client.
+        client: String,
+        /// The number of requests.
+        requests: usize,
+    },
     /// Another client sends a command to the server.
     Say {
         /// The command.
@@ -292,7 +300,7 @@ pub enum Step {
         #[serde(rename = "at-most")]
         at_most: u64,
     },
-    /// A client has at most this many connections.
+    /// Waits until a client has at most this many connections.
     Connections {
         /// The client.
         client: String,
@@ -512,6 +520,7 @@ impl Step {
             | Self::Quit { client }
             | Self::Connections { client, .. }
             | Self::Opened { client, .. }
+            | Self::Superseded { client, .. }
             | Self::Lost { client, .. }
             | Self::Block { client, .. }
             | Self::Runtime { client, .. }

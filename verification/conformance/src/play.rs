@@ -344,6 +344,7 @@ impl Play<'_> {
                 let (held, waited) = (self.holders(key).len(), self.waiters(key));
                 self.expect(is_so, || format!("{key}: never {wanted}; at the end {held} and {waited}"));
             }
+            Step::Renewed { lease } => self.until_renewed(*lease),
             Step::Superseded { client, requests } => {
                 let held_back = superseded::hold_back(&self.client(client).proxy);
                 let is_so = eventually(self.patience(), || held_back.load(Ordering::SeqCst) >= *requests);
@@ -552,6 +553,28 @@ impl Play<'_> {
         if let Some((it, id, from)) = asked {
             self.answered(it, Call::Check { hold: it.hold.clone() }, (id, from));
         }
+    }
+
+    /// Waits until all locks of the scenario have been renewed within a tenth of their lease, after two fifths of it at
+    /// most. So the next step begins with nearly a whole lease, however late this machine's processes are at times.
+    fn until_renewed(&mut self, lease: u64) {
+        self.raw = self.servers.now().raw();
+        let keys: BTreeSet<&str> = self.scenario.keys().collect();
+        let info: Vec<[&str; 2]> = keys.into_iter().map(|key| ["LOCK.INFO", key]).collect();
+        // The end of the lease that ends first, before its renewal.
+        let mut end = None;
+        let mut left = 0;
+        let is_so = eventually(self.patience(), || {
+            let asked = clock::now() / 1_000;
+            left = self.raw.call_all(&info).iter().map(time_left).min().unwrap_or_default();
+            let answered = clock::now() / 1_000;
+            if left < lease * 9 / 10 {
+                end = Some(asked + left);
+                return false;
+            }
+            end.is_some_and(|it| answered + left <= it + lease * 2 / 5)
+        });
+        self.expect(is_so, || format!("not all locks are renewed in time; one has {left} ms left"));
     }
 
     /// Switches to the server that has the locks now.
@@ -764,6 +787,14 @@ pub fn is_bound(raw: &mut Raw, key: &str, token: u64) -> bool {
     let Some(Value::Array(holders)) = field(&info, "holders") else { return false };
     let is_it = |holder: &&Value| matches!(field(holder, "token"), Some(Value::Int(it)) if it.cast_unsigned() == token);
     holders.iter().find(is_it).is_some_and(|holder| matches!(field(holder, "client"), Some(Value::Int(_))))
+}
+
+/// What is left of a lock's lease in ms, according to the server; 0: it is free.
+fn time_left(info: &Value) -> u64 {
+    match field(info, "ttl") {
+        Some(Value::Int(left)) => u64::try_from(*left).unwrap_or_default(),
+        _ => 0,
+    }
 }
 
 /// How often a command was called, according to `INFO commandstats`.

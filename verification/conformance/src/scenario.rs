@@ -253,6 +253,11 @@ pub enum Step {
         #[serde(default)]
         waiters: Option<u64>,
     },
+    /// Waits until all locks have just been renewed, early in their leases.
+    Renewed {
+        /// Their lease.
+        lease: u64,
+    },
     /// Waits until the server has answered requests of a client with `-SUPERSEDED`. From now on these replies are held
     /// back until the client's network is whole.
     Superseded {
@@ -529,6 +534,7 @@ impl Step {
             Self::Force { .. }
             | Self::Delete { .. }
             | Self::Until { .. }
+            | Self::Renewed { .. }
             | Self::Say { .. }
             | Self::Restart { .. }
             | Self::MoveSlot { .. }

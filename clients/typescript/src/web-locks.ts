@@ -1,3 +1,4 @@
+import { AsyncResource } from 'node:async_hooks';
 import { randomUUID } from 'node:crypto';
 import type { Acquisition } from './acquisition.js';
 import { LockLostError, NotAcquiredError } from './errors.js';
@@ -113,11 +114,10 @@ export class LockManager {
     callback: Callback<WebLock, T>,
   ): Promise<Awaited<T>>;
   request<T>(name: string, options: LockRequestOptions, callback: Callback<WebLock | null, T>): Promise<Awaited<T>>;
-  async request(...args: unknown[]): Promise<unknown> {
-    if (args.length < 2) throw new TypeError(`request needs a name and a callback, got ${args.length} arguments`);
-    const name = `${args[0]}`;
-    const callback = args.length === 2 ? args[1] : args[2];
-    const { mode, ifAvailable, steal, signal } = dictionary(args.length === 2 ? undefined : args[1]);
+  async request(given: unknown, second: unknown, ...third: unknown[]): Promise<unknown> {
+    const name = `${given}`;
+    const [options, callback] = third.length > 0 ? [second, third[0]] : [undefined, second];
+    const { mode, ifAvailable, steal, signal } = dictionary(options);
     if (typeof callback !== 'function') throw new TypeError('callback is not a function');
     const not = (what: string): DOMException => new DOMException(what, 'NotSupportedError');
     if (name.startsWith('-')) throw not("a name must not begin with '-'");
@@ -142,7 +142,8 @@ export class LockManager {
         this.#finish(request);
         reject(signal?.reason);
       };
-      const grant = async (hold: Hold | null): Promise<void> => {
+      // The lock may be granted in the async context of another request.
+      const grant = AsyncResource.bind(async (hold: Hold | null): Promise<void> => {
         hold?.signal.addEventListener('abort', () => lose(hold.signal.reason), { once: true });
         await before; // Callbacks are called in the order of the requests, whatever their names.
         signal?.removeEventListener('abort', abort);
@@ -160,7 +161,7 @@ export class LockManager {
         });
         this.#finish(request);
         settle();
-      };
+      });
       const fail = (reason: unknown): void => {
         signal?.removeEventListener('abort', abort);
         reject(reason);
@@ -175,29 +176,34 @@ export class LockManager {
     });
   }
 
-  /** What is held and what waits now, by all managers of this prefix. Looks at every key of the database. Rejects with the errors of `Holdfast.info`. */
+  /**
+   * What is held and what waits now, by all managers of this prefix; of another manager's requests for one name, the oldest that waits. Looks at every
+   * key of the database. Rejects with the errors of `Holdfast.info`.
+   */
   async query(): Promise<LockManagerSnapshot> {
     await Promise.all([...this.#requests.values()].flat().map(({ hold }) => hold?.check()));
     await this.#settled();
-    const snapshot: LockManagerSnapshot = { held: [], pending: [] };
-    for (const { name, mode, state, ifAvailable } of [...this.#requests.values()].flat()) {
-      const list = state === 'held' ? snapshot.held : snapshot.pending;
-      if (state === 'held' || !ifAvailable) list.push({ name, mode, clientId: this.#clientId });
+    const held: LockRecord[] = [];
+    const waiting: { since: number; record: LockRecord }[] = [];
+    for (const { name, mode, state, ifAvailable, since } of [...this.#requests.values()].flat()) {
+      const record = { name, mode, clientId: this.#clientId };
+      if (state === 'held') held.push(record);
+      else if (!ifAvailable) waiting.push({ since, record });
     }
     const others = (await this.#holdfast.scan(this.#prefix)).map(async (key) => {
       const [info, waiters] = await Promise.all([this.#holdfast.info(key), this.#holdfast.waiters(key)]);
-      const name = decode(key.slice(this.#prefix.length));
-      const record = (owner: string, limit: number | null): LockRecord => ({
-        name,
-        mode: limit === 0 ? 'shared' : 'exclusive',
-        clientId: owner.split('#')[0] ?? '',
-      });
-      const foreign = ({ clientId }: LockRecord): boolean => clientId !== this.#clientId;
-      snapshot.held.push(...(info?.holders ?? []).map(({ owner }) => record(owner, info?.limit ?? 1)).filter(foreign));
-      snapshot.pending.push(...waiters.map(({ owner, limit }) => record(owner, limit)).filter(foreign));
+      const at = performance.now();
+      const foreign = (owner: string, limit: number | null): LockRecord[] => {
+        const [clientId = ''] = owner.split('#');
+        const mode = limit === 0 ? 'shared' : 'exclusive';
+        return clientId === this.#clientId ? [] : [{ name: decode(key.slice(this.#prefix.length)), mode, clientId }];
+      };
+      for (const { owner } of info?.holders ?? []) held.push(...foreign(owner, info?.limit ?? 1));
+      for (const { owner, limit, waited } of waiters)
+        waiting.push(...foreign(owner, limit).map((record) => ({ since: at - waited, record })));
     });
     await Promise.all(others);
-    return snapshot;
+    return { held, pending: waiting.sort((a, b) => a.since - b.since).map(({ record }) => record) };
   }
 
   /** Resolves when the requests of this manager are held or wait as they do at the server. */

@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { getEventListeners } from 'node:events';
 import { Redis as Ioredis } from 'ioredis';
 import { afterAll, beforeAll, expect, test } from 'vitest';
@@ -128,6 +129,19 @@ test('callback_is_not_called_in_the_turn_of_the_request', async () => {
   expect(await work).toBe(false);
 });
 
+test('callback_runs_in_the_async_context_of_its_request', async () => {
+  const storage = new AsyncLocalStorage<number>();
+  const name = fresh();
+  const request = (n: number, options = {}) => storage.run(n, () => locks.request(name, options, async () => storage.getStore()));
+  expect(await Promise.all([request(1), request(2, { ifAvailable: true }), request(3), request(4, { mode: 'shared' })])).toEqual([
+    1, 2, 3, 4,
+  ]);
+});
+
+test('request_has_the_length_that_the_specification_gives_it', () => {
+  expect([LockManager.prototype.request.length, LockManager.prototype.query.length]).toEqual([2, 0]);
+});
+
 test('exclusive_locks_are_granted_in_order', async () => {
   const name = fresh();
   const order: number[] = [];
@@ -220,6 +234,21 @@ test('query_tells_held_and_pending_with_client_ids', async () => {
   theirs.release();
   await Promise.all([waits, queued]);
   expect(named(await locks.query(), name)).toBe(' | ');
+});
+
+test('query_lists_requests_of_all_managers_in_their_order', async () => {
+  const name = fresh();
+  const holder = await holding(locks, name);
+  const first = foreign.request(name, () => {});
+  await until('it waits', async () => (await locks.query()).pending.some((lock) => lock.name === name));
+  const second = locks.request(name, () => {});
+  for (const manager of [locks, foreign]) {
+    const { held, pending } = await manager.query();
+    const own = held.find((lock) => lock.name === name)?.clientId;
+    expect(pending.filter((lock) => lock.name === name).map(({ clientId }) => clientId === own)).toEqual([false, true]);
+  }
+  holder.release();
+  await Promise.all([first, second]);
 });
 
 test('query_tells_what_a_release_has_granted', async () => {

@@ -1,9 +1,10 @@
 import { once } from 'node:events';
 import { setTimeout as pause } from 'node:timers/promises';
 import { ClosedError, LockLostError, type LossReason } from './errors.js';
-import type { Hold } from './hold.js';
+import { checkLease, type Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import type { LockInfo } from './replies.js';
+import { onAbort } from './signals.js';
 
 export interface ElectionOptions {
   /** What the others read of the leader, such as its address; at most some 400 bytes. */
@@ -48,8 +49,11 @@ export class Election {
     this.#name = name;
     this.#options = options;
     const { signal } = options;
-    if (signal?.aborted) this.#ending.abort();
-    signal?.addEventListener('abort', () => this.#ending.abort(), { once: true, signal: this.#ending.signal });
+    checkLease(options.lease ?? 5000);
+    holdfast.key(name);
+    const abort = (): void => this.#ending.abort();
+    if (signal?.aborted) abort();
+    else if (signal) this.#ending.signal.addEventListener('abort', onAbort(signal, abort));
     this.#done = this.#run();
   }
 

@@ -127,7 +127,7 @@ export class Hold {
    */
   async renew(lease = this.#lease): Promise<void> {
     if (this.#over) throw this.#end();
-    this.#lease = positive('lease', lease);
+    this.#lease = checkLease(lease);
     const renewed = new Promise<void>((resolve, reject) => {
       this.#renewals.push({ resolve, reject });
     });
@@ -359,8 +359,14 @@ export function command(verb: string, keys: readonly string[], owner: string, ..
   return keys.length === 1 ? [`LOCK.${verb}`, ...keys, owner, ...rest] : [`LOCK.M${verb}`, String(keys.length), ...keys, owner, ...rest];
 }
 
-/** Refuses what is no time or number. */
-export function positive(what: string, value: number, least = 1): number {
-  if (!(value >= least && value < Number.POSITIVE_INFINITY)) throw new RangeError(`${what} must be at least ${least}, got ${value}`);
-  return value;
+/** The longest lease that the server accepts, ms: ten years. */
+export const LONGEST_LEASE = 315_360_000_000;
+
+/** Refuses what is no number of this range. */
+export function checkRange(what: string, value: number, least: number, most: number): number {
+  if (typeof value === 'number' && value >= least && value <= most) return value;
+  throw new RangeError(`${what} must be a number from ${least} to ${most}, got ${String(value)}`);
 }
+
+/** Refuses what is no lease. */
+export const checkLease = (value: number): number => checkRange('lease', value, 1, LONGEST_LEASE);

@@ -3,11 +3,12 @@ import { Acquisition } from './acquisition.js';
 import type { Driver } from './driver.js';
 import { Election, type ElectionOptions, type Leader, leaderOf, observe } from './election.js';
 import { ClosedError, type LossReason, NotAcquiredError } from './errors.js';
-import { type Client, type Hold, positive, type Terms } from './hold.js';
+import { type Client, checkLease, checkRange, type Hold, type Terms } from './hold.js';
 import { OTHER } from './pool.js';
 import { Renewer } from './renewer.js';
 import { type LockInfo, lockInfo, type Waiter, waiterList } from './replies.js';
 import { Server } from './server.js';
+import { onAbort } from './signals.js';
 import { now, sleep } from './time.js';
 import { Turns } from './turns.js';
 
@@ -16,7 +17,7 @@ export interface HoldfastOptions {
   lease?: number | undefined;
   /** How many connections to one server at most. Default 32; at least 3, of which waits leave two free. */
   maxConnections?: number | undefined;
-  /** What stands before each name in the keys. Default: nothing. */
+  /** What stands before each name in the keys. Default: nothing; a `keyPrefix` of the Redis client does not count. */
   prefix?: string | undefined;
   /**
    * Names the only task that can release what is acquired now, so that the server can refuse a wait for itself (`DeadlockError`). Use it only where
@@ -65,6 +66,7 @@ export interface Lock {
 export type KindOptions = Omit<LockOptions, 'limit' | 'shared'>;
 
 const NO_LIMIT: readonly string[] = [];
+const checkLimit = (value: number): number => checkRange('limit', value, 1, 2 ** 31 - 1);
 /** How long `close()` waits for the server, ms. */
 const CLOSE_TIMEOUT = 5000;
 
@@ -88,12 +90,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   #foreground = 0;
   #closing: Promise<void> | undefined;
 
-  /** Connects when it is first used. Throws a `RangeError` if an option is out of range. */
+  /** Connects when it is first used. Throws a `RangeError` if an option is out of range, and a `TypeError` if `driver` is none. */
   constructor(driver: Driver, options: HoldfastOptions = {}) {
     super();
     this.#options = options;
-    positive('lease', options.lease ?? 1);
-    const server = new Server(driver, positive('maxConnections', options.maxConnections ?? 32, 3));
+    if (!driver || 'duplicate' in driver) throw new TypeError('driver must come from fromIoredis or fromNodeRedis');
+    checkLease(options.lease ?? 1);
+    const server = new Server(driver, checkRange('maxConnections', options.maxConnections ?? 32, 3, Number.POSITIVE_INFINITY));
     this.#client = {
       server,
       renewer: new Renewer(server),
@@ -152,11 +155,14 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
 
   /** A lock that `limit` may hold at once. Every user must name the same limit. Throws a `RangeError` if it is less than 1. */
   semaphore(name: string, limit: number): Lock {
-    return this.#kind(name, { limit: positive('limit', limit) });
+    return this.#kind(name, { limit: checkLimit(limit) });
   }
 
-  /** Stands for leadership from now on: leads, as soon as no other does, until it resigns or loses it, and stands again after a loss. */
-  elect(name: string, options: ElectionOptions): Election {
+  /**
+   * Stands for leadership from now on: leads, as soon as no other does, until it resigns or loses it, and stands again after a loss. Throws a
+   * `RangeError` or `TypeError` if an argument makes no sense.
+   */
+  elect(name: string, options: ElectionOptions = {}): Election {
     return new Election(this, name, options);
   }
 
@@ -191,8 +197,9 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return Number(await this.request(name, ['LOCK.FORCE', this.key(name)], false));
   }
 
-  /** The key of a lock. */
+  /** The key of a lock. Throws a `TypeError` if the name is no string. */
   key(name: string): string {
+    if (typeof name !== 'string') throw new TypeError(`the name of a lock must be a string, got ${String(name)}`);
     return (this.#options.prefix ?? '') + name;
   }
 
@@ -240,32 +247,30 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     more: { waited?: number; prefix?: string; urgent?: boolean; background?: boolean } = {},
   ): { acquisition: Acquisition; result: Promise<Hold | null> } {
     if (this.#closing) throw new ClosedError();
+    if (typeof options !== 'object') throw new TypeError(`options must be an object, got ${String(options)}`);
     const { signal, limit, shared, wait = Number.POSITIVE_INFINITY } = options;
+    if (signal && typeof signal.throwIfAborted !== 'function') throw new TypeError(`signal must be an AbortSignal, got ${String(signal)}`);
     signal?.throwIfAborted();
     const actor = this.#options.actor?.();
-    if (names.length === 0) throw new RangeError('a lock needs a name');
+    if (!Array.isArray(names) || names.length === 0)
+      throw new RangeError(`names must be an array of one name at least, got ${String(names)}`);
     if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError('several locks at once are exclusive ones');
-    if (!(wait >= 0)) throw new RangeError(`wait must be at least 0 ms, got ${wait}`);
     const terms: Terms = {
       names,
-      keys: this.#options.prefix ? names.map((name) => this.key(name)) : names,
-      lease: positive('lease', options.lease ?? this.#options.lease ?? 10_000),
+      keys: names.map((name) => this.key(name)),
+      lease: checkLease(options.lease ?? this.#options.lease ?? 10_000),
       renewed: options.renew ?? true,
       ephemeral: options.ephemeral ?? false,
-      replicas: options.replicas ?? 0,
-      limit: shared ? ['SHARED'] : limit !== undefined && limit !== 1 ? ['LIMIT', String(positive('limit', limit))] : NO_LIMIT,
-      wait,
+      replicas: checkRange('replicas', options.replicas ?? 0, 0, 2 ** 31 - 1),
+      limit: shared ? ['SHARED'] : limit !== undefined && limit !== 1 ? ['LIMIT', String(checkLimit(limit))] : NO_LIMIT,
+      wait: checkRange('wait', wait, 0, Number.POSITIVE_INFINITY),
       prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`),
       waited: more.waited ?? 0,
       urgent: more.urgent ?? false,
     };
     const acquisition = new Acquisition(this.#client, terms);
     let result = acquisition.outcome;
-    if (signal) {
-      const abort = (): void => acquisition.cancel(signal.reason);
-      signal.addEventListener('abort', abort, { once: true });
-      result = result.finally(() => signal.removeEventListener('abort', abort));
-    }
+    if (signal) result = result.finally(onAbort(signal, () => acquisition.cancel(signal.reason)));
     return { acquisition, result: more.background ? result : this.#foregroundWork(result) };
   }
 

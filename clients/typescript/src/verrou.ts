@@ -1,4 +1,5 @@
 import { UnavailableError } from './errors.js';
+import { LONGEST_LEASE } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import { whole } from './time.js';
 import { Turns } from './turns.js';
@@ -8,8 +9,6 @@ export interface VerrouErrors {
   E_LOCK_NOT_OWNED: new () => Error;
 }
 
-/** Ten years: the longest lease that the server accepts, ms. */
-const FOR_EVER = 315_360_000_000;
 /** How many tokens are remembered: those of the locks that were saved last. */
 const TOKENS = 10_000;
 
@@ -49,7 +48,7 @@ export class VerrouStore {
     try {
       const token = await this.#holdfast.request(
         name,
-        this.#command('ACQUIRE', name, owner, 'NEW', 'LEASE', whole(ttl ?? FOR_EVER)),
+        this.#command('ACQUIRE', name, owner, 'NEW', 'LEASE', whole(ttl ?? LONGEST_LEASE)),
         false,
       );
       if (token === null) return false;

@@ -4,6 +4,7 @@ import type { Acquisition } from './acquisition.js';
 import { LockLostError, NotAcquiredError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
+import { onAbort } from './signals.js';
 import { sleep } from './time.js';
 
 export type LockMode = 'exclusive' | 'shared';
@@ -146,7 +147,7 @@ export class LockManager {
       const grant = AsyncResource.bind(async (hold: Hold | null): Promise<void> => {
         hold?.signal.addEventListener('abort', () => lose(hold.signal.reason), { once: true });
         await before; // Callbacks are called in the order of the requests, whatever their names.
-        signal?.removeEventListener('abort', abort);
+        ignoreSignal?.();
         if (hold?.signal.aborted) lose(hold.signal.reason);
         if (signal?.aborted || hold?.signal.aborted) return;
         let settle: () => void;
@@ -163,11 +164,11 @@ export class LockManager {
         settle();
       });
       const fail = (reason: unknown): void => {
-        signal?.removeEventListener('abort', abort);
+        ignoreSignal?.();
         reject(reason);
       };
       const request: Request = { name, mode, ifAvailable, steal, since: performance.now(), state: 'queued', judged, grant, reject: fail };
-      signal?.addEventListener('abort', abort, { once: true });
+      const ignoreSignal = signal && onAbort(signal, abort);
       const requests = this.#requests.get(name) ?? [];
       this.#requests.set(name, requests);
       if (steal) void this.#steal(request, requests, before);

@@ -492,7 +492,9 @@ test('renew_with_a_longer_lease_while_a_renewal_is_under_way_resolves_when_the_s
 test('renew_is_refused_when_the_lease_is_no_time_or_the_lock_was_released', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted] });
   const hold = await within(10, holdfast.lock('a'));
-  for (const lease of [0, -1, Number.NaN, Number.POSITIVE_INFINITY]) await expect(hold.renew(lease)).rejects.toBeInstanceOf(RangeError);
+  for (const lease of [0, -1, Number.NaN, Number.POSITIVE_INFINITY, 315_360_000_001])
+    await expect(hold.renew(lease)).rejects.toThrow(`lease must be a number from 1 to 315360000000, got ${lease}`);
+  expect(hold.isHeld).toBe(true);
   await within(10, hold.release());
   await expect(hold.renew()).rejects.toMatchObject({ code: 'RELEASED' });
   expect(server.sent).toHaveLength(2);
@@ -856,9 +858,52 @@ test('info_is_told_when_the_user_may_not_ask_for_the_version', async () => {
 test('invalid_terms_are_refused', async () => {
   const { holdfast } = start({});
   expect(() => start({}, { maxConnections: 2 })).toThrow(RangeError);
-  await expect(holdfast.lock('a', { lease: 0 })).rejects.toBeInstanceOf(RangeError);
-  await expect(holdfast.lock('a', { wait: Number.NaN })).rejects.toBeInstanceOf(RangeError);
   await expect(holdfast.lockAll([])).rejects.toBeInstanceOf(RangeError);
   await expect(holdfast.lockAll(['a', 'b'], { shared: true })).rejects.toBeInstanceOf(TypeError);
   expect(() => holdfast.semaphore('a', 0)).toThrow(RangeError);
+  expect(() => holdfast.elect('a', { lease: 0 })).toThrow(RangeError);
+});
+
+test.each(['wait', 'lease', 'limit', 'replicas'])('lock_refuses_a_%s_that_is_no_number_of_its_range', async (option) => {
+  const { server, holdfast } = start({});
+  for (const value of [-1, Number.NaN, Number.NEGATIVE_INFINITY, '5', {}, true, 1n, Symbol('s')]) {
+    const lock = holdfast.lock('a', { [option]: value } as object);
+    await expect(lock).rejects.toThrow(new RegExp(`^${option} must be a number from [01] to \\w+, got `));
+    await expect(lock).rejects.toThrow(`got ${String(value)}`);
+  }
+  expect(server.sent).toEqual([]);
+});
+
+test('lock_refuses_what_typescript_would', async () => {
+  const { server, holdfast } = start({});
+  for (const name of [undefined, null, 5, {}, ['a'], Buffer.from('a'), Symbol('s')] as unknown as string[]) {
+    await expect(holdfast.lock(name)).rejects.toThrow('the name of a lock must be a string');
+    await expect(holdfast.lockAll(['a', name])).rejects.toThrow('the name of a lock must be a string');
+    await expect(holdfast.info(name)).rejects.toThrow('the name of a lock must be a string');
+    expect(() => holdfast.elect(name)).toThrow('the name of a lock must be a string');
+  }
+  for (const names of ['ab', undefined, new Set(['a'])] as unknown as string[][])
+    await expect(holdfast.lockAll(names)).rejects.toThrow('names must be an array');
+  await expect(holdfast.lock('a', 5000 as unknown as object)).rejects.toThrow('options must be an object, got 5000');
+  await expect(holdfast.lock('a', { signal: new AbortController() as unknown as AbortSignal })).rejects.toThrow(
+    'signal must be an AbortSignal',
+  );
+  for (const driver of [undefined, { connect() {}, duplicate() {} }] as unknown as FakeServer[])
+    expect(() => new Holdfast(driver)).toThrow('driver must come from fromIoredis or fromNodeRedis');
+  expect(server.sent).toEqual([]);
+});
+
+test('hundred_calls_may_share_a_signal', async () => {
+  const { holdfast } = start({});
+  const warnings: unknown[] = [];
+  const warn = (warning: unknown): unknown => warnings.push(warning);
+  process.on('warning', warn);
+  const controller = new AbortController();
+  const calls = Array.from({ length: 100 }, (_, i) => holdfast.lock(`${i}`, { signal: controller.signal }));
+  controller.abort('why');
+  for (const call of calls) await expect(call).rejects.toBe('why');
+  vi.useRealTimers();
+  await new Promise((resolve) => setImmediate(resolve)); // Warnings are told in the next tick.
+  process.off('warning', warn);
+  expect(warnings).toEqual([]);
 });

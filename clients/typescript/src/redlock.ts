@@ -1,6 +1,6 @@
 import { EventEmitter } from 'node:events';
-import { HoldfastError } from './errors.js';
-import type { Hold } from './hold.js';
+import { HoldfastError, LockLostError, NotAcquiredError } from './errors.js';
+import { type Hold, LONGEST_LEASE } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 
 /** Settings of node-redlock. `driftFactor` and `automaticExtensionThreshold` are accepted and have no effect: a hold is certain for 99 % of its lease, and renewed at each quarter. */
@@ -17,60 +17,83 @@ export interface Settings {
 
 const DEFAULTS: Settings = { retryCount: 10, retryDelay: 200, retryJitter: 100, driftFactor: 0.01, automaticExtensionThreshold: 500 };
 
-/** The lock was not acquired, extended or released; `cause` says why. */
-export class ExecutionError extends HoldfastError {
-  override name = 'ExecutionError';
-  readonly attempts: readonly Promise<never>[] = [];
-  constructor(message: string, cause?: unknown) {
-    super('EXECUTION', cause instanceof Error ? `${message}: ${cause.message}` : message, { cause });
+/** How the vote of the only server went. */
+export interface ExecutionStats {
+  readonly membershipSize: number;
+  readonly quorumSize: number;
+  readonly votesFor: ReadonlySet<Holdfast>;
+  readonly votesAgainst: ReadonlyMap<Holdfast, Error>;
+}
+
+/** One attempt, as the server is asked once. */
+export interface ExecutionResult {
+  readonly attempts: readonly Promise<ExecutionStats>[];
+}
+
+/** Another owner holds a lock, or this one does not any more. The event `error` tells it, so that listeners can ignore it. */
+export class ResourceLockedError extends HoldfastError {
+  override name = 'ResourceLockedError';
+  constructor(cause: Error) {
+    super('RESOURCE_LOCKED', cause.message, { cause });
   }
 }
 
-/** `error` is the reason of the signal. */
-export type RedlockSignal = AbortSignal & { readonly error?: Error };
-
-/** What a release resolves with, for programs that look at it. */
-export interface ExecutionResult {
-  readonly attempts: readonly Promise<never>[];
+/** The lock was not acquired, extended or released, or was lost; `cause` says why. */
+export class ExecutionError extends HoldfastError implements ExecutionResult {
+  override name = 'ExecutionError';
+  readonly attempts: readonly Promise<ExecutionStats>[];
+  constructor(message: string, attempts: readonly Promise<ExecutionStats>[] = [], cause?: unknown) {
+    super('EXECUTION', cause instanceof Error ? `${message}: ${cause.message}` : message, { cause });
+    this.attempts = attempts;
+  }
 }
 
+/** `error` is an {@link ExecutionError} once the signal has aborted. */
+export type RedlockAbortSignal = AbortSignal & { readonly error?: Error };
+
 /** A lock of the facade. */
-export class RedlockLock {
-  readonly resources: readonly string[];
+export class Lock implements ExecutionResult {
+  readonly redlock: Redlock;
+  readonly resources: string[];
   /** The owner. */
   readonly value: string;
   /** Fencing token, which node-redlock has not. */
   readonly fence: number;
-  readonly attempts: readonly Promise<never>[] = [];
+  readonly attempts: readonly Promise<ExecutionStats>[];
   /** Until when the lock is certain, by the wall clock, ms; 0: released, or extended by another object. */
   expiration: number;
-  readonly #redlock: Redlock;
   /** @internal */ readonly hold: Hold;
 
   /** @internal */
-  constructor(redlock: Redlock, hold: Hold) {
-    this.#redlock = redlock;
+  constructor(redlock: Redlock, hold: Hold, attempts: readonly Promise<ExecutionStats>[]) {
+    this.redlock = redlock;
     this.hold = hold;
-    this.resources = hold.names;
+    this.resources = [...hold.names];
     this.value = hold.owner;
     this.fence = hold.fence;
+    this.attempts = attempts;
     this.expiration = Date.now() + hold.remaining;
   }
 
   /** As {@link Redlock.release}. */
   release(): Promise<ExecutionResult> {
-    return this.#redlock.release(this);
+    return this.redlock.release(this);
   }
 
   /** As {@link Redlock.extend}. */
-  extend(duration: number): Promise<RedlockLock> {
-    return this.#redlock.extend(this, duration);
+  extend(duration: number): Promise<Lock> {
+    return this.redlock.extend(this, duration);
   }
 }
 
 /**
- * What programs use of node-redlock 5, on Holdfast. One server or cluster, fair, and with a fencing token; not the Redlock algorithm. Durations are
- * whole ms. What fails rejects with an {@link ExecutionError}, which the event `error` tells, too.
+ * What programs use of node-redlock 5, on Holdfast: `new Redlock(holdfast)` instead of `new Redlock([redis])`. One server or cluster, fair, and with a
+ * fencing token; not the Redlock algorithm. Durations are whole ms, and ten years at most. What fails rejects with an {@link ExecutionError}, whose
+ * cause the event `error` tells. Unlike node-redlock:
+ *
+ * - an acquisition waits at the server, so that it counts as one attempt, and a lock that is held is told of once, when the time is over;
+ * - an extension or a release is repeated until the server has answered, not `retryCount` times;
+ * - releasing again resolves; `using` takes any duration, and rejects with the routine's error even if the release fails, too.
  */
 export class Redlock extends EventEmitter {
   readonly settings: Settings;
@@ -79,52 +102,56 @@ export class Redlock extends EventEmitter {
   constructor(holdfast: Holdfast, settings: Partial<Settings> = {}) {
     super();
     this.#holdfast = holdfast;
-    this.settings = { ...DEFAULTS, ...settings };
+    this.settings = { ...DEFAULTS, ...given(settings) };
     this.on('error', () => {}); // As there: an error event without another listener does not end the process.
   }
 
   /** Acquires the lock for `duration`, without renewals. */
-  acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<RedlockLock> {
+  acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<Lock> {
     return this.#acquire(resources, duration, settings, false);
   }
 
-  async release(lock: RedlockLock, _settings?: Partial<Settings>): Promise<ExecutionResult> {
+  async release(lock: Lock, _settings?: Partial<Settings>): Promise<ExecutionResult> {
     lock.expiration = 0;
     await this.#or('the lock was not released', lock.hold.release());
-    return { attempts: [] };
+    return { attempts: this.#vote() };
   }
 
   /** Begins the lease anew. The lock that is returned replaces `existing`. */
-  async extend(existing: RedlockLock, duration: number, _settings?: Partial<Settings>): Promise<RedlockLock> {
-    integer(duration);
+  async extend(existing: Lock, duration: number, _settings?: Partial<Settings>): Promise<Lock> {
+    const lease = whole(duration);
     if (existing.expiration < Date.now()) throw new ExecutionError('Cannot extend an already-expired lock.');
-    await this.#or('the lock was not extended', existing.hold.renew(duration));
+    await this.#or('the lock was not extended', existing.hold.renew(lease));
     existing.expiration = 0;
-    return new RedlockLock(this, existing.hold);
+    return new Lock(this, existing.hold, this.#vote());
   }
 
   /** Runs `routine` under a lock that is renewed until it ends. Its signal aborts with the loss of the lock. An error of the routine goes first. */
   async using<T>(
     resources: readonly string[],
     duration: number,
-    settings: Partial<Settings>,
-    routine: (signal: RedlockSignal) => Promise<T>,
+    settings: Partial<Settings> | undefined,
+    routine: (signal: RedlockAbortSignal) => Promise<T>,
   ): Promise<T>;
-  async using<T>(resources: readonly string[], duration: number, routine: (signal: RedlockSignal) => Promise<T>): Promise<T>;
+  async using<T>(resources: readonly string[], duration: number, routine: (signal: RedlockAbortSignal) => Promise<T>): Promise<T>;
   async using<T>(
     resources: readonly string[],
     duration: number,
-    settingsOrRoutine: Partial<Settings> | ((signal: RedlockSignal) => Promise<T>),
-    routine?: (signal: RedlockSignal) => Promise<T>,
+    settingsOrRoutine: Partial<Settings> | undefined | ((signal: RedlockAbortSignal) => Promise<T>),
+    routine?: (signal: RedlockAbortSignal) => Promise<T>,
   ): Promise<T> {
     const [settings, work] = typeof settingsOrRoutine === 'function' ? [undefined, settingsOrRoutine] : [settingsOrRoutine, routine];
-    if (!work) throw new TypeError('routine must be a function');
+    if (typeof work !== 'function') throw new TypeError('routine must be a function');
     const lock = await this.#acquire(resources, duration, settings, true);
     const { signal } = lock.hold;
-    Object.defineProperty(signal, 'error', { get: () => signal.reason });
+    let loss: Error | undefined;
+    const error = (): Error | undefined => {
+      if (signal.aborted) loss ??= new ExecutionError('the lock was lost', this.#vote(signal.reason), signal.reason);
+      return loss;
+    };
     let result: T;
     try {
-      result = await work(signal);
+      result = await work(Object.defineProperty(signal, 'error', { get: error }));
     } catch (error) {
       await lock.release().catch(() => {});
       throw error;
@@ -138,12 +165,12 @@ export class Redlock extends EventEmitter {
     await this.#holdfast.close();
   }
 
-  async #acquire(names: readonly string[], duration: number, more: Partial<Settings> | undefined, renew: boolean): Promise<RedlockLock> {
-    integer(duration);
-    const { retryCount, retryDelay, retryJitter } = { ...this.settings, ...more };
+  async #acquire(names: readonly string[], duration: number, more: Partial<Settings> | undefined, renew: boolean): Promise<Lock> {
+    const lease = whole(duration);
+    const { retryCount, retryDelay, retryJitter } = { ...this.settings, ...given(more) };
     const wait = retryCount < 0 ? undefined : retryCount * (retryDelay + retryJitter);
-    const work = this.#holdfast.lockAll(names, { lease: duration, renew, wait });
-    return new RedlockLock(this, await this.#or('the lock was not acquired', work));
+    const hold = await this.#or('the lock was not acquired', this.#holdfast.lockAll(names, { lease, renew, wait }));
+    return new Lock(this, hold, this.#vote());
   }
 
   async #or<T>(message: string, work: Promise<T>): Promise<T> {
@@ -151,13 +178,26 @@ export class Redlock extends EventEmitter {
       return await work;
     } catch (error) {
       if (!(error instanceof HoldfastError)) throw error;
-      const failure = new ExecutionError(message, error);
-      this.emit('error', failure);
-      throw failure;
+      const isLocked = error instanceof LockLostError || (error instanceof NotAcquiredError && !error.cause);
+      const vote = isLocked ? new ResourceLockedError(error) : error;
+      this.emit('error', vote);
+      throw new ExecutionError(message, this.#vote(vote), error);
     }
+  }
+
+  #vote(error?: Error): Promise<ExecutionStats>[] {
+    const votesFor = new Set(error ? [] : [this.#holdfast]);
+    return [Promise.resolve({ membershipSize: 1, quorumSize: 1, votesFor, votesAgainst: new Map(error && [[this.#holdfast, error]]) })];
   }
 }
 
-function integer(duration: number): void {
+export default Redlock;
+
+/** The settings that have a value. */
+const given = (settings: Partial<Settings> = {}): Partial<Settings> =>
+  Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
+
+function whole(duration: number): number {
   if (!Number.isInteger(duration)) throw new Error('Duration must be an integer value in milliseconds.');
+  return Math.min(duration, LONGEST_LEASE);
 }

@@ -4,7 +4,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { Holdfast, LockLostError } from '../src/index.js';
 import { fromIoredis } from '../src/ioredis.js';
 import { runCoordinator } from '../src/node-cron.js';
-import { ExecutionError, Redlock } from '../src/redlock.js';
+import Redlock, { ExecutionError, Lock, ResourceLockedError } from '../src/redlock.js';
 import { Redis, renewed, until } from './redis.js';
 
 let redis: Redis;
@@ -52,10 +52,38 @@ test('redlock_using_renews_and_tells_of_a_loss', async () => {
     expect(signal.aborted).toBe(false);
     await holdfast.force('using');
     await until('the loss is noticed', () => signal.aborted);
-    expect(signal.error).toBeInstanceOf(LockLostError);
+    expect(signal.error).toBe(signal.error);
+    throw signal.error;
   });
-  await expect(work).rejects.toBeInstanceOf(ExecutionError);
-  expect(errors).toHaveLength(1);
+  await expect(work).rejects.toSatisfy((error) => error instanceof ExecutionError && error.cause instanceof LockLostError);
+  expect(errors).toEqual([expect.any(ResourceLockedError)]);
+});
+
+test('redlock_tells_of_a_lock_that_is_held_as_node_redlock_does', async () => {
+  const redlock = new Redlock(holdfast, { retryCount: 0 });
+  const errors: unknown[] = [];
+  redlock.on('error', (error) => errors.push(error));
+  const lock = await redlock.acquire(['told'], 20_000);
+  expect(lock).toBeInstanceOf(Lock);
+  expect([lock.redlock, lock.resources, (await lock.attempts[0])?.votesFor]).toEqual([redlock, ['told'], new Set([holdfast])]);
+  const failure = await redlock.acquire(['told'], 20_000).catch((error: unknown) => error as ExecutionError);
+  expect(failure).toBeInstanceOf(ExecutionError);
+  const [vote] = await Promise.all(failure.attempts);
+  expect(vote?.votesAgainst.get(holdfast)).toBe(errors[0]);
+  expect(errors).toEqual([expect.any(ResourceLockedError)]);
+  await lock.release();
+  redis.cli('SET', 'told', 'x');
+  await expect(redlock.acquire(['told'], 20_000)).rejects.toMatchObject({ name: 'ExecutionError', cause: { code: 'WRONGTYPE' } });
+  expect(errors[1]).toMatchObject({ code: 'WRONGTYPE' });
+});
+
+test('redlock_takes_settings_without_a_value_and_durations_of_any_length', async () => {
+  const redlock = new Redlock(holdfast, { retryCount: undefined } as object);
+  expect(redlock.settings.retryCount).toBe(10);
+  const longest = Math.floor(Number.MAX_SAFE_INTEGER / 10);
+  const lock = await redlock.acquire(['long'], longest, { retryDelay: undefined } as object);
+  await (await lock.extend(3 * longest)).release();
+  expect(redis.cli('EXISTS', 'long')).toBe('0');
 });
 
 test('run_coordinator_lets_one_process_run_each_run', async () => {

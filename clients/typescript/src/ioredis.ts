@@ -43,9 +43,10 @@ const OVERRIDES = {
   lazyConnect: true,
 };
 
-/** Connections like those of a `Redis` (standalone, Sentinel, TLS, unix socket) or `Cluster` of ioredis or iovalkey. It need not be connected. */
+/** Connections like those of a `Redis` (standalone, Sentinel, TLS, unix socket) or `Cluster` of ioredis or iovalkey. It need not be connected. Throws a `TypeError` if it is none. */
 export function fromIoredis(redis: IoredisClient | IoredisCluster): Driver {
   if ('nodes' in redis) return clusterDriver(redis);
+  if (!('call' in redis)) throw new TypeError('fromIoredis needs a Redis or a Cluster of ioredis');
   if (!(redis as Duplicate).options?.sentinels) return { connect: async (timeout) => (await open(redis, timeout, {})).connection };
   let last: object | undefined;
   return {

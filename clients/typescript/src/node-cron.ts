@@ -1,11 +1,12 @@
 import { randomBytes } from 'node:crypto';
+import { checkLease } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import { whole } from './time.js';
 
 /**
  * A `RunCoordinator` for node-cron: of a fleet, one process runs each scheduled run. The lock of a run stays for its time to live (`distributedLease`), also
  * when this process exits, so that one whose clock is late does not run it again: choose it longer than clocks may differ.
- * `shouldRun` takes ms, and rejects with the errors of `Holdfast.info`.
+ * `shouldRun` takes ms, and rejects with the errors of `Holdfast.info`, and with a `RangeError`.
  */
 export function runCoordinator(
   holdfast: Holdfast,
@@ -17,7 +18,7 @@ export function runCoordinator(
       // The key names one run. Nobody releases it, so this is a grant without a hold.
       const owner = randomBytes(16).toString('hex');
       const name = prefix + key;
-      const command = ['LOCK.ACQUIRE', holdfast.key(name), owner, 'HOLDS', '1', 'LEASE', whole(ttlMs)];
+      const command = ['LOCK.ACQUIRE', holdfast.key(name), owner, 'HOLDS', '1', 'LEASE', whole(checkLease(ttlMs))];
       return (await holdfast.request(name, command)) !== null;
     },
   };

@@ -28,10 +28,11 @@ interface Duplicate extends NodeRedisClient {
   on(event: string, listener: (cause?: unknown) => void): unknown;
 }
 
-/** Connections like those of a client (standalone, TLS, unix socket), cluster or Sentinel client of node-redis. A client need not be connected; the two others must be. */
+/** Connections like those of a client (standalone, TLS, unix socket), cluster or Sentinel client of node-redis. A client need not be connected; the two others must be. Throws a `TypeError` if it is none. */
 export function fromNodeRedis(redis: NodeRedisClient | NodeRedisCluster | NodeRedisSentinel): Driver {
   if ('nodeClient' in redis) return clusterDriver(redis);
   if ('getMasterNode' in redis) return sentinelDriver(redis);
+  if (!('duplicate' in redis) || 'call' in redis) throw new TypeError('fromNodeRedis needs a client, and no pool, of node-redis');
   return { connect: (timeout) => open(redis, timeout, {}) };
 }
 

@@ -101,6 +101,7 @@ test('run_coordinator_lets_one_process_run_each_run', async () => {
   );
   await until('three runs', () => runs.length >= 3);
   for (const task of tasks) await task.destroy();
+  await expect(runCoordinator(holdfast).shouldRun('job', -1)).rejects.toThrow('lease must be a number from 1');
   // A process that ends gives its run to nobody.
   await Promise.all(clients.map((client) => client.close()));
   expect(redis.cli('EXISTS', 'cron:job:2026')).toMatch(/[01]/);

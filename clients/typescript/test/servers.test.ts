@@ -3,12 +3,19 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Cluster, Redis as Ioredis } from 'ioredis';
 import { Redis as Iovalkey } from 'iovalkey';
-import { createClient, createCluster, createSentinel } from 'redis';
+import { createClient, createClientPool, createCluster, createSentinel } from 'redis';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type Driver, Holdfast, NotAcquiredError } from '../src/index.js';
 import { fromIoredis } from '../src/ioredis.js';
 import { fromNodeRedis } from '../src/node-redis.js';
 import { CuttingProxy, freePort, Redis, until } from './redis.js';
+
+test('driver_refuses_a_client_that_it_cannot_use', () => {
+  const [ours, theirs] = [createClient(), new Ioredis({ lazyConnect: true })];
+  for (const client of [theirs, createClientPool(), ours.legacy()] as unknown as (typeof ours)[])
+    expect(() => fromNodeRedis(client)).toThrow('fromNodeRedis needs a client');
+  expect(() => fromIoredis(ours as unknown as Ioredis)).toThrow('fromIoredis needs a Redis');
+});
 
 /** What every way to reach a server must be able to do. */
 async function exercise(holdfast: Holdfast, names: readonly string[]): Promise<void> {

@@ -171,8 +171,8 @@ export class LockManager {
       const ignoreSignal = signal && onAbort(signal, abort);
       const requests = this.#requests.get(name) ?? [];
       this.#requests.set(name, requests);
+      requests.push(request);
       if (steal) void this.#steal(request, requests, before);
-      else requests.push(request);
       this.#pump(name);
     });
   }
@@ -311,10 +311,10 @@ export class LockManager {
   async #steal(thief: Request, requests: Request[], before: Promise<void>): Promise<void> {
     const name = this.#prefix + encode(thief.name);
     thief.state = 'trying';
-    requests.unshift(thief);
     let result: Promise<Hold | null> | undefined;
     try {
       await before; // What it steals may be about to be granted.
+      requests.unshift(...requests.splice(requests.indexOf(thief), 1));
       let hold = await this.#try(thief);
       while (!hold?.isHeld) {
         result = this.#acquire(thief, undefined, true);

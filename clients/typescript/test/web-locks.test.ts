@@ -341,6 +341,15 @@ test('steal_overtakes_requests_of_the_same_turn', async () => {
   expect(order).toEqual(['stolen', 'waited']);
 });
 
+test('steal_takes_what_requests_of_the_same_turn_are_granted', async () => {
+  const name = fresh();
+  const request = (mode: 'shared' | 'exclusive'): Promise<unknown> =>
+    locks.request(name, { mode }, () => never).catch((error: Error) => error.name);
+  const victims = [request('shared'), request('shared')];
+  expect(await locks.request(name, { steal: true }, () => 'stolen')).toBe('stolen');
+  expect(await Promise.all(victims)).toEqual(['AbortError', 'AbortError']);
+});
+
 test('steal_works_when_lock_is_free_and_the_last_thief_wins', async () => {
   const name = fresh();
   expect(await locks.request(name, { steal: true }, () => 'free')).toBe('free');

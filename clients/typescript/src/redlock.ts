@@ -91,7 +91,7 @@ export class Lock implements ExecutionResult {
  * fencing token; not the Redlock algorithm. Durations are whole ms, and ten years at most. What fails rejects with an {@link ExecutionError}, whose
  * cause the event `error` tells. Unlike node-redlock:
  *
- * - an acquisition waits at the server, so that it counts as one attempt, and a lock that is held is told of once, when the time is over;
+ * - an acquisition waits at the server: it counts as one attempt, and the event reports a lock that is held once, when the time is over;
  * - an extension or a release is repeated until the server has answered, not `retryCount` times;
  * - releasing again resolves; `using` takes any duration, and rejects with the routine's error even if the release fails, too.
  */

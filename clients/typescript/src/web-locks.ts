@@ -79,7 +79,8 @@ const A_DAY = 86_400_000;
 
 /**
  * `navigator.locks` between processes: the Web Locks specification, on Holdfast. All managers of the same `prefix` see each other. The holder that a lock was
- * stolen from learns of it when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen.
+ * stolen from learns of it when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen. Of a
+ * manager's requests for one name, only the oldest waits at the server: another manager does not see the others, and may be granted a later request earlier.
  */
 export class LockManager {
   readonly #holdfast: Holdfast;
@@ -178,8 +179,8 @@ export class LockManager {
   }
 
   /**
-   * What is held and what waits now, by all managers of this prefix; of another manager's requests for one name, the oldest that waits. Looks at every
-   * key of the database. Rejects with the errors of `Holdfast.info`.
+   * What is held and what waits at the server, by all managers of this prefix, and all requests of this one. Looks at every key of the database. Rejects
+   * with the errors of `Holdfast.info`.
    */
   async query(): Promise<LockManagerSnapshot> {
     await Promise.all([...this.#requests.values()].flat().map(({ hold }) => hold?.check()));

@@ -12,25 +12,21 @@ import org.jspecify.annotations.Nullable;
  *
  * <p>The methods are those of {@link Lock}, with names that Redisson's {@code RLock} and Hazelcast's {@code FencedLock} use. A lease of 0 or
  * less means: renewed until it is unlocked. A lease that is given is not renewed; the lock is then released when it ends. Re-entry is counted
- * in the client, keeps the token and never shortens the lease.
+ * in the client, without a request: it keeps the token, never shortens the lease, and does not notice that another client has just forced the
+ * lock. A thread that lost the lock and locks again begins anew, with one hold and a greater token.
+ *
+ * <p>Waiting throws {@link DeadlockException} if it would never end, and {@link UnavailableException} stands for a server that does not answer.
  */
 public final class FencedLock implements Lock {
     /** Where a thread's holds of a name are kept. */
     record Place(String name, long thread) {}
 
-    /** What a thread holds of a name. Changed by its own thread only. */
-    static final class Holding {
-        final Hold hold;
-        /** Whether the hold is that of a writer; its thread may then have read locks, too. */
-        final boolean exclusive;
-        /** How often the thread has locked and not unlocked it: to read, and to write. */
-        final AtomicIntegerArray counts = new AtomicIntegerArray(2);
-
-        Holding(Hold hold, boolean exclusive) {
-            this.hold = hold;
-            this.exclusive = exclusive;
-        }
-    }
+    /**
+     * What a thread holds of a name. Changed by its own thread only.
+     *
+     * @param counts how often the thread has locked and not unlocked it: to read, and to write
+     */
+    record Holding(Hold hold, AtomicIntegerArray counts) {}
 
     private static final long AT_ONCE = 0;
     private static final int READ = 0;
@@ -61,7 +57,7 @@ public final class FencedLock implements Lock {
 
     /** Waits until the lock is granted, whether or not the thread is interrupted; it is released when the lease ends. */
     public void lock(long leaseTime, TimeUnit unit) {
-        acquireUninterruptibly(Rules.ENDLESS, leaseTime, unit);
+        lockAndGetFence(leaseTime, unit);
     }
 
     @Override
@@ -76,7 +72,7 @@ public final class FencedLock implements Lock {
 
     @Override
     public boolean tryLock() {
-        return acquireUninterruptibly(AT_ONCE, -1, TimeUnit.MILLISECONDS);
+        return tryLockAndGetFence() != 0;
     }
 
     @Override
@@ -85,37 +81,41 @@ public final class FencedLock implements Lock {
     }
 
     /**
-     * Waits for at most {@code waitTime} (0 or less: not at all).
+     * Waits for at most {@code waitTime} (less than 1 ms: not at all).
      *
      * @return whether the lock is held now; it is released when {@code leaseTime} is over
      */
     public boolean tryLock(long waitTime, long leaseTime, TimeUnit unit) throws InterruptedException {
-        return acquire(Math.min(Math.max(AT_ONCE, unit.toNanos(waitTime)), Rules.ENDLESS), leaseTime, unit, true);
+        return acquire(wait(waitTime, unit), leaseTime, unit, true) != 0;
     }
 
     /** Locks, and returns the fencing token. */
     public long lockAndGetFence() {
-        lock();
-        return getFence();
+        return lockAndGetFence(-1, TimeUnit.MILLISECONDS);
     }
 
     /** Locks with a lease, and returns the fencing token. */
     public long lockAndGetFence(long leaseTime, TimeUnit unit) {
-        lock(leaseTime, unit);
-        return getFence();
+        return acquireUninterruptibly(Rules.ENDLESS, leaseTime, unit);
     }
 
     /** Tries to lock; returns the fencing token, or 0 if the lock is held by another thread. */
     public long tryLockAndGetFence() {
-        return tryLock() ? getFence() : 0;
+        return acquireUninterruptibly(AT_ONCE, -1, TimeUnit.MILLISECONDS);
     }
 
     /** Waits for at most this time; returns the fencing token, or 0. */
     public long tryLockAndGetFence(long waitTime, TimeUnit unit) throws InterruptedException {
-        return tryLock(waitTime, unit) ? getFence() : 0;
+        return acquire(wait(waitTime, unit), -1, unit, true);
     }
 
-    private boolean acquireUninterruptibly(long wait, long leaseTime, TimeUnit unit) {
+    /** The server counts whole milliseconds: a shorter wait is none. */
+    private static long wait(long time, TimeUnit unit) {
+        long nanos = unit.toNanos(time);
+        return nanos < Rules.MS ? AT_ONCE : Math.min(nanos, Rules.ENDLESS);
+    }
+
+    private long acquireUninterruptibly(long wait, long leaseTime, TimeUnit unit) {
         try {
             return acquire(wait, leaseTime, unit, false);
         } catch (InterruptedException never) {
@@ -123,49 +123,75 @@ public final class FencedLock implements Lock {
         }
     }
 
-    private boolean acquire(long wait, long leaseTime, TimeUnit unit, boolean interruptibly) throws InterruptedException {
+    /** Returns the fencing token, or 0. */
+    private long acquire(long wait, long leaseTime, TimeUnit unit, boolean interruptibly) throws InterruptedException {
         if (interruptibly && Thread.interrupted()) {
             throw new InterruptedException();
         }
-        Duration lease = leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : null;
+        LockSpec terms = leaseTime > 0 ? spec.toBuilder().lease(Duration.ofNanos(unit.toNanos(leaseTime))).renew(false).build() : spec;
         long thread = Thread.currentThread().getId();
         Holding mine = holding(thread);
-        if (mine != null && mine.hold.confirm()) {
-            return reenter(mine, lease, wait);
+        if (mine != null) {
+            try {
+                return reenter(mine, terms, wait);
+            } catch (LockLostException lost) {
+                // As if it had been lost before.
+            }
         }
-        LockSpec terms = lease == null ? spec : spec.toBuilder().lease(lease).renew(false).build();
-        Acquisition acquisition = client.start(terms, wait, client.id + ":" + thread);
+        String actor = client.id + ":" + thread;
+        long until = client.serial.now() + wait;
         Hold hold;
         try {
-            hold = interruptibly ? client.granted(acquisition) : Holdfast.await(acquisition.result);
-        } catch (NotAcquiredException late) {
-            return false;
+            hold = request(terms, wait, actor, interruptibly);
+        } catch (DeadlockException why) {
+            // What this thread has lost or withdrawn can be at the server for a moment more. It ends by itself: no deadlock.
+            if (client.info(name).filter(info -> info.holders().stream().noneMatch(it -> it.owner().startsWith(actor + "##"))).isPresent()) {
+                throw why;
+            }
+            hold = request(terms, Math.max(AT_ONCE, until - client.serial.now()), null, interruptibly);
         }
         if (hold == null) {
-            return false;
+            return 0;
         }
-        Holding holding = new Holding(hold, kind == WRITE);
-        holding.counts.set(kind, 1);
-        client.holdings.put(new Place(name, thread), holding);
-        return true;
+        AtomicIntegerArray counts = new AtomicIntegerArray(2);
+        counts.set(kind, 1);
+        client.holdings.put(new Place(name, thread), new Holding(hold, counts));
+        return hold.fence();
     }
 
-    private boolean reenter(Holding mine, @Nullable Duration lease, long wait) {
-        if (kind == WRITE && !mine.exclusive) {
+    private @Nullable Hold request(LockSpec terms, long wait, @Nullable String actor, boolean interruptibly) throws InterruptedException {
+        Acquisition acquisition = client.start(terms, wait, actor);
+        try {
+            return interruptibly ? client.granted(acquisition) : Holdfast.await(acquisition.result);
+        } catch (NotAcquiredException late) {
+            return null;
+        }
+    }
+
+    private long reenter(Holding mine, LockSpec terms, long wait) {
+        if (kind == WRITE && mine.hold.spec().limit() != 1) {
             if (wait == AT_ONCE) {
-                return false;
+                return 0;
             }
             throw new DeadlockException("lock '" + name + "': this thread holds the read lock and would wait for itself");
         }
         Hold hold = mine.hold;
-        boolean renewed = hold.acquisition.renews;
-        if (lease != null && !renewed && lease.compareTo(hold.remaining()) > 0) {
-            hold.renew(lease);
-        } else if (lease == null && !renewed) {
-            hold.keep(spec.lease() == null ? client.lease : spec.lease());
+        Duration left = hold.remaining();
+        Duration lease = leaseOf(terms);
+        boolean longer = lease.compareTo(left) > 0;
+        if (!hold.acquisition.renews && (terms.renew() || longer)) {
+            hold.acquisition.renews = terms.renew();
+            hold.renew(longer ? lease : left);
+        } else if (!hold.isHeld()) {
+            // Only the wall clock says that its time is over.
+            hold.renew();
         }
-        mine.counts.incrementAndGet(kind);
-        return true;
+        mine.counts.updateAndGet(kind, Math::incrementExact);
+        return hold.fence();
+    }
+
+    private Duration leaseOf(LockSpec terms) {
+        return terms.lease() == null ? client.lease : terms.lease();
     }
 
     /** What a thread holds, unless it was lost meanwhile. */
@@ -176,10 +202,17 @@ public final class FencedLock implements Lock {
 
     private Hold mine() {
         Holding holding = holding(Thread.currentThread().getId());
-        if (holding == null) {
-            throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
+        if (holding == null || holding.counts.get(kind) == 0) {
+            throw notHeld(null);
         }
         return holding.hold;
+    }
+
+    private IllegalMonitorStateException notHeld(@Nullable RuntimeException why) {
+        String text = "lock '" + name + "' is not held by thread " + Thread.currentThread().getId() + " of client " + client.id;
+        IllegalMonitorStateException error = new IllegalMonitorStateException(why == null ? text : text + ": " + why.getMessage());
+        error.initCause(why);
+        return error;
     }
 
     // ---- Unlocking ----
@@ -187,14 +220,14 @@ public final class FencedLock implements Lock {
     /**
      * Gives up one hold of the current thread.
      *
-     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it (then the cause says why)
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it (then the cause says why); a next holder is left alone
      */
     @Override
     public void unlock() {
         Place place = new Place(name, Thread.currentThread().getId());
         Holding holding = client.holdings.get(place);
         if (holding == null || holding.counts.get(kind) == 0) {
-            throw new IllegalMonitorStateException("lock '" + name + "' is not held by thread " + place.thread + " of client " + client.id);
+            throw notHeld(null);
         }
         boolean last = holding.counts.get(READ) + holding.counts.get(WRITE) == 1;
         if (!last && holding.hold.acquisition.isCertain()) {
@@ -204,20 +237,22 @@ public final class FencedLock implements Lock {
         client.holdings.remove(place);
         try {
             holding.hold.release();
-        } catch (LockLostException lost) {
-            IllegalMonitorStateException why = new IllegalMonitorStateException("lock '" + name + "' is not held any more by thread " + place.thread + ": " + lost.reason());
-            why.initCause(lost);
-            throw why;
+        } catch (LockLostException | IllegalStateException why) {
+            throw notHeld(why);
         }
     }
 
     /**
-     * Restarts the lease of the current thread's hold, with this duration from now on.
+     * Restarts the lease of the current thread's hold, with this duration (0 or less: the lock's own lease) from now on.
      *
-     * @throws IllegalMonitorStateException if the current thread does not hold the lock
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it (then the cause says why)
      */
     public void renew(long leaseTime, TimeUnit unit) {
-        mine().renew(leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : client.lease);
+        try {
+            mine().renew(leaseTime > 0 ? Duration.ofNanos(unit.toNanos(leaseTime)) : leaseOf(spec));
+        } catch (LockLostException lost) {
+            throw notHeld(lost);
+        }
     }
 
     /** Forgets a hold that the current thread has lost and not unlocked; returns whether there was one. */
@@ -242,18 +277,17 @@ public final class FencedLock implements Lock {
 
     /** Whether any thread of any client holds the lock. */
     public boolean isLocked() {
-        return client.info(name).filter(info -> info.holderCount() > 0 && (kind == READ || info.limit().orElse(1L) == 1)).isPresent();
+        return isHeldByCurrentThread() || client.info(name).filter(info -> info.holderCount() > 0 && info.limit().orElse(1L) == spec.limit()).isPresent();
     }
 
     /** Whether this thread of this client holds the lock. */
     public boolean isHeldByThread(long threadId) {
-        Holding holding = holding(threadId);
-        return holding != null && holding.counts.get(kind) > 0 && holding.hold.check();
+        return holds(threadId) > 0;
     }
 
     /** Whether the current thread holds the lock. */
     public boolean isHeldByCurrentThread() {
-        return isHeldByThread(Thread.currentThread().getId());
+        return getHoldCount() > 0;
     }
 
     /** Whether the current thread holds the lock. */
@@ -263,13 +297,18 @@ public final class FencedLock implements Lock {
 
     /** How often the current thread holds the lock; 0 if it does not. */
     public int getHoldCount() {
-        Holding holding = holding(Thread.currentThread().getId());
+        return holds(Thread.currentThread().getId());
+    }
+
+    private int holds(long thread) {
+        Holding holding = holding(thread);
         return holding != null && holding.hold.check() ? holding.counts.get(kind) : 0;
     }
 
-    /** How often the current thread holds the lock; 0 if it does not. */
+    /** How often the current thread holds the lock; if it does not: 1 if another thread does, however often, or 0. */
     public int getLockCount() {
-        return getHoldCount();
+        int mine = getHoldCount();
+        return mine == 0 && isLocked() ? 1 : mine;
     }
 
     /**

@@ -79,24 +79,6 @@ public final class Hold implements AutoCloseable {
         Holdfast.await(acquisition.client.<Void>call(future -> acquisition.renew(lease, future), acquisition::notRenewed));
     }
 
-    /** Whether it is held; renews it first if only the wall clock says that its time is over. */
-    boolean confirm() {
-        try {
-            if (!isHeld()) {
-                renew();
-            }
-            return true;
-        } catch (LockLostException lost) {
-            return false;
-        }
-    }
-
-    /** Restarts the lease, and renews it from now on. */
-    void keep(Duration lease) {
-        acquisition.renews = true;
-        renew(lease);
-    }
-
     /**
      * Releases the lock. Returns within the client's timeout; if the server does not reply, the release continues in the background.
      *

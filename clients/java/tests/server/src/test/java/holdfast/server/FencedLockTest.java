@@ -59,13 +59,18 @@ class FencedLockTest {
 
     private static <T> T inThread(Callable<T> task) throws Exception {
         CompletableFuture<T> result = new CompletableFuture<>();
-        new Thread(() -> {
+        Runnable run = () -> {
             try {
                 result.complete(task.call());
             } catch (Throwable why) {
                 result.completeExceptionally(why);
             }
-        }).start();
+        };
+        if (Runtime.version().feature() < 21) {
+            new Thread(run).start();
+        } else {
+            VirtualThreadsTest.startVirtual(run);
+        }
         return result.get(100, TimeUnit.SECONDS);
     }
 
@@ -280,6 +285,23 @@ class FencedLockTest {
     }
 
     @Test
+    void try_of_a_free_lock_succeeds_however_short_its_time() throws Exception {
+        assertThat(lock.tryLock(1, TimeUnit.NANOSECONDS)).isTrue();
+        lock.unlock();
+    }
+
+    @Test
+    void unlock_after_the_client_was_closed_is_refused() throws Exception {
+        FencedLock closed;
+        try (Clients.Opened third = Clients.JEDIS.warm(server.port)) {
+            closed = third.client().fencedLock(name);
+            closed.lock();
+        }
+        assertThat(lock.isLocked()).isFalse();
+        assertThatThrownBy(closed::unlock).isInstanceOf(IllegalMonitorStateException.class);
+    }
+
+    @Test
     void lease_beyond_what_the_server_takes_is_refused() {
         assertThatThrownBy(() -> lock.lock(Long.MAX_VALUE, TimeUnit.DAYS)).isInstanceOf(IllegalArgumentException.class).hasMessageContaining("3,650 days");
         assertThatThrownBy(() -> lock.tryLock(1, null)).isInstanceOf(NullPointerException.class);
@@ -305,6 +327,24 @@ class FencedLockTest {
         elsewhere.unlock();
         // The thread that lost it can lock again.
         lock.lock();
+        assertThat(lock.getHoldCount()).isEqualTo(1);
+        lock.unlock();
+    }
+
+    @Test
+    void thread_that_lost_the_lock_waits_for_it_as_others_do() throws Exception {
+        lock.lock(1500, TimeUnit.MILLISECONDS);
+        // For the server, the lease goes on.
+        server.call("PERSIST", name);
+        long me = Thread.currentThread().getId();
+        await().until(() -> !lock.isHeldByThread(me));
+        CompletableFuture<Boolean> freed = new CompletableFuture<>();
+        new Thread(() -> {
+            await().until(() -> one.client().waiters(name).size() == 1);
+            freed.complete(elsewhere.forceUnlock());
+        }).start();
+        assertThat(lock.tryLock(100, TimeUnit.SECONDS)).isTrue();
+        assertThat(freed.get()).isTrue();
         assertThat(lock.getHoldCount()).isEqualTo(1);
         lock.unlock();
     }
@@ -337,9 +377,11 @@ class FencedLockTest {
         assertThat(lock.remainTimeToLive()).isGreaterThan(20_000);
         lock.lock(60, TimeUnit.SECONDS);
         assertThat(lock.remainTimeToLive()).isGreaterThan(50_000);
-        lock.unlock();
-        lock.unlock();
-        lock.unlock();
+        lock.lock();
+        assertThat(lock.remainTimeToLive()).isGreaterThan(20_000);
+        for (int i = 0; i < 4; i++) {
+            lock.unlock();
+        }
         FencedLock shortLived = one.client().fencedLock(name + "-2");
         shortLived.lock(8, TimeUnit.SECONDS);
         shortLived.lock();
@@ -347,6 +389,26 @@ class FencedLockTest {
         assertThat(shortLived.isHeldByCurrentThread()).isTrue();
         shortLived.unlock();
         shortLived.unlock();
+    }
+
+    @Test
+    void re_entry_renews_no_lock_that_is_not_to_be_renewed() throws Exception {
+        FencedLock fixed = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofMillis(1500)).renew(false).build());
+        fixed.lock();
+        fixed.lock();
+        await().until(() -> !server.exists(name));
+        assertThatThrownBy(fixed::unlock).isInstanceOf(IllegalMonitorStateException.class);
+    }
+
+    @Test
+    void renewal_restarts_the_locks_own_lease_and_tells_of_a_loss() throws Exception {
+        FencedLock longer = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofSeconds(60)).build());
+        assertThatThrownBy(() -> longer.renew(1, TimeUnit.SECONDS)).isInstanceOf(IllegalMonitorStateException.class);
+        longer.lock();
+        longer.renew(0, TimeUnit.SECONDS);
+        assertThat(longer.remainTimeToLive()).isGreaterThan(20_000);
+        elsewhere.forceUnlock();
+        assertThatThrownBy(() -> longer.renew(1, TimeUnit.SECONDS)).isInstanceOf(IllegalMonitorStateException.class).hasCauseInstanceOf(LockLostException.class);
     }
 
     @Test
@@ -400,6 +462,22 @@ class FencedLockTest {
         elsewhere.unlock();
         assertThat(second).isGreaterThan(first);
         assertThat(lock.getName()).isEqualTo(name);
+        for (int i = 0; i < 50; i++) {
+            // Also when the lease is over at once.
+            assertThat(lock.lockAndGetFence(1, TimeUnit.MILLISECONDS)).isGreaterThan(second);
+        }
+    }
+
+    @Test
+    void lock_count_is_that_of_any_thread() throws Exception {
+        lock.lock();
+        lock.lock();
+        assertThat(lock.getLockCount()).isEqualTo(2);
+        assertThat(elsewhere.getLockCount()).isEqualTo(1);
+        assertThat(inThread(lock::getLockCount)).isEqualTo(1);
+        lock.unlock();
+        lock.unlock();
+        assertThat(elsewhere.getLockCount()).isZero();
     }
 
     // ---- Readers and a writer ----
@@ -420,8 +498,10 @@ class FencedLockTest {
         mine.readLock().unlock();
         mine.writeLock().lock();
         assertThat(other.readLock().tryLock()).isFalse();
+        assertThat(mine.readLock().isLocked()).isFalse();
         // The writer may read, and keep the read lock.
         mine.readLock().lock();
+        assertThat(mine.readLock().isLocked()).isTrue();
         mine.writeLock().unlock();
         assertThatThrownBy(mine.writeLock()::unlock).isInstanceOf(IllegalMonitorStateException.class);
         assertThat(mine.readLock().isHeldByCurrentThread()).isTrue();

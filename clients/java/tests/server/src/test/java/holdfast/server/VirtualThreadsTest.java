@@ -27,7 +27,7 @@ class VirtualThreadsTest {
     private static final int LOCKS = 100;
 
     /** {@code Thread.startVirtualThread}, which Java 17 does not have. */
-    private static void startVirtual(Runnable task) throws Exception {
+    static void startVirtual(Runnable task) throws Exception {
         Thread.class.getMethod("startVirtualThread", Runnable.class).invoke(null, task);
     }
 

@@ -9,16 +9,15 @@ import org.springframework.integration.support.locks.DistributedLock;
 /**
  * Locks of Holdfast for Spring Integration 7. A lock is renewed until it is unlocked, unless a time to live is given. It is re-entrant and
  * belongs to a thread. For Spring Integration 6, {@link PlainHoldfastLockRegistry} does the same without {@link DistributedLock}.
+ *
+ * <p>{@code unlock} throws {@link java.util.ConcurrentModificationException} if the thread lost the lock, and
+ * {@link IllegalMonitorStateException} if it did not have it. The first {@code tryLock} of a thread that lost the lock and has not unlocked it
+ * returns false, also if the lock is free: so a {@code LockRegistryLeaderInitiator} learns of the loss.
  */
 public final class HoldfastLockRegistry extends Registry<DistributedLock> {
     /** Locks with the names {@code <prefix><key>}. */
     public HoldfastLockRegistry(Holdfast client, String prefix) {
-        super(client, prefix);
-    }
-
-    @Override
-    public DistributedLock obtain(Object lockKey) {
-        return new TimedLock(lock(lockKey));
+        super(client, prefix, TimedLock::new);
     }
 
     private static final class TimedLock extends RegistryLock implements DistributedLock {

@@ -7,11 +7,6 @@ import java.util.concurrent.locks.Lock;
 public final class PlainHoldfastLockRegistry extends Registry<Lock> {
     /** Locks with the names {@code <prefix><key>}. */
     public PlainHoldfastLockRegistry(Holdfast client, String prefix) {
-        super(client, prefix);
-    }
-
-    @Override
-    public Lock obtain(Object lockKey) {
-        return new RegistryLock(lock(lockKey));
+        super(client, prefix, RegistryLock::new);
     }
 }

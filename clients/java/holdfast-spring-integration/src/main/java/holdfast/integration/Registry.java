@@ -3,40 +3,70 @@ package holdfast.integration;
 import holdfast.FencedLock;
 import holdfast.Holdfast;
 import java.time.Duration;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Lock;
+import java.util.function.Function;
+import org.springframework.integration.support.locks.ExpirableLockRegistry;
 import org.springframework.integration.support.locks.RenewableLockRegistry;
 
 /** What the registries for two versions of Spring Integration share: all but the type of their locks. */
-abstract class Registry<L extends Lock> implements RenewableLockRegistry<L> {
+abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, RenewableLockRegistry<L> {
+    private static final int OBJECTS = 10_000;
+
     private final Holdfast client;
     private final String prefix;
+    private final Function<FencedLock, L> adapter;
+    /** One object for a key. The objects have no state: one that is dropped changes nothing for the lock. */
+    private final Map<String, L> locks = Collections.synchronizedMap(new LinkedHashMap<>(16, 0.75f, true) {
+        @Override
+        protected boolean removeEldestEntry(Map.Entry<String, L> eldest) {
+            return size() > OBJECTS;
+        }
+    });
 
-    Registry(Holdfast client, String prefix) {
+    Registry(Holdfast client, String prefix, Function<FencedLock, L> adapter) {
         this.client = client;
         this.prefix = prefix;
+        this.adapter = adapter;
     }
 
-    final FencedLock lock(Object key) {
+    /** The lock of this key, a String. */
+    @Override
+    public L obtain(Object lockKey) {
+        return locks.computeIfAbsent(name(lockKey), name -> adapter.apply(client.fencedLock(name)));
+    }
+
+    private String name(Object key) {
         if (!(key instanceof String name)) {
             throw new IllegalArgumentException("a lock key is a String, not " + key);
         }
-        return client.fencedLock(prefix + name);
+        return prefix + name;
     }
+
+    /** Does nothing: a lock that is not held takes no memory but that of its object, and there are at most 10,000 objects. */
+    @Override
+    public void expireUnusedOlderThan(long age) {}
 
     /** Restarts the lease of the current thread's hold, with the client's lease. */
     @Override
     public void renewLock(Object lockKey) {
-        renewLock(lockKey, Duration.ZERO);
+        renew(lockKey, 0);
     }
 
     /** Restarts the lease of the current thread's hold, with this duration from now on. */
     @Override
     public void renewLock(Object lockKey, Duration ttl) {
+        renew(lockKey, Math.max(1, ttl.toMillis()));
+    }
+
+    private void renew(Object key, long ms) {
         try {
-            lock(lockKey).renew(ttl.toMillis(), TimeUnit.MILLISECONDS);
+            client.fencedLock(name(key)).renew(ms, TimeUnit.MILLISECONDS);
         } catch (IllegalMonitorStateException why) {
-            throw new IllegalStateException("Could not renew the lock '" + lockKey + "': it is not held by this thread", why);
+            throw new IllegalStateException("Could not renew the lock '" + key + "': it is not held by this thread", why);
         }
     }
 }

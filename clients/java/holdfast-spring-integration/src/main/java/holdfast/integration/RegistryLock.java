@@ -7,10 +7,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.Lock;
 
-/**
- * A lock of a registry. It differs from {@link FencedLock} in what Spring Integration expects after a loss: {@code unlock} throws
- * {@link ConcurrentModificationException}, and the first try of the thread that lost the lock fails, so that a leader learns of it.
- */
+/** A lock of a registry, which differs from {@link FencedLock} after a loss, as {@link HoldfastLockRegistry} says. */
 class RegistryLock implements Lock {
     final FencedLock lock;
 

@@ -63,6 +63,21 @@ class SpringIntegrationTest {
     }
 
     @Test
+    void key_has_one_lock_object() {
+        DistributedLock lock = registry.obtain("o");
+        registry.expireUnusedOlderThan(-1);
+        assertThat(registry.obtain("o")).isSameAs(lock).isNotEqualTo(registry.obtain("p")).isNotEqualTo(elsewhere.obtain("o"));
+    }
+
+    @Test
+    void renewal_of_a_lost_lock_is_refused() throws Exception {
+        registry.obtain("r").lock();
+        server.call("LOCK.FORCE", "reg:r");
+        assertThatThrownBy(() -> registry.renewLock("r")).isInstanceOf(IllegalStateException.class);
+        assertThatThrownBy(() -> registry.obtain("r").unlock()).isInstanceOf(ConcurrentModificationException.class);
+    }
+
+    @Test
     void time_to_live_and_renewal() throws Exception {
         DistributedLock lock = registry.obtain("b");
         lock.lock(Duration.ofSeconds(20));

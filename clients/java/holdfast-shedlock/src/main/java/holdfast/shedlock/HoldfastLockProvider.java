@@ -18,6 +18,7 @@ import net.javacrumbs.shedlock.support.LockException;
 /**
  * Locks of scheduled tasks. A lock is held until {@code lockAtMostUntil} or until it is unlocked, whichever is earlier, but never shorter than
  * until {@code lockAtLeastUntil}. It is not renewed by itself; {@code KeepAliveLockProvider} may be put around this provider.
+ * {@code lockAtMostFor} is at most 3,650 days. A request without an answer of the server ends in a {@link LockException}.
  */
 public final class HoldfastLockProvider implements ExtensibleLockProvider {
     private static final Duration SHORTEST = Duration.ofMillis(1);

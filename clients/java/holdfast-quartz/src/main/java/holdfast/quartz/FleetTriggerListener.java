@@ -11,7 +11,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.quartz.JobExecutionContext;
 import org.quartz.Trigger;
 import org.quartz.Trigger.CompletedExecutionInstruction;
-import org.quartz.TriggerListener;
+import org.quartz.listeners.TriggerListenerSupport;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -23,7 +23,7 @@ import org.slf4j.LoggerFactory;
  * <p>Add it with {@code scheduler.getListenerManager().addTriggerListener(listener)}. A job may read its fence, a {@code Long}, by
  * {@code context.get(FleetTriggerListener.FENCE)}.
  */
-public final class FleetTriggerListener implements TriggerListener {
+public final class FleetTriggerListener extends TriggerListenerSupport {
     /** The key of the fencing token in the job's context. */
     public static final String FENCE = "holdfast.fence";
     private static final Logger LOG = LoggerFactory.getLogger(FleetTriggerListener.class);
@@ -57,9 +57,6 @@ public final class FleetTriggerListener implements TriggerListener {
     }
 
     @Override
-    public void triggerFired(Trigger trigger, JobExecutionContext context) {}
-
-    @Override
     public boolean vetoJobExecution(Trigger trigger, JobExecutionContext context) {
         String job = prefix + context.getJobDetail().getKey();
         Optional<Hold> fire = Optional.empty();
@@ -85,9 +82,6 @@ public final class FleetTriggerListener implements TriggerListener {
             return true;
         }
     }
-
-    @Override
-    public void triggerMisfired(Trigger trigger) {}
 
     @Override
     public void triggerComplete(Trigger trigger, JobExecutionContext context, CompletedExecutionInstruction instruction) {

@@ -225,8 +225,11 @@ impl History {
             return;
         }
         asked.stage = Stage::Over;
-        let from = asked.from;
+        let (from, released) = (asked.from, asked.released);
         match loss.reason.as_str() {
+            // Redisson gives no reason. Its own release may be the cause: a check that runs at the same time may find its
+            // effect. The history has all other causes already.
+            "" => released.into_iter().for_each(|from| self.end(&owner, from, Some(loss.at))),
             // The history has the force-release already. The client releases the other keys by itself.
             "forced" | "changed" if asked.keys.len() > 1 => self.end(&owner, from, None),
             "forced" | "changed" => {}
@@ -484,6 +487,38 @@ mod tests {
         assert_eq!(seen(2, |_, _| {}, |_, _| {}), Ok(()), "its watchdog may have come too late");
         assert!(seen(2, |_, _| {}, check).is_err(), "it did not");
         assert!(seen(2, |_, _| {}, release).is_err(), "it did not");
+    }
+
+    /// Redisson finds its hold lost. Its own release explains that from when it was sent, and a force does. Nothing else
+    /// does during its lease.
+    #[test]
+    fn loss_without_reason_is_explained_by_release_or_force() {
+        let seen = |before: fn(&mut History), after: fn(&mut History), call: fn(String) -> Call| {
+            let mut history = History::default();
+            let terms = Terms { wait: Some(0), lease: Some(60_000), ..Terms::default() };
+            history.asks("R", "r", &["k".to_owned()], &terms);
+            history.acquired("R", "r", &outcome("held", None, None));
+            a_moment_later();
+            before(&mut history);
+            asks(&mut history, "B", "b");
+            history.acquired("B", "b", &outcome("held", Some(8), None));
+            a_moment_later();
+            after(&mut history);
+            let call = call("r".to_owned());
+            history.about("R", "r", &call, a_moment_later(), &outcome("lost", None, None));
+            // The reply of the release is read last.
+            let release = Call::Release { hold: "r".to_owned() };
+            history.about("R", "r", &release, clock::now(), &outcome("released", None, None));
+            history.verify()
+        };
+        let release = |history: &mut History| history.releases("R", "r", clock::now());
+        let force = |history: &mut History| history.broken("k", clock::now());
+        for call in [|hold| Call::Check { hold }, |hold| Call::Release { hold }] {
+            assert_eq!(seen(release, |_| {}, call), Ok(()));
+            assert_eq!(seen(force, release, call), Ok(()));
+            assert!(seen(|_| {}, release, call).is_err(), "the next holder was granted it before");
+        }
+        assert!(seen(|_| {}, |_| {}, |hold| Call::Check { hold }).is_err(), "it was not released");
     }
 
     /// A forward step may end the lease of a hold that is not bound to a session.

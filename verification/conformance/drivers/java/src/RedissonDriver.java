@@ -59,8 +59,7 @@ public final class RedissonDriver extends Lines {
                 return new Object[] {"outcome", "released"};
             }
             case "check" -> {
-                boolean isHeld = hold.lock.isHeldByThreadAsync(hold.thread).get();
-                return isHeld ? new Object[] {"outcome", "held"} : new Object[] {"outcome", "lost", "reason", "changed"};
+                return new Object[] {"outcome", hold.lock.isHeldByThreadAsync(hold.thread).get() ? "held" : "lost"};
             }
             case "force" -> client.getLock(call.text("key")).forceUnlockAsync().get();
             case "threads" -> {
@@ -77,7 +76,7 @@ public final class RedissonDriver extends Lines {
     Object[] failure(Throwable why) {
         Throwable root = why instanceof ExecutionException ? why.getCause() : why;
         if (root instanceof IllegalMonitorStateException) {
-            // Without a reason: Redisson repeats a release whose reply was lost, and the second one finds no hold.
+            // Redisson does not know the reason.
             return new Object[] {"outcome", "lost"};
         }
         return new Object[] {"outcome", root instanceof IllegalArgumentException ? "invalid" : "connection", "text", text(root)};

@@ -229,7 +229,11 @@ impl History {
         match loss.reason.as_str() {
             // Redisson gives no reason. Its own release may be the cause: a check that runs at the same time may find its
             // effect. The history has all other causes already.
-            "" => released.into_iter().for_each(|from| self.end(&owner, from, Some(loss.at))),
+            "" => {
+                if let Some(from) = released.filter(|from| *from <= loss.at) {
+                    self.end(&owner, from, Some(loss.at));
+                }
+            }
             // The history has the force-release already. The client releases the other keys by itself.
             "forced" | "changed" if asked.keys.len() > 1 => self.end(&owner, from, None),
             "forced" | "changed" => {}
@@ -519,6 +523,9 @@ mod tests {
             assert!(seen(|_| {}, release, call).is_err(), "the next holder was granted it before");
         }
         assert!(seen(|_| {}, |_| {}, |hold| Call::Check { hold }).is_err(), "it was not released");
+        let release_later = |history: &mut History| history.releases("R", "r", Micros::MAX);
+        assert!(seen(release_later, |_| {}, |hold| Call::Check { hold }).is_err(), "it was released after the reply");
+        assert_eq!(seen(force, release_later, |hold| Call::Check { hold }), Ok(()));
     }
 
     /// A forward step may end the lease of a hold that is not bound to a session.

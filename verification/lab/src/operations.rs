@@ -14,7 +14,7 @@ use crate::history::{ForcedLock, History, Hold, LEASE_MARGIN, Limit, Micros};
 /// The number of files written.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// Writes this history into the folder `LAB_HISTORY`, if it is set.
+/// Writes this history into the folder `LAB_HISTORY`, which `scripts/lab` sets.
 pub fn keep(history: &History, scenario: &str) {
     let Some(folder) = env::var_os("LAB_HISTORY").map(PathBuf::from) else { return };
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);

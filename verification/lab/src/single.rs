@@ -142,10 +142,11 @@ impl Trial {
             wrong.extend(record.odd);
             history.add(record.events);
         }
-        operations::keep(&history, self.name);
+        operations::keep(&history, &format!("{}{}", if self.may_lose { "" } else { "nothing lost, " }, self.name));
         let verdict = check(&history);
         wrong.extend(verdict.violations.iter().map(ToString::to_string));
-        // Two checkers that know the format only. If nothing may be lost, the server is one lock service, whatever the faults.
+        // Checkers that know the format only; afterwards porcupine (`scripts/lab`). If nothing may be lost, the server is one lock
+        // service, whatever the faults.
         if !self.may_lose {
             let seen = operations::operations(&history);
             if let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::check(&seen)) {

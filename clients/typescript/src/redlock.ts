@@ -30,7 +30,7 @@ export interface ExecutionResult {
   readonly attempts: readonly Promise<ExecutionStats>[];
 }
 
-/** Another owner holds a lock, or this one does not any more. The event `error` tells it, so that listeners can ignore it. */
+/** Another owner holds a lock, or this one does not any more. The event `error` carries it, so that listeners can ignore it. */
 export class ResourceLockedError extends HoldfastError {
   override name = 'ResourceLockedError';
   constructor(cause: Error) {
@@ -89,7 +89,7 @@ export class Lock implements ExecutionResult {
 /**
  * What programs use of node-redlock 5, on Holdfast: `new Redlock(holdfast)` instead of `new Redlock([redis])`. One server or cluster, fair, and with a
  * fencing token; not the Redlock algorithm. Durations are whole ms, and ten years at most. What fails rejects with an {@link ExecutionError}, whose
- * cause the event `error` tells. Unlike node-redlock:
+ * cause the event `error` carries. Unlike node-redlock:
  *
  * - an acquisition waits at the server: it counts as one attempt, and the event reports a lock that is held once, when the time is over;
  * - an extension or a release is repeated until the server has answered, not `retryCount` times;

@@ -903,7 +903,7 @@ test('hundred_calls_may_share_a_signal', async () => {
   controller.abort('why');
   for (const call of calls) await expect(call).rejects.toBe('why');
   vi.useRealTimers();
-  await new Promise((resolve) => setImmediate(resolve)); // Warnings are told in the next tick.
+  await new Promise((resolve) => setImmediate(resolve)); // Warnings are emitted in the next tick.
   process.off('warning', warn);
   expect(warnings).toEqual([]);
 });

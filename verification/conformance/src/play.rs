@@ -772,21 +772,28 @@ impl Play<'_> {
 
 /// The tokens of a lock's holders, according to the server.
 pub fn holders(raw: &mut Raw, key: &str) -> Vec<u64> {
-    let info = raw.call(&[b"LOCK.INFO", key.as_bytes()]);
-    let Some(Value::Array(holders)) = field(&info, "holders") else { return Vec::new() };
-    let token = |holder: &Value| match field(holder, "token") {
-        Some(Value::Int(token)) => u64::try_from(*token).unwrap_or_default(),
-        _ => 0,
-    };
-    holders.iter().map(token).collect()
+    shown_holders(raw, key).iter().map(token).collect()
 }
 
 /// Whether the hold of this token is bound to a connection, according to the server.
-pub fn is_bound(raw: &mut Raw, key: &str, token: u64) -> bool {
-    let info = raw.call(&[b"LOCK.INFO", key.as_bytes()]);
-    let Some(Value::Array(holders)) = field(&info, "holders") else { return false };
-    let is_it = |holder: &&Value| matches!(field(holder, "token"), Some(Value::Int(it)) if it.cast_unsigned() == token);
-    holders.iter().find(is_it).is_some_and(|holder| matches!(field(holder, "client"), Some(Value::Int(_))))
+pub fn is_bound(raw: &mut Raw, key: &str, of: u64) -> bool {
+    let holders = shown_holders(raw, key);
+    let holder = holders.iter().find(|holder| token(holder) == of);
+    holder.is_some_and(|holder| matches!(field(holder, "client"), Some(Value::Int(_))))
+}
+
+fn shown_holders(raw: &mut Raw, key: &str) -> Vec<Value> {
+    match field(&raw.call(&[b"LOCK.INFO", key.as_bytes()]), "holders") {
+        Some(Value::Array(holders)) => holders.clone(),
+        _ => Vec::new(),
+    }
+}
+
+fn token(holder: &Value) -> u64 {
+    match field(holder, "token") {
+        Some(Value::Int(token)) => u64::try_from(*token).unwrap_or_default(),
+        _ => 0,
+    }
 }
 
 /// What is left of a lock's lease in ms, according to the server; 0: it is free.

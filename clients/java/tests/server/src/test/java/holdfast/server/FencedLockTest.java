@@ -401,7 +401,7 @@ class FencedLockTest {
     }
 
     @Test
-    void renewal_restarts_the_locks_own_lease_and_tells_of_a_loss() throws Exception {
+    void renewal_restarts_the_locks_own_lease_and_reports_a_loss() throws Exception {
         FencedLock longer = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofSeconds(60)).build());
         assertThatThrownBy(() -> longer.renew(1, TimeUnit.SECONDS)).isInstanceOf(IllegalMonitorStateException.class);
         longer.lock();

@@ -16,7 +16,7 @@
 
 use crate::keyspace::{Lock, effects, holder_cache, listeners};
 use crate::lock::serve::Change;
-use crate::lock::{LockKey, internal_errors};
+use crate::lock::{LockKey, Millis, internal_errors};
 use crate::notices::{self, Notice};
 use crate::server::callbacks::{Event, Ticket, Touch};
 use crate::server::clock::{Now, Slice};
@@ -48,7 +48,7 @@ fn borrow<R>(ctx: Ctx, work: impl FnOnce(&mut State, Now) -> R) -> Option<R> {
         let now = holds::begin(state, ctx);
         let result = work(state, now);
         notices::apply(state, ctx);
-        schedule(state, ctx);
+        schedule(state, ctx, || now.millis());
         result
     })
 }
@@ -92,7 +92,7 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     let notice = Notice::Touched { key: LockKey::new(db, name), touch, holders: known.unwrap_or(1) };
     // An expiry belongs to no command, so there is no command's step to follow it up in; and it may come late.
     if notices::receive(notice) && (touch != Touch::Changed || !is_requested(ctx)) {
-        state::with(|state| schedule(state, ctx));
+        state::with(|state| schedule(state, ctx, read_millis));
     }
 }
 
@@ -108,7 +108,7 @@ pub fn gone(ctx: Ctx, ticket: Ticket) {
 
 fn receive(ctx: Ctx, notice: Notice) {
     if notices::receive(notice) {
-        state::with(|state| schedule(state, ctx));
+        state::with(|state| schedule(state, ctx, read_millis));
     }
 }
 
@@ -134,7 +134,7 @@ pub fn tick(ctx: Ctx) {
     enter(ctx, |state, now| work_for_a_turn(state, ctx, now));
     if !events::turn_end_precedes_unblock() {
         send_answers(ctx);
-        state::with(|state| schedule(state, ctx));
+        state::with(|state| schedule(state, ctx, read_millis));
     }
 }
 
@@ -342,7 +342,7 @@ fn turn_ends(ctx: Ctx) {
         if confirming::has_news(state, ctx) {
             timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         }
-        schedule(state, ctx);
+        schedule(state, ctx, read_millis);
     });
 }
 
@@ -372,13 +372,13 @@ fn is_refused(state: &State, ctx: Ctx, now: Now) -> bool {
 }
 
 /// Sets the timers for whatever comes next. Each call of the server's ends with this, so none of the work has to remember
-/// to wake a timer.
-fn schedule(state: &mut State, ctx: Ctx) {
-    if [&REQUESTED, &SENDING].iter().any(|comes| comes.with(|comes| *comes)) {
+/// to wake a timer. `now` is the time, or one a little earlier.
+fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
+    if REQUESTED.with(|comes| *comes) || SENDING.with(|comes| *comes) {
         return; // More of this step is to come, which ends with this.
     }
     // Read only if something is to be scheduled: mostly nothing is, and reading the clock costs as much as the rest.
-    let now = LazyCell::new(|| Now::read().millis());
+    let now = LazyCell::new(now);
     match (!state.confirmations.is_empty()).then(|| state.confirmations.next_ask(*now)).flatten() {
         Some(at) if at > *now || writes::are_possible(ctx) => timer::wake(ctx, Timer::Ask, at),
         Some(_) => timer::wake(ctx, Timer::Ask, now.saturating_add(LOOK_AGAIN)),
@@ -396,7 +396,7 @@ fn schedule(state: &mut State, ctx: Ctx) {
     // A replica ends no session.
     let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Master);
     let confirming = (!state.confirmations.is_empty()).then(|| now.saturating_add(1));
-    let work = [state.next_work(), confirming, silence, overdue, at_once].into_iter().flatten().min();
+    let work = earliest([state.next_work(), confirming, silence, overdue, at_once]);
     let work = work.map(|at| match at {
         _ if at > now.saturating_add(1) => at,
         _ if !may_go_on(state, ctx) => now.saturating_add(LOOK_AGAIN),
@@ -405,11 +405,23 @@ fn schedule(state: &mut State, ctx: Ctx) {
         _ => now.saturating_add(1),
     });
     // Even while nothing may be written, a wait can time out.
-    match work.into_iter().chain(state.next_timeout()).min() {
+    match earliest([work, state.next_timeout()]) {
         Some(next) if next <= *now => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
         Some(next) => timer::wake(ctx, Timer::Work, next),
         None => timer::stop(ctx, Timer::Work),
     }
+}
+
+fn read_millis() -> Millis {
+    Now::read().millis()
+}
+
+/// The first of some times.
+fn earliest<const N: usize>(times: [Option<Millis>; N]) -> Option<Millis> {
+    times.into_iter().fold(None, |first: Option<Millis>, at| match (first, at) {
+        (Some(first), Some(at)) => Some(first.min(at)),
+        (first, at) => first.or(at),
+    })
 }
 
 /// Whether work that is due can be done now.

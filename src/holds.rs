@@ -15,6 +15,7 @@ use crate::state::{
     Terms, Why,
 };
 use crate::stats::{add, count};
+use std::ops::{Deref, DerefMut};
 
 /// The error for a key that does not hold a lock.
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -316,12 +317,13 @@ fn serves(ctx: Ctx, name: &Text) -> bool {
 /// in which it is dealt with: holds that were bound to connections that have ended, and grants that have to be taken
 /// back. What a step of the clock would have ended goes on. To be called before anything is judged by the lock.
 pub fn end_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
-    let (db, bytes) = (ctx.db(), name.bytes());
     if state.bindings.any_lags() {
-        state.bindings.lagging_of(db, bytes).into_iter().for_each(|id| follow(state, ctx, id, now));
+        let lagging = state.bindings.lagging_of(ctx.db(), name.bytes());
+        lagging.into_iter().for_each(|id| follow(state, ctx, id, now));
     }
     if state.may_have_broken() {
-        let (revoked, broken) = (state.take_revoked(db, bytes), state.bindings.take_broken(db, bytes));
+        let (db, name) = (ctx.db(), name.bytes());
+        let (revoked, broken) = (state.take_revoked(db, name), state.bindings.take_broken(db, name));
         revoked.iter().for_each(|it| revoke(state, ctx, it, now));
         broken.iter().for_each(|binding| release_bound(state, ctx, binding, now));
     }
@@ -410,7 +412,36 @@ fn waiters(state: &State, lock: &Lock) -> Waiters {
     if state.is_contended(lock.db(), lock.name().bytes()) { Waiters::Some } else { Waiters::None }
 }
 
-/// Opens several locks of the selected database, as `owner` sees them.
+/// Locks that were read together. One alone takes no allocation.
+#[derive(Debug)]
+pub enum Locks<'a> {
+    /// One.
+    One([Lock<'a>; 1]),
+    /// Several.
+    Several(Vec<Lock<'a>>),
+}
+
+impl<'a> Deref for Locks<'a> {
+    type Target = [Lock<'a>];
+
+    fn deref(&self) -> &[Lock<'a>] {
+        match self {
+            Self::One(lock) => lock,
+            Self::Several(locks) => locks,
+        }
+    }
+}
+
+impl DerefMut for Locks<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::One(lock) => lock,
+            Self::Several(locks) => locks,
+        }
+    }
+}
+
+/// Opens locks of the selected database, as `owner` sees them.
 ///
 /// # Errors
 ///
@@ -421,7 +452,7 @@ pub fn look_all<'a>(
     names: &[TextRef<'a>],
     owner: TextRef,
     now: Now,
-) -> Result<Vec<Lock<'a>>, String> {
+) -> Result<Locks<'a>, String> {
     // Of all of them before any is opened: to end what is over, commands may be run.
     names.iter().for_each(|name| end_broken(state, ctx, *name, now));
     let look = |&name: &TextRef<'a>| {
@@ -431,7 +462,10 @@ pub fn look_all<'a>(
             NotRead::TooMuch => too_much(name.bytes(), names.len()),
         })
     };
-    names.iter().map(look).collect()
+    match names {
+        [name] => look(name).map(|lock| Locks::One([lock])),
+        _ => names.iter().map(look).collect::<Result<_, String>>().map(Locks::Several),
+    }
 }
 
 /// The message for a request whose locks can't be read in one step, because this one of so many has too many holders.

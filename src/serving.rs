@@ -49,6 +49,9 @@ pub fn serve_lock(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
 
 /// Notes that a command has changed a lock of the selected database. Returns whether requests wait for it.
 pub fn note_freed(state: &mut State, ctx: Ctx, name: TextRef) -> bool {
+    if state.queue.is_empty() {
+        return false;
+    }
     let key = state.queue.contended_key(ctx.db(), name.bytes());
     let is_contended = key.is_some();
     key.into_iter().for_each(|key| state.agenda.note(key, Change::Freed));

@@ -80,7 +80,8 @@ impl Command for Acquire {
 
 /// Whether a newcomer has to queue behind others.
 pub(super) fn ahead(state: &State, ctx: Ctx, name: TextRef) -> Ahead {
-    if state.is_contended(ctx.db(), name.bytes()) { Ahead::Somebody } else { Ahead::Nobody }
+    let is_contended = !state.queue.is_empty() && state.is_contended(ctx.db(), name.bytes());
+    if is_contended { Ahead::Somebody } else { Ahead::Nobody }
 }
 
 /// A request for one lock or several, in progress.

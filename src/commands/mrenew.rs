@@ -1,7 +1,7 @@
 //! `LOCK.MRENEW`
 
 use super::args::{self, Options, Word};
-use super::renew::renew_all;
+use super::renew::{Renewed, renew_all};
 use crate::event_loop;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
@@ -40,7 +40,11 @@ impl Command for Mrenew {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (names, owner) = args::of_several::<Self>(call, &mut options)?;
-        let answer = |tokens| Some(Answer::Tokens(tokens));
-        event_loop::run(call.ctx, |state, now| renew_all(state, call, &names, owner.as_text(), &options, answer, now))
+        let token = |renewed: &Option<Renewed>| renewed.map(|renewed| renewed.token);
+        let answer = |renewed: &[Option<Renewed>]| Some(Answer::Tokens(renewed.iter().map(token).collect()));
+        let mut of_each = vec![None; names.len()];
+        event_loop::run(call.ctx, |state, now| {
+            renew_all(state, call, (&names, &mut of_each), owner.as_text(), &options, answer, now)
+        })
     }
 }

@@ -66,8 +66,10 @@ pub(super) fn release_all(
     refuse_part(state, ctx, &locks, owner, options)?;
     // All of it, also what it waits for, unless a token says which hold is meant.
     let is_all = options.holds == Some(0) && options.token.is_none();
-    let awaited = names.iter().filter(|_| is_all);
-    let withdrawn = WithdrawnKeys(awaited.flat_map(|name| waiting::withdraw(state, ctx, *name, owner, now)).collect());
+    let mut withdrawn = WithdrawnKeys(Vec::new());
+    if is_all {
+        names.iter().for_each(|name| withdrawn.0.extend(waiting::withdraw(state, ctx, *name, owner, now)));
+    }
     for (lock, left) in locks.iter_mut().zip(left.iter_mut()) {
         *left = release_hold(state, lock, owner, options, now);
     }

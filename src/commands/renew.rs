@@ -49,19 +49,31 @@ impl Command for Renew {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
-        let answer = |tokens: Vec<Option<Token>>| tokens.first().copied().flatten().map(Answer::Token);
-        event_loop::run(call.ctx, |state, now| renew_all(state, call, &[name], owner.as_text(), &options, answer, now))
+        let answer = |renewed: &[Option<Renewed>]| Some(Answer::Token(renewed.first().copied().flatten()?.token));
+        let of_one = &mut [None];
+        event_loop::run(call.ctx, |state, now| {
+            renew_all(state, call, (&[name], of_one), owner.as_text(), &options, answer, now)
+        })
     }
 }
 
-/// Renews what the owner holds of several locks. `answer` is the reply; `None`: null.
+/// A hold that was renewed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Renewed {
+    /// Its token.
+    pub(super) token: Token,
+    deadline: Deadline,
+}
+
+/// Renews what the owner holds of several locks, and puts into `renewed` what became of each: `None` if it is not held. `answer` is
+/// the reply; `None`: null.
 pub(super) fn renew_all(
     state: &mut State,
     call: Call,
-    names: &[TextRef],
+    (names, renewed): (&[TextRef], &mut [Option<Renewed>]),
     owner: TextRef,
     options: &Options,
-    answer: impl FnOnce(Vec<Option<Token>>) -> Option<Answer>,
+    answer: impl FnOnce(&[Option<Renewed>]) -> Option<Answer>,
     now: Now,
 ) -> Result<Replied, String> {
     let (client, on_behalf) = args::asker(state, call, options)?;
@@ -88,12 +100,12 @@ pub(super) fn renew_all(
         return Err(args::NOT_OF_ONE.into());
     }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
-    let renewed: Vec<Option<(Token, Deadline)>> =
-        locks.iter_mut().map(|lock| prolong(state, lock, grantee, options, now)).collect();
-    let awaited = request.map(|request| (request, renewed_holds(&locks, &renewed)));
+    for (lock, renewed) in locks.iter_mut().zip(renewed.iter_mut()) {
+        *renewed = prolong(state, lock, grantee, options, now);
+    }
+    let awaited = request.map(|request| (request, renewed_holds(&locks, renewed)));
     let awaited = awaited.filter(|(_, holds)| !holds.is_empty());
-    let tokens = renewed.into_iter().map(|hold| hold.map(|(token, _)| token)).collect();
-    let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
+    let Some(answer) = answer(renewed) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {
         if terms.flags.contention {
             holds::tell_if_contended(state, ctx.db(), names.iter().map(|name| name.bytes()));
@@ -104,17 +116,16 @@ pub(super) fn renew_all(
 }
 
 /// What replicas are to confirm of a renewal.
-fn renewed_holds(locks: &[Lock], renewed: &[Option<(Token, Deadline)>]) -> Vec<GrantedHold> {
+fn renewed_holds(locks: &[Lock], renewed: &[Option<Renewed>]) -> Vec<GrantedHold> {
     let held = locks.iter().zip(renewed).filter_map(|(lock, hold)| Some((lock, (*hold)?)));
-    let holds = held.map(|(lock, (token, deadline))| {
+    let holds = held.map(|(lock, Renewed { token, deadline })| {
         let name = lock.name().kept();
         GrantedHold { name, token, deadline, undo: 0, binding: None }
     });
     holds.collect()
 }
 
-/// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have). Returns its token and
-/// its deadline; `None` if it is not held.
+/// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have); `None` if it is not held.
 ///
 /// A hold that another client made gets its token here, and so does one whose token is to be raised.
 fn prolong(
@@ -123,7 +134,7 @@ fn prolong(
     grantee: Grantee,
     options: &Options,
     now: Now,
-) -> Option<(Token, Deadline)> {
+) -> Option<Renewed> {
     let owner = grantee.owner.text();
     let is_meant = |own: &Hold| match (options.token, options.fence) {
         (None, _) => true,
@@ -154,7 +165,7 @@ fn prolong(
     if holds::renewal_binds(grantee.on_behalf, &terms) {
         holds::bind_now(state, lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
     }
-    Some((token, deadline))
+    Some(Renewed { token, deadline })
 }
 
 /// The lease of a renewal that names none: that of the hold's binding, or the default.

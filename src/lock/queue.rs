@@ -90,9 +90,21 @@ struct Lane {
 
 impl Lane {
     /// Those of its requests that are in a list, in order.
-    fn ids(&self, list: &BTreeSet<(u64, WaiterId)>) -> impl DoubleEndedIterator<Item = WaiterId> {
+    fn ids(&self, list: &BTreeSet<(u64, WaiterId)>) -> impl Iterator<Item = WaiterId> {
         let end = (self.number.wrapping_add(1), WaiterId::FIRST);
         list.range((self.number, WaiterId::FIRST)..end).map(|(_, id)| *id)
+    }
+
+    /// The first of its requests. (A range that is open at its end is found by one search instead of two.)
+    fn first(&self, list: &BTreeSet<(u64, WaiterId)>) -> Option<WaiterId> {
+        let first = list.range((self.number, WaiterId::FIRST)..).next();
+        first.filter(|(lane, _)| *lane == self.number).map(|(_, id)| *id)
+    }
+
+    /// The last of its requests.
+    fn last(&self, list: &BTreeSet<(u64, WaiterId)>) -> Option<WaiterId> {
+        let last = list.range(..(self.number.wrapping_add(1), WaiterId::FIRST)).next_back();
+        last.filter(|(lane, _)| *lane == self.number).map(|(_, id)| *id)
     }
 }
 
@@ -127,7 +139,7 @@ impl<T> Queue<T> {
     /// Whether a request waits for a key behind this position.
     pub fn has_behind(&self, key: &LockKey, id: WaiterId) -> bool {
         let lane = self.lanes.get(key.db, &key.name);
-        lane.and_then(|lane| lane.ids(&self.in_lanes).next_back()).is_some_and(|last| last > id)
+        lane.and_then(|lane| lane.last(&self.in_lanes)).is_some_and(|last| last > id)
     }
 
     /// Who held a key that is waited for when it was last granted or read: the one to look for first, since others may have
@@ -266,7 +278,7 @@ impl<T> Queue<T> {
 
     /// Who is first in the queue of a key.
     pub fn head(&self, db: i32, name: &[u8]) -> Option<WaiterId> {
-        self.lanes.get(db, name)?.ids(&self.in_lanes).next()
+        self.lanes.get(db, name)?.first(&self.in_lanes)
     }
 
     /// How many wait for a key.

@@ -516,7 +516,10 @@ impl State {
         if self.has_work() {
             return Some(0);
         }
-        self.lease_timers.first().into_iter().chain(self.bindings.next_due()).min()
+        match (self.lease_timers.first(), self.bindings.next_due()) {
+            (Some(lease), Some(due)) => Some(lease.min(due)),
+            (lease, due) => lease.or(due),
+        }
     }
 
     /// Whether there is work to do at once.

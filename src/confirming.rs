@@ -48,7 +48,8 @@ pub fn ask_replicas(state: &mut State, ctx: Ctx, now: Now) {
 
 /// At the end of a turn of the event loop, checks whether anything that arrived in it settles a confirmation.
 pub fn has_news(state: &mut State, ctx: Ctx) -> bool {
-    state.confirmations.expects_news(Now::read().millis()) && state.confirmations.any_confirmed(&Offsets::read(ctx))
+    let expects_news = !state.confirmations.is_empty() && state.confirmations.expects_news(Now::read().millis());
+    expects_news && state.confirmations.any_confirmed(&Offsets::read(ctx))
 }
 
 /// Settles what was confirmed, and what was not confirmed in time.

@@ -98,7 +98,7 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
 
 /// A blocked client is to be answered.
 pub fn answer(ctx: Ctx, ticket: Ticket) {
-    enter(ctx, |state, _| replies::answer(state, ctx, ticket));
+    enter(ctx, |state, now| replies::answer(state, ctx, ticket, now));
 }
 
 /// A blocked client is gone. Writes nothing.

@@ -74,13 +74,13 @@ pub fn send_put_off(slice: &Slice) {
 }
 
 /// Answers one client. The server calls this when the module unblocks the client, or `CLIENT UNBLOCK` does.
-pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket) {
+pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket, now: Now) {
     let is_ready = matches!(state.pending.get(ticket), Some(Stage::Ending(_) | Stage::Reading(_)));
     let stage = if is_ready { state.pending.take(ticket) } else { None };
     let Replied { .. } = match stage {
         Some(Stage::Ending(end)) => {
             end.block.into_iter().for_each(Blocked::has_ended);
-            reply_outcome(state, ctx, end.outcome, end.at)
+            reply_outcome(state, ctx, end.outcome, (end.at, now))
         }
         Some(Stage::Reading(reader)) => {
             reader.block.into_iter().for_each(Blocked::has_ended);
@@ -95,11 +95,11 @@ pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket) {
 }
 
 /// Writes the outcome of a request that ended then as a reply.
-fn reply_outcome(state: &mut State, ctx: Ctx, outcome: Outcome, at: Now) -> Replied {
+fn reply_outcome(state: &mut State, ctx: Ctx, outcome: Outcome, (at, now): (Now, Now)) -> Replied {
     match outcome {
         Outcome::Granted(answer, grant) => {
             state.undelivered.delivered(grant);
-            time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
+            time(|stats| &mut stats.hand_offs, now.micros.saturating_sub(at.micros));
             reply(ctx, &answer)
         }
         Outcome::TimedOut => {

@@ -8,31 +8,21 @@ use std::cell::Cell;
 /// How many kinds are distinguished. Errors of further kinds are counted, and not logged.
 const MOST_KINDS: usize = 32;
 
-/// What was reported.
-#[derive(Clone, Copy)]
-struct Errors {
-    count: u64,
-    /// In the order in which they were first reported.
-    kinds: [Option<&'static str>; MOST_KINDS],
-    /// How many of the kinds are in the log.
-    logged: usize,
-}
-
 thread_local! {
-    // In a cell, which has no destructor: one would keep the library from being unloaded.
-    static ERRORS: Cell<Errors> = const { Cell::new(Errors { count: 0, kinds: [None; MOST_KINDS], logged: 0 }) };
+    // In cells, which have no destructor: one would keep the library from being unloaded.
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+    /// In the order in which they were first reported.
+    static KINDS: [Cell<Option<&'static str>>; MOST_KINDS] = const { [const { Cell::new(None) }; MOST_KINDS] };
+    /// How many of the kinds are in the log.
+    static LOGGED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Reports that an invariant does not hold; `kind` says which, and is written to the log as it is.
 #[cold]
 pub fn report(kind: &'static str) {
-    let mut errors = ERRORS.get();
-    errors.count = errors.count.saturating_add(1);
-    let is_new = |place: &&mut Option<&str>| place.is_none_or(|known| known == kind);
-    if let Some(place) = errors.kinds.iter_mut().find(is_new) {
-        *place = Some(kind);
-    }
-    ERRORS.set(errors);
+    COUNT.set(COUNT.get().saturating_add(1));
+    let is_new = |place: &&Cell<Option<&str>>| place.get().is_none_or(|known| known == kind);
+    KINDS.with(|kinds| kinds.iter().find(is_new).into_iter().for_each(|place| place.set(Some(kind))));
 }
 
 /// `value`, which must be there: its absence is reported as an error of this kind.
@@ -45,26 +35,27 @@ pub fn expect<T>(value: Option<T>, kind: &'static str) -> Option<T> {
 
 /// How many errors were reported since the module was loaded.
 pub fn count() -> u64 {
-    ERRORS.get().count
+    COUNT.get()
 }
 
 /// The kinds of error that were reported, in order.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
-    ERRORS.get().kinds.into_iter().flatten()
+    KINDS.with(|kinds| kinds.each_ref().map(Cell::get)).into_iter().flatten()
 }
 
-/// The next kind that has to be logged. It is not returned again.
+/// The next kind that has to be logged. It is not returned again. (Asked in each turn of the event loop.)
 pub fn next_to_log() -> Option<&'static str> {
-    let mut errors = ERRORS.get();
-    let kind = errors.kinds.get(errors.logged).copied().flatten()?;
-    errors.logged = errors.logged.saturating_add(1);
-    ERRORS.set(errors);
+    let logged = LOGGED.get();
+    let kind = KINDS.with(|kinds| kinds.get(logged).and_then(Cell::get))?;
+    LOGGED.set(logged.saturating_add(1));
     Some(kind)
 }
 
 /// Forgets all errors: the module is about to be unloaded.
 pub fn forget() {
-    ERRORS.set(Errors { count: 0, kinds: [None; MOST_KINDS], logged: 0 });
+    COUNT.set(0);
+    LOGGED.set(0);
+    KINDS.with(|kinds| kinds.iter().for_each(|kind| kind.set(None)));
 }
 
 #[cfg(test)]

@@ -74,8 +74,9 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
     if timer == Timer::Work && is_due(timer) {
         return;
     }
-    let now = Now::read().millis();
-    let at = if TIMERS.with(|timers| timers.firing) { at.max(now.saturating_add(1)) } else { at };
+    // The clock is read only where it makes a difference: mostly the timer is set already.
+    let millis = || Now::read().millis();
+    let at = if TIMERS.with(|timers| timers.firing) { at.max(millis().saturating_add(1)) } else { at };
     let slot = Slot::of(timer, at);
     if let Some((_, due)) = TIMERS.with(|timers| *timers.slot(slot)) {
         if due <= at {
@@ -83,7 +84,7 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
         }
         stop_one(ctx, slot);
     }
-    let period = at.saturating_sub(now).min(FARTHEST);
+    let period = if at == THIS_TURN { 0 } else { at.saturating_sub(millis()).min(FARTHEST) };
     let id = match slot {
         Slot::WorkThisTurn => timers::create::<WorkThisTurn>(ctx, period),
         Slot::WorkLater => timers::create::<WorkLater>(ctx, period),

@@ -30,9 +30,9 @@ pub fn begin(state: &mut State, what: What, needed: u32, now: Now) -> Confirmati
 }
 
 /// Withholds the answer to a request for a grant or renewal in this way.
-pub fn begin_reply(state: &mut State, request: Waiter<Asker>, (answer, grant): (Answer, GrantId), now: Now) {
+pub fn begin_reply(state: &mut State, request: Box<Waiter<Asker>>, (answer, grant): (Answer, GrantId), now: Now) {
     let (ticket, replicas) = (request.asker.ticket, request.asker.replicas);
-    let id = begin(state, What::Reply { request: Box::new(request), answer, grant }, replicas, now);
+    let id = begin(state, What::Reply { request, answer, grant }, replicas, now);
     state.pending.set(ticket, Stage::Confirming(id));
 }
 
@@ -85,14 +85,14 @@ fn confirmed(state: &mut State, ctx: Ctx, id: ConfirmationId, it: Confirmation, 
             match bind_all(state, ctx, grant, &terms, now) {
                 Holds::There => {
                     state.confirmed(grant);
-                    end_request(state, *request, Outcome::Granted(answer, grant), now);
+                    end_request(state, request, Outcome::Granted(answer, grant), now);
                     if terms.flags.contention {
                         tell_if_contended(state, grant);
                     }
                 }
                 Holds::Gone => {
                     let message = "UNCONFIRMED the lock was lost before its replicas had confirmed it".into();
-                    refuse(state, *request, grant, message, now);
+                    refuse(state, request, grant, message, now);
                 }
             }
         }
@@ -114,13 +114,13 @@ fn missed(state: &mut State, id: ConfirmationId, it: Confirmation, having: usize
         What::Reply { request, grant, .. } => {
             let time = it.until.saturating_sub(it.began.millis());
             let message = format!("UNCONFIRMED {having} of {} replicas confirmed within {time} ms", it.needed);
-            refuse(state, *request, grant, message, now);
+            refuse(state, request, grant, message, now);
         }
         What::Renewal(binding) => state.bindings.answered(binding, id, Confirms::No),
     }
 }
 
-fn refuse(state: &mut State, request: Waiter<Asker>, grant: GrantId, message: String, now: Now) {
+fn refuse(state: &mut State, request: Box<Waiter<Asker>>, grant: GrantId, message: String, now: Now) {
     count(|it| &mut it.revoked);
     state.revoke(grant);
     end_request(state, request, Outcome::Refused(message), now);

@@ -35,8 +35,8 @@ static REFUSED: MainThread<bool> = MainThread::new();
 /// Whether [`after_touch`] is to come, in this step of a command.
 static REQUESTED: MainThread<bool> = MainThread::new();
 
-/// Whether answers are being sent: the server calls [`answer`] for each.
-static SENDING: MainThread<bool> = MainThread::new();
+/// Whether this call of the server has parts that are still to come: see [`in_parts`].
+static IN_PARTS: MainThread<bool> = MainThread::new();
 
 /// Which kind of work the next turn begins with.
 static NEXT: MainThread<usize> = MainThread::new();
@@ -131,17 +131,21 @@ pub fn after_touch(ctx: Ctx) {
 
 /// The time has come for some of the work.
 pub fn tick(ctx: Ctx) {
-    enter(ctx, |state, now| work_for_a_turn(state, ctx, now));
-    if !events::turn_end_precedes_unblock() {
-        send_answers(ctx);
-        state::with(|state| schedule(state, ctx, read_millis));
-    }
+    in_parts(|| {
+        enter(ctx, |state, now| work_for_a_turn(state, ctx, now));
+        if !events::turn_end_precedes_unblock() {
+            replies::send_answers(ctx);
+        }
+    });
+    state::with(|state| schedule(state, ctx, read_millis));
 }
 
-fn send_answers(ctx: Ctx) {
-    SENDING.with(|sending| *sending = true);
-    replies::send_answers(ctx);
-    SENDING.with(|sending| *sending = false);
+/// Makes calls that would each end in [`schedule`] on their own: the caller does that, once. (The answers that are sent are calls, too:
+/// the server calls [`answer`] for each.)
+fn in_parts(calls: impl FnOnce()) {
+    IN_PARTS.with(|in_parts| *in_parts = true);
+    calls();
+    IN_PARTS.with(|in_parts| *in_parts = false);
 }
 
 fn work_for_a_turn(state: &mut State, ctx: Ctx, now: Now) {
@@ -335,7 +339,7 @@ pub fn ask_replicas(ctx: Ctx) {
 fn turn_ends(ctx: Ctx) {
     log_internal_errors(ctx);
     if events::turn_end_precedes_unblock() {
-        send_answers(ctx);
+        in_parts(|| replies::send_answers(ctx));
     }
     REQUESTED.with(|requested| *requested = false);
     state::with(|state| {
@@ -374,7 +378,7 @@ fn is_refused(state: &State, ctx: Ctx, now: Now) -> bool {
 /// Sets the timers for whatever comes next. Each call of the server's ends with this, so none of the work has to remember
 /// to wake a timer. `now` is the time, or one a little earlier.
 fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
-    if REQUESTED.with(|comes| *comes) || SENDING.with(|comes| *comes) {
+    if REQUESTED.with(|comes| *comes) || IN_PARTS.with(|comes| *comes) {
         return; // More of this step is to come, which ends with this.
     }
     // Read only if something is to be scheduled: mostly nothing is, and reading the clock costs as much as the rest.

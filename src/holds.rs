@@ -47,9 +47,8 @@ pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], gran
         match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
                 lock.grant(grantee.owner.text(), &Hold { token: Some(token), ..*hold }, *limit);
-                let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner);
                 // A binding that is left here belongs to a hold that ended behind the module's back.
-                let left = state.bindings.unbind(db, name, owner.bytes());
+                let left = unbind(state, lock, grantee.owner.text());
                 lost(state, left, Why::Changed, now);
                 bind_now(state, lock, (hold.deadline, token), grantee, now);
             }
@@ -254,6 +253,14 @@ pub fn tell_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
 /// Ends the hold of `owner`, who has one and releases it. Returns its binding. The caller serves the waiters.
 pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef) -> Option<Binding> {
     lock.remove(owner, waiters(state, lock));
+    unbind(state, lock, owner)
+}
+
+/// Forgets the binding of a hold, and returns it.
+fn unbind(state: &mut State, lock: &Lock, owner: TextRef) -> Option<Binding> {
+    if state.bindings.is_empty() {
+        return None;
+    }
     state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes())
 }
 
@@ -316,7 +323,14 @@ fn serves(ctx: Ctx, name: &Text) -> bool {
 /// Ends what is over of a lock of the selected database, even if the server has just seen it and the turn has not come
 /// in which it is dealt with: holds that were bound to connections that have ended, and grants that have to be taken
 /// back. What a step of the clock would have ended goes on. To be called before anything is judged by the lock.
+#[inline]
 pub fn end_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
+    if state.bindings.any_lags() || state.may_have_broken() {
+        end_what_is_broken(state, ctx, name, now);
+    }
+}
+
+fn end_what_is_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
     if state.bindings.any_lags() {
         let lagging = state.bindings.lagging_of(ctx.db(), name.bytes());
         lagging.into_iter().for_each(|id| follow(state, ctx, id, now));

@@ -40,8 +40,15 @@ pub fn receive(notice: Notice) -> bool {
     is_applied
 }
 
-/// Applies what was put aside. To be called before something is decided by what the work has just caused.
+/// Applies what was put aside: mostly nothing. To be called before something is decided by what the work has just caused.
+#[inline]
 pub fn apply(state: &mut State, ctx: Ctx) {
+    if PUT_ASIDE.with(|notices| !notices.is_empty()) {
+        apply_all(state, ctx);
+    }
+}
+
+fn apply_all(state: &mut State, ctx: Ctx) {
     while let Some(notice) = PUT_ASIDE.with(VecDeque::pop_front) {
         if let Notice::Touched { touch: Touch::Expired, .. } = notice {
             holds::begin(state, ctx);

@@ -28,14 +28,14 @@ const PATIENCE: Millis = 1_000;
 const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that its recipient gets the outcome. `now` is when it ended.
-pub fn end_request(state: &mut State, request: Waiter<Asker>, outcome: Outcome, now: Now) {
+pub fn end_request(state: &mut State, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) {
     if state.end(request, outcome, now) == Delivery::Revoked {
         count(|it| &mut it.grants_undelivered);
     }
 }
 
 /// Ends a wait without a grant: the request leaves the queue.
-pub fn end_wait(state: &mut State, waiter: Waiter<Asker>, outcome: Outcome, now: Now) {
+pub fn end_wait(state: &mut State, waiter: Box<Waiter<Asker>>, outcome: Outcome, now: Now) {
     state.gave_up(&waiter);
     match outcome {
         Outcome::TimedOut => time_out(state, waiter, now),
@@ -45,7 +45,7 @@ pub fn end_wait(state: &mut State, waiter: Waiter<Asker>, outcome: Outcome, now:
 
 /// Answers a request that has left the queue without a grant and without an error. (That a blocked client was answered
 /// so is counted when it is.)
-pub fn time_out(state: &mut State, waiter: Waiter<Asker>, now: Now) {
+pub fn time_out(state: &mut State, waiter: Box<Waiter<Asker>>, now: Now) {
     if waiter.asker.on_behalf == OnBehalf::Session {
         count(|it| &mut it.timeouts);
     }

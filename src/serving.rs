@@ -205,7 +205,7 @@ fn grant(
 }
 
 /// Answers a waiter that has been granted what it waited for, or lets it await its replicas.
-fn answer(state: &mut State, waiter: Waiter<Asker>, (answer, grant): (Answer, GrantId), now: Now) {
+fn answer(state: &mut State, waiter: Box<Waiter<Asker>>, (answer, grant): (Answer, GrantId), now: Now) {
     if waiter.asker.replicas > 0 {
         return confirming::begin_reply(state, waiter, (answer, grant), now);
     }

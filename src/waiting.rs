@@ -307,7 +307,7 @@ pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now:
                 OnBehalf::Itself => Outcome::Refused(RELEASED.into()),
                 OnBehalf::Session => Outcome::Withdrawn,
             };
-            replies::end_request(state, *request, outcome, now);
+            replies::end_request(state, request, outcome, now);
         }
         keys.push(key.clone());
     }
@@ -435,7 +435,7 @@ pub fn refuse_undecided(state: &mut State, now: Now, slice: &Slice) {
         let What::Reply { request, grant, .. } = it.what else { continue };
         state.revoke(grant);
         if request.asker.on_behalf == OnBehalf::Session {
-            replies::end_request(state, *request, refused(), now);
+            replies::end_request(state, request, refused(), now);
         }
     }
 }

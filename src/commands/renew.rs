@@ -128,13 +128,7 @@ fn renewed_holds(locks: &[Lock], renewed: &[Option<Renewed>]) -> Vec<GrantedHold
 /// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have); `None` if it is not held.
 ///
 /// A hold that another client made gets its token here, and so does one whose token is to be raised.
-fn prolong(
-    state: &mut State,
-    lock: &mut Lock,
-    grantee: Grantee,
-    options: &Options,
-    now: Now,
-) -> Option<Renewed> {
+fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Renewed> {
     let owner = grantee.owner.text();
     let is_meant = |own: &Hold| match (options.token, options.fence) {
         (None, _) => true,

@@ -46,9 +46,9 @@ pub struct Waiter<T> {
 }
 
 impl<T> Waiter<T> {
-    /// A request that is not in the queue.
-    pub fn new(owner: Owner, keys: Rc<[LockKey]>, demand: Demand, until: Option<Millis>, asker: T) -> Self {
-        Self { id: WaiterId::FIRST, owner, keys, demand, until, blocked_on: None, asker }
+    /// A request that is not in the queue. It is handed on in a box.
+    pub fn new(owner: Owner, keys: Rc<[LockKey]>, demand: Demand, until: Option<Millis>, asker: T) -> Box<Self> {
+        Box::new(Self { id: WaiterId::FIRST, owner, keys, demand, until, blocked_on: None, asker })
     }
 }
 
@@ -194,8 +194,8 @@ impl<T> Queue<T> {
     }
 
     /// Removes a request, whatever its position; `None` if it is gone already.
-    pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
-        let waiter = *self.waiters.remove(&id)?;
+    pub fn leave(&mut self, id: WaiterId) -> Option<Box<Waiter<T>>> {
+        let waiter = self.waiters.remove(&id)?;
         for key in waiter.keys.iter() {
             let Some(lane) = internal_errors::expect(self.lanes.get_mut(key.db, &key.name), "a waiter has no lane")
             else {
@@ -212,7 +212,9 @@ impl<T> Queue<T> {
             let listed = self.by_owner.remove(&(waiter.owner.clone(), key.clone()));
             internal_errors::expect(listed, "a waiter is not listed under its owner");
         }
-        if actor::is_one_of_several(&waiter.owner) && !self.by_actor.remove(&(actor::of(&waiter.owner), id)) {
+        // Mostly there are none, and the owner's name need not be searched.
+        let is_listed = !self.by_actor.is_empty() && actor::is_one_of_several(&waiter.owner);
+        if is_listed && !self.by_actor.remove(&(actor::of(&waiter.owner), id)) {
             internal_errors::report("a waiter is not listed under its actor");
         }
         Some(waiter)
@@ -250,10 +252,10 @@ impl<T> Queue<T> {
     }
 
     /// Puts another request of the same owner for the same keys, in whatever order, in the place of this one, which is returned.
-    pub fn replace(&mut self, id: WaiterId, new: Waiter<T>) -> Option<Waiter<T>> {
-        let place = self.get_mut(id)?;
-        let blocked_on = place.blocked_on.filter(|_| place.keys == new.keys);
-        Some(std::mem::replace(place, Waiter { id, blocked_on, ..new }))
+    pub fn replace(&mut self, id: WaiterId, mut new: Box<Waiter<T>>) -> Option<Box<Waiter<T>>> {
+        let place = self.waiters.get_mut(&id)?;
+        (new.id, new.blocked_on) = (id, place.blocked_on.filter(|_| place.keys == new.keys));
+        Some(std::mem::replace(place, new))
     }
 
     /// Changes what a request asks for; its position stays.

@@ -284,7 +284,7 @@ impl Agenda {
         queue: &mut Queue<T>,
         attempt: Attempt,
         judgement: Judgement,
-    ) -> Option<(Waiter<T>, WaitEnd)> {
+    ) -> Option<(Box<Waiter<T>>, WaitEnd)> {
         let end = match judgement {
             Judgement::Ends(end) => end,
             Judgement::Waits(place) => {

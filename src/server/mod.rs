@@ -10,7 +10,7 @@ macro_rules! api {
     ($name:ident) => {{
         #[allow(unused_unsafe)]
         // SAFETY: the function pointers are written once, when the module is loaded, and only read afterwards. `complete` lists this
-        // one: the test below compares its list with the source.
+        // one: a test compares its list with the source.
         let function = unsafe { redis_module::raw::$name.unwrap_unchecked() };
         function
     }};
@@ -87,7 +87,7 @@ pub fn complete() -> bool {
         RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName
         RedisModule_GetDetachedThreadSafeContext RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
         RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
-        RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
+        RedisModule_InfoAddFieldCString RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
         RedisModule_KeyAtPos RedisModule_KeyType RedisModule_LoadConfigs RedisModule_Log
         RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
         RedisModule_RegisterEnumConfig RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig
@@ -133,4 +133,29 @@ pub fn unload(context: &Context, is_needed: fn(Ctx) -> bool, stop: fn(Ctx)) -> S
     ctx::unloaded();
     events::unloaded();
     Status::Ok
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs::{read_dir, read_to_string};
+    use std::path::Path;
+
+    /// What stands in parentheses behind `prefix`, in all of `text`.
+    fn named<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+        text.match_indices(prefix).filter_map(move |(at, _)| text.get(at + prefix.len()..)?.split(')').next())
+    }
+
+    #[test]
+    fn complete_lists_exactly_the_functions_that_api_calls() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server");
+        let files = read_dir(folder).expect("the folder can be read").map(|file| file.expect("so can this").path());
+        let sources: Vec<String> = files.map(|file| read_to_string(file).expect("a file of source")).collect();
+        let functions = |it: &&str| it.starts_with("RedisModule_");
+        let calls = |text| named(text, " api!(").chain(named(text, "(api!("));
+        let called: BTreeSet<&str> = sources.iter().flat_map(|text| calls(text)).filter(functions).collect();
+        let list = sources.iter().flat_map(|text| named(text, "    all!(")).flat_map(str::split_whitespace);
+        let listed: BTreeSet<&str> = list.filter(functions).collect();
+        assert_eq!(listed, called);
+    }
 }

@@ -64,9 +64,12 @@ fn count(units: u64) {
 /// machine is: the same requests always end in the same order.
 #[derive(Debug)]
 pub struct Slice {
-    /// It is over when so much has been done.
-    end: u64,
-    was_asked: Cell<bool>,
+    /// How much may be done in it.
+    units: u64,
+    /// The slice that it is a share of is over when so much has been done.
+    end_of_whole: u64,
+    /// It is over when so much has been done; `None` until it is first asked, with which it begins.
+    end: Cell<Option<u64>>,
     was_used: Cell<bool>,
 }
 
@@ -90,7 +93,11 @@ impl Slice {
     }
 
     fn beginning_now(units: u64) -> Self {
-        Self { end: DONE.get().saturating_add(units), was_asked: Cell::default(), was_used: Cell::default() }
+        Self::within(DONE.get().saturating_add(units), units)
+    }
+
+    fn within(end_of_whole: u64, units: u64) -> Self {
+        Self { units, end_of_whole, end: Cell::default(), was_used: Cell::default() }
     }
 
     /// The share of one kind of work, so that none of them, however much there is of it, starves the others.
@@ -105,16 +112,19 @@ impl Slice {
 
     /// This much of it, or what is left.
     fn share(&self, units: u64) -> Self {
-        let share = Self::beginning_now(units);
-        Self { end: share.end.min(self.end), ..share }
+        Self::within(self.end.get().unwrap_or(self.end_of_whole), units)
     }
 
     /// Whether it is over: to be asked before each thing that may be done in it. The first one is done in any case.
     pub fn is_over(&self) -> bool {
-        self.was_used.set(self.was_asked.replace(true));
-        let is_over = self.was_used.get() && DONE.get() >= self.end;
-        count(THING);
-        is_over
+        let done = DONE.get();
+        DONE.set(done.saturating_add(THING));
+        let Some(end) = self.end.get() else {
+            self.end.set(Some(done.saturating_add(self.units).min(self.end_of_whole)));
+            return false;
+        };
+        self.was_used.set(true);
+        done >= end
     }
 
     /// Whether something was done in it.

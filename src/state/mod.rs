@@ -167,7 +167,7 @@ pub enum Delivery {
 
 impl State {
     /// Records how a request ended, for its recipient; `now` is when it ended. The one place that asks who that is.
-    pub fn end(&mut self, request: Waiter<Asker>, outcome: Outcome, now: Now) -> Delivery {
+    pub fn end(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Delivery {
         let ended = match request.asker.on_behalf {
             pending::OnBehalf::Itself => {
                 slice::count_answer();
@@ -190,7 +190,7 @@ impl State {
     }
 
     /// Notifies a session how its request ended; `Err`: it has ended itself.
-    fn tell(&mut self, request: Waiter<Asker>, outcome: Outcome, now: Now) -> Result<(), Outcome> {
+    fn tell(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Result<(), Outcome> {
         let session = request.asker.client;
         if self.pending.take(request.asker.ticket).is_none() {
             return Err(outcome);
@@ -360,7 +360,7 @@ impl State {
         let (request, granted, block) = match self.pending.take(ticket)? {
             Stage::Waiting(id) => (self.leave(id), None, None),
             Stage::Confirming(id) => match self.confirmations.remove(id).map(|it| it.what) {
-                Some(confirmations::What::Reply { request, grant, .. }) => (Some(*request), Some(grant), None),
+                Some(confirmations::What::Reply { request, grant, .. }) => (Some(request), Some(grant), None),
                 _ => (None, None, None),
             },
             Stage::Ending(end) => match end.outcome {
@@ -479,7 +479,7 @@ impl State {
     }
 
     /// Takes a waiter out of the queue, without a grant: those behind it may have their turn.
-    pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<Asker>> {
+    pub fn leave(&mut self, id: WaiterId) -> Option<Box<Waiter<Asker>>> {
         let waiter = self.queue.leave(id)?;
         self.gave_up(&waiter);
         Some(waiter)

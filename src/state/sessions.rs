@@ -253,12 +253,12 @@ impl Sessions {
     /// The outcome, if there is no such session any more.
     pub fn tell(
         &mut self,
-        request: Waiter<Asker>,
+        request: Box<Waiter<Asker>>,
         (outcome, until): (Outcome, Deadline),
         now: Now,
     ) -> Result<Option<u64>, Outcome> {
         self.remove_wait(&request);
-        let Waiter { keys, owner, asker: Asker { client, .. }, .. } = request;
+        let Waiter { keys, owner, asker: Asker { client, .. }, .. } = *request;
         if !self.is_open(client) {
             return Err(outcome);
         }

@@ -9,7 +9,7 @@ use crate::state::{Answer, Confirmations, GrantId};
 
 /// A grant that this many replicas must have by 100.
 fn grant(number: u64, needed: u32) -> Confirmation {
-    let request = Box::new(request(1, Ticket(number), owner(1), [key(1)]));
+    let request = request(1, Ticket(number), owner(1), [key(1)]);
     let what = What::Reply { request, answer: Answer::Token(number), grant: GrantId(number) };
     Confirmation { what, needed, target: None, began: Now { micros: 0 }, until: 100 }
 }

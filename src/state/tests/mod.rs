@@ -31,7 +31,7 @@ fn asker(client: u64, on_behalf: OnBehalf, ticket: Ticket) -> Asker {
 }
 
 /// A session's request for locks.
-fn request(client: u64, ticket: Ticket, owner: Owner, keys: impl Into<Rc<[LockKey]>>) -> Waiter<Asker> {
+fn request(client: u64, ticket: Ticket, owner: Owner, keys: impl Into<Rc<[LockKey]>>) -> Box<Waiter<Asker>> {
     Waiter::new(owner, keys.into(), TERMS.demand, None, asker(client, OnBehalf::Session, ticket))
 }
 

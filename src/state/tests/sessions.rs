@@ -52,7 +52,7 @@ type Subject = (Rc<[LockKey]>, Owner);
 #[derive(Debug, Default)]
 struct Plain {
     gone: BTreeSet<u64>,
-    waiting: Vec<Waiter<Asker>>,
+    waiting: Vec<Box<Waiter<Asker>>>,
     /// What each session has not read: of what keys and which owner.
     mail: BTreeMap<u64, Vec<Subject>>,
     left: BTreeSet<Ticket>,

@@ -23,14 +23,14 @@ fn undelivered(state: &mut State, client: u64, ticket: Ticket, progress: Progres
 }
 
 /// A request of a blocked client whose reply is pending.
-fn blocked(state: &mut State, client: u64) -> Waiter<Asker> {
+fn blocked(state: &mut State, client: u64) -> Box<Waiter<Asker>> {
     let ticket = state.pending.ticket();
     state.pending.set(ticket, Stage::Waiting(WaiterId::FIRST));
     Waiter::new(owner(1), [key(1)].into(), TERMS.demand, None, asker(client, OnBehalf::Itself, ticket))
 }
 
 /// A session's request whose event is pending.
-fn asked(state: &mut State, client: u64) -> Waiter<Asker> {
+fn asked(state: &mut State, client: u64) -> Box<Waiter<Asker>> {
     let ticket = state.pending.ticket();
     let request = request(client, ticket, owner(1), [key(1)]);
     state.sessions.open(client);
@@ -40,10 +40,10 @@ fn asked(state: &mut State, client: u64) -> Waiter<Asker> {
 }
 
 /// This request is granted key 1, and awaits replicas.
-fn confirming(state: &mut State, request: Waiter<Asker>) -> GrantId {
+fn confirming(state: &mut State, request: Box<Waiter<Asker>>) -> GrantId {
     let Asker { ticket, client, .. } = request.asker;
     let grant = undelivered(state, client, ticket, Progress::Confirming);
-    let what = What::Reply { request: Box::new(request), answer: Answer::Token(7), grant };
+    let what = What::Reply { request, answer: Answer::Token(7), grant };
     let id = state.confirmations.begin(Confirmation { what, needed: 1, target: None, began: NOW, until: 100 });
     state.pending.set(ticket, Stage::Confirming(id));
     grant

@@ -25,7 +25,7 @@ impl Locks for RecordingLocks {
         Locks::holders(&mut self.table, key)
     }
 
-    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
+    fn settle(&mut self, waiter: &Waiter<()>, end: WaitEnd) {
         self.ends.push((waiter.owner.clone(), end));
     }
 }

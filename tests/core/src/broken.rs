@@ -76,9 +76,9 @@ pub fn broken_serve(
             todo.extend(waiter.keys.iter().cloned());
         }
         if fault == Fault::GrantsTwice {
-            locks.settle(waiter.clone(), end.clone());
+            locks.settle(&waiter, end.clone());
         }
-        locks.settle(waiter, end);
+        locks.settle(&waiter, end);
     }
 }
 

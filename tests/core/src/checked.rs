@@ -66,7 +66,7 @@ impl Locks for CheckedLocks {
         self.table.holders(key)
     }
 
-    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
+    fn settle(&mut self, waiter: &Waiter<()>, end: WaitEnd) {
         let Some(place) = self.plain.place(waiter.id) else {
             return self.record_mistake(|| format!("{:?} is served without a wait", waiter.id));
         };

@@ -76,7 +76,7 @@ trait Locks: View {
     fn holders(&mut self, key: &LockKey) -> Vec<Owner>;
 
     /// Applies the end of a wait: a grant is written.
-    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd);
+    fn settle(&mut self, waiter: &Waiter<()>, end: WaitEnd);
 }
 
 /// Serves all requests that can be granted after the `changed` locks have changed.
@@ -98,7 +98,7 @@ fn serve(
             Job::Judge(attempt) => {
                 let judgement = attempt.judge(locks, now);
                 if let Some((waiter, end)) = agenda.judged(queue, attempt, judgement) {
-                    locks.settle(waiter, end);
+                    locks.settle(&waiter, end);
                 }
             }
         }

@@ -96,7 +96,7 @@ impl Locks for Table {
         counts.map(|(owner, _)| owner.clone()).collect()
     }
 
-    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
+    fn settle(&mut self, waiter: &Waiter<()>, end: WaitEnd) {
         if let WaitEnd::Granted(decisions) = end {
             self.write(&waiter.keys, &waiter.owner, &decisions);
         }

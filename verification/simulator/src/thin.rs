@@ -138,6 +138,8 @@ struct Call {
     withdrawn: usize,
     withdraws_since: Micros,
     over_at: Micros,
+    /// No release got a reply within a lease.
+    gave_up: bool,
 }
 
 #[derive(Debug)]
@@ -250,6 +252,7 @@ impl Run {
                     broke: false,
                     withdrawn: 0,
                     withdraws_since: 0,
+                    gave_up: false,
                     over_at: 0,
                 }
             })
@@ -439,6 +442,7 @@ impl Run {
             Stage::Releasing => {
                 let is_late = it.released.is_some_and(|first| now > first + it.lease);
                 let is_once = self.fault == Some(Fault::ReleasedOnce) && it.released.is_some();
+                it.gave_up = is_late;
                 if is_late || is_once {
                     return self.finish(call, now);
                 }
@@ -779,12 +783,14 @@ impl Run {
                 *limit = most.min(*limit);
             }
             // (A request that was sent before its connection broke may arrive after the release. Its hold ends with its
-            // lease.)
+            // lease. So does a hold whose releases got no reply for a lease: the last renewal may have arrived after the first
+            // of them was sent.)
             let is_read = !self.wires.values().any(|wire| {
                 self.calls[wire.call].owner == call.owner
                     && wire.unanswered.iter().any(|(kind, _)| *kind == Kind::Acquire)
             });
-            let is_sure = !call.broke || call.released.is_none() || now > call.over_at + SILENT_MORE + call.lease;
+            let may_be_left = call.broke && call.released.is_some() || call.gave_up;
+            let is_sure = !may_be_left || now > call.over_at + SILENT_MORE + call.lease;
             if call.stage == Stage::Finished && is_read && is_sure && !self.has(Fault::OneOwner) {
                 let waits = state::with(|state| state.queue.waits(&call.owner.as_bytes().into()));
                 if holder.is_some() || waits {

@@ -73,9 +73,10 @@ impl Checker {
                 at_once.chain(later)
             };
             // A greater token belongs to a request that has no reply yet. It is another hold, unless `FENCE` named the
-            // token. If the lease of this hold was over by then, the other hold's deadline must not be taken for its
-            // own.
-            let was_over = belief.deadline.is_some_and(|at| at < now);
+            // token. If the lease of this hold was over by then, or what replicas have confirmed of it, the other hold's
+            // deadline must not be taken for its own.
+            let confirmed = belief.binding.and_then(|binding| binding.confirmed);
+            let was_over = [belief.deadline, confirmed].into_iter().flatten().any(|at| at < now);
             let is_its = |token: u64| {
                 token == belief.token || token > belief.token && (!was_over || self.fences.contains(&token))
             };

@@ -679,6 +679,17 @@ fn accepted_runs_violate_no_invariant() {
          +120
          t LOCK.ACQUIRE k1 o0
          t LOCK.EVENTS WAIT 0",
+        // 3268126: a hold that ended at the deadline that its replicas have confirmed, before its longer lease, and the next one of
+        // its owner, whose reply has yet to come.
+        "!replicas 20 2000 20
+         t LOCK.ACQUIRE k1 o2 LEASE 50 REPLICAS 1
+         a LOCK.ACQUIRE k0 o1 LEASE 50
+         b LOCK.ACQUIRE k0 o0 WAIT 300
+         b AUTH guest x
+         a ACL SETUSER guest
+         t LOCK.ACQUIRE k1 o2
+         b LOCK.MACQUIRE 2 k0 SESSION $t
+         b LOCK.ACQUIRE k1 o2 LEASE 50 REPLICAS 1",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

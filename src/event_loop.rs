@@ -29,7 +29,7 @@ use crate::stats::add;
 use crate::{confirming, holds, replies, stats, waiting, watchdog};
 use std::cell::LazyCell;
 
-/// Whether the server would have refused a write when it was last asked.
+/// Whether the server would have refused a write when it was last asked; `false` while there is none to make.
 static REFUSED: MainThread<bool> = MainThread::new();
 
 /// Whether [`after_touch`] is to come, in this step of a command.
@@ -401,8 +401,13 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
     let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Master);
     let confirming = (!state.confirmations.is_empty()).then(|| now.saturating_add(1));
     let work = earliest([state.next_work(), confirming, silence, overdue, at_once]);
+    let is_due = |at: &Millis| *at <= now.saturating_add(1);
+    if !work.as_ref().is_some_and(is_due) {
+        // Whether a write is refused is asked again when there is one, which may be much later.
+        REFUSED.with(|refused| *refused = false);
+    }
     let work = work.map(|at| match at {
-        _ if at > now.saturating_add(1) => at,
+        _ if !is_due(&at) => at,
         _ if !may_go_on(state, ctx) => now.saturating_add(LOOK_AGAIN),
         timer::THIS_TURN => timer::THIS_TURN,
         // What is due and could not be done is tried again, but not at once.

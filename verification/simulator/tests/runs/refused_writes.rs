@@ -55,3 +55,29 @@ fn loss_is_notified_while_writes_are_refused() {
         "lost",
     );
 }
+
+/// Seed 3366428: a wait was served 10 ms late, because writes had been refused when the module last had something to write.
+#[test]
+fn grant_is_prompt_once_writes_are_taken_again() {
+    breaks_nothing(
+        "c LOCK.ACQUIRE k2 o0 SESSION $s
+         c CONFIG SET min-replicas-to-write 1
+         d LOCK.SESSION REPLACES $s
+         +1200
+         b REPLICAOF 127.0.0.1 1
+         +1
+         b REPLICAOF NO ONE
+         b CONFIG SET min-replicas-to-write 0
+         +400
+         f LOCK.ACQUIRE x ann
+         +1
+         g LOCK.SESSION
+         g LOCK.ACQUIRE x ben WATCHDOG WAIT 0
+         h LOCK.ACQUIRE x cat WAIT 5000
+         +1
+         f LOCK.RELEASE x ann
+         f CLIENT KILL ID #g
+         +5
+         h !expect 1",
+    );
+}

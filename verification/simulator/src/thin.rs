@@ -138,7 +138,7 @@ struct Call {
     withdrawn: usize,
     withdraws_since: Micros,
     over_at: Micros,
-    /// No release got a reply within a lease.
+    /// No release got a reply within a lease, or no withdrawal.
     gave_up: bool,
 }
 
@@ -452,6 +452,7 @@ impl Run {
                 (Kind::Release, if it.broke { vec![token, all] } else { vec![token] })
             }
             Stage::Withdrawing if now >= it.acquired_at.max(it.withdraws_since) + it.lease + 2 * SILENT_WAIT => {
+                it.gave_up = it.withdrawn == 0;
                 return self.finish(call, now);
             }
             Stage::Withdrawing | Stage::Finished => (Kind::Withdraw, vec![all]),
@@ -783,8 +784,8 @@ impl Run {
                 *limit = most.min(*limit);
             }
             // (A request that was sent before its connection broke may arrive after the release. Its hold ends with its
-            // lease. So does a hold whose releases got no reply for a lease: the last renewal may have arrived after the first
-            // of them was sent.)
+            // lease. So does a hold whose releases or withdrawals got no reply for so long: the last renewal, or the ACQUIRE, may
+            // have arrived late.)
             let is_read = !self.wires.values().any(|wire| {
                 self.calls[wire.call].owner == call.owner
                     && wire.unanswered.iter().any(|(kind, _)| *kind == Kind::Acquire)

@@ -48,10 +48,14 @@ class RedissonTest {
         server = RedisServer.withModule();
         opened = Clients.LETTUCE.warm(server.port);
         client = opened.client();
+        redisson = connect();
+    }
+
+    private static RedissonClient connect() {
         Config config = new Config();
         config.setLockWatchdogTimeout(9000);
         config.useSingleServer().setAddress("redis://127.0.0.1:" + server.port);
-        redisson = Redisson.create(config);
+        return Redisson.create(config);
     }
 
     @AfterAll
@@ -139,10 +143,19 @@ class RedissonTest {
 
     @Test
     void watchdog_of_redisson_keeps_ours_out() throws Exception {
-        theirs.lock();
-        server.awaitRenewal(name);
-        assertThat(ours.tryLock()).isFalse();
-        theirs.unlock();
+        // A client of its own. Redisson 4.7.0 renews a new lock no more if it finds that another one is gone in the same moment: RenewalTask.add
+        // asks whether the renewal runs before the lock is in the list, and cancelExpirationRenewal stops it where the list is empty.
+        // The locks that other tests have broken are found gone up to 3 s later.
+        RedissonClient own = connect();
+        try {
+            RLock lock = own.getLock(name);
+            lock.lock();
+            server.awaitRenewal(name);
+            assertThat(ours.tryLock()).isFalse();
+            lock.unlock();
+        } finally {
+            own.shutdown();
+        }
     }
 
     @Test

@@ -52,7 +52,7 @@ type Subject = (Rc<[LockKey]>, Owner);
 #[derive(Debug, Default)]
 struct Plain {
     gone: BTreeSet<u64>,
-    waiting: Vec<Box<Waiter<Asker>>>,
+    waiting: Vec<Waiter<Asker>>,
     /// What each session has not read: of what keys and which owner.
     mail: BTreeMap<u64, Vec<Subject>>,
     left: BTreeSet<Ticket>,
@@ -79,7 +79,7 @@ fn tell(sessions: &mut Sessions, plain: &mut Plain, nth: usize, end: End) {
     };
     let about = (request.keys.clone(), request.owner.clone());
     plain.mail.get_mut(&request.asker.client).expect("open").push(about);
-    assert!(sessions.tell(request, (outcome, END), Now { micros: ticket }).is_ok());
+    assert!(sessions.tell(Box::new(request), (outcome, END), Now { micros: ticket }).is_ok());
 }
 
 fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
@@ -97,7 +97,7 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
                 let mut request = request(client, ticket, owner(who), keys.into_iter().map(key).collect::<Vec<_>>());
                 request.asker.renewal = renews.then(|| Renewal { token: None, fence: None }.into());
                 sessions.add_wait(client, ticket, request.bytes());
-                plain.waiting.push(request);
+                plain.waiting.push(*request);
             }
         }
         Act::Ends { nth, end } => tell(sessions, plain, nth, end),

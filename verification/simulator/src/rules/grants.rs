@@ -90,8 +90,12 @@ impl Checker {
         let is_raised = |it: &&Belief| it.token == token || request.fence == Some(token);
         // (Unless the owner has requested the lock again, and may hold it under another limit.)
         let acquires = |it: &Request| it.command.ends_with("acquire") && it.concerns(key, &request.owner);
-        let is_again =
-            |it: &&Belief| self.set_back > 0 && (it.token == token || !self.undecided().any(|(.., it)| acquires(it)));
+        // (By a request without a received reply, or by one whose client will never receive any.)
+        let may_be_another = || {
+            let abandoned = self.abandoned.iter().map(|(_, it)| it);
+            self.undecided().map(|(.., it)| it).chain(abandoned).any(acquires)
+        };
+        let is_again = |it: &&Belief| self.set_back > 0 && (it.token == token || !may_be_another());
         let known = self.beliefs.get(&hold).or_else(|| self.expired_holds.get(&hold).filter(is_again));
         let mut before = known.filter(is_raised).cloned();
         if let Some(before) = &mut before {
@@ -146,6 +150,7 @@ impl Checker {
             if is_another || is_acquired_again {
                 before.binding.iter_mut().for_each(|binding| binding.is_unsure = true);
                 before.raises.clear();
+                before.limit = u32::MAX;
             }
         }
         if before.is_some() {

@@ -690,6 +690,23 @@ fn accepted_runs_violate_no_invariant() {
          t LOCK.ACQUIRE k1 o2
          b LOCK.MACQUIRE 2 k0 SESSION $t
          b LOCK.ACQUIRE k1 o2 LEASE 50 REPLICAS 1",
+        // 3193503: the owner acquired the lock again under another limit, in a request whose client received no reply.
+        // Then a renewal raises the token. The earlier hold had expired, or was forced.
+        "!clock -200
+         a LOCK.ACQUIRE k2 o2 LEASE 50
+         +1200
+         c LOCK.ACQUIRE k2 o2 LIMIT 2
+         c !end
+         +120
+         c LOCK.RENEW k2 o2 FENCE 1800000001411147
+         c LOCK.ACQUIRE k2 o0 SHARED",
+        "a LOCK.ACQUIRE k2 o2
+         +20
+         b LOCK.FORCE k2
+         c LOCK.ACQUIRE k2 o2 LIMIT 2
+         c !end
+         d LOCK.RENEW k2 o2 FENCE 1800000001411147
+         d LOCK.ACQUIRE k2 o0 SHARED",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

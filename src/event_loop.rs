@@ -79,11 +79,13 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     let db = ctx.db();
     let known = holder_cache::forget_if_known(db, name);
     let is_noted = state::try_with(|state| {
-        if touch == Touch::Expired {
-            // Before anything is noted: a step that ends it may be undone by another one before the next call.
+        let is_bound = state.bindings.is_bound(db, name);
+        if touch == Touch::Expired || is_bound {
+            // Before anything is noted: a step that ends it may be undone by another one before the next call. And what
+            // a client writes follows only the steps that come later.
             holds::begin(state, ctx);
         }
-        known.is_some() || state.bindings.is_bound(db, name) || state.is_contended(db, name)
+        known.is_some() || is_bound || state.is_contended(db, name)
     });
     if is_noted == Some(false) || ctx.flags().role() != Role::Master {
         return;

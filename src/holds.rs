@@ -285,13 +285,13 @@ pub fn follow_clock(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) -> boo
 }
 
 /// Lets the key of a bound hold follow a step of the clock. If it has expired meanwhile, it is written anew. What others
-/// have just touched stays as they left it.
+/// have ended stays so.
 fn follow(state: &mut State, ctx: Ctx, id: BindingId, now: Now) {
     let Some((binding, by)) = state.bindings.follows(id) else { return };
     let key = binding.key();
     // Before the key is opened: what finds that out is a command, which may free what an open key points to.
     let is_served = ctx.in_db(key.db, |ctx| serves(ctx, &Text::new(&key.name)));
-    let may_be_replaced = state.sweep.is_to_pass(key.db, id);
+    let may_be_ended = state.bindings.is_touched(id) || state.sweep.is_to_pass(key.db, id);
     ctx.in_db(key.db, |ctx| {
         let (name, owner) = (Text::new(&key.name), Text::new(&binding.owner));
         let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
@@ -302,7 +302,7 @@ fn follow(state: &mut State, ctx: Ctx, id: BindingId, now: Now) {
                 let deadline = own.deadline.stepped(by);
                 lock.update(owner.as_text(), &own, &Hold { deadline, ..own });
             }
-            None if has_room && !may_be_replaced && !binding.end().has_passed(now.millis()) && is_served => {
+            None if has_room && !may_be_ended && !binding.end().has_passed(now.millis()) && is_served => {
                 let hold = Hold { holds: binding.holds, token: Some(binding.token), deadline: binding.deadline() };
                 lock.grant(owner.as_text(), &hold, limit);
             }

@@ -621,14 +621,17 @@ impl Bindings {
         self.live.of_lock(db, name).filter(|id| self.lags(*id)).collect()
     }
 
-    /// The key of a binding is about to follow. Returns the binding and by how many ms; `None` if it has, or if others have just
-    /// touched it.
+    /// The key of a binding is about to follow. Returns the binding and by how many ms; `None` if it has.
     pub fn follows(&mut self, id: BindingId) -> Option<(Binding, i64)> {
         let now = self.steps.0.get();
         let binding = self.live.by_id.get_mut(&id)?;
         let before = std::mem::replace(&mut binding.followed, now);
-        let is_touched = self.doubtful.get(&id).is_some_and(|why| *why != Why::Expired);
-        (before != now && !is_touched).then(|| (Binding::clone(binding), now.by.saturating_sub(before.by)))
+        (before != now).then(|| (Binding::clone(binding), now.by.saturating_sub(before.by)))
+    }
+
+    /// Others have touched the key of a binding, and that has not been verified yet: if the hold is gone, they may have ended it.
+    pub fn is_touched(&self, id: BindingId) -> bool {
+        self.doubtful.get(&id).is_some_and(|why| *why != Why::Expired)
     }
 
     /// Another client gave a bound hold another deadline. Its end must not be missed, but that is no reason to renew it
@@ -833,8 +836,12 @@ impl Bindings {
         }
     }
 
-    /// Another client wrote a lock, or a part of it expired: the bindings of its holds must be verified.
+    /// Another client wrote a lock, or a part of it expired: the bindings of its holds must be verified. What a client wrote
+    /// follows no step of the clock that was before it, but all that come later.
     pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
+        if why != Why::Expired && self.any_lags() {
+            self.lagging_of(db, name).into_iter().for_each(|id| self.stays(id));
+        }
         for id in self.live.of_lock(db, name) {
             // What a client has written may expire in the same turn.
             let before = self.doubtful.entry(id).or_insert(why);
@@ -842,8 +849,15 @@ impl Bindings {
         }
     }
 
-    /// Marks one binding to be verified.
+    /// The key of a binding stays as it is, whatever step of the clock it had yet to follow.
+    fn stays(&mut self, id: BindingId) {
+        let now = self.steps.0.get();
+        self.live.by_id.get_mut(&id).into_iter().for_each(|binding| binding.followed = now);
+    }
+
+    /// Marks one binding to be verified, because the data set was replaced.
     pub fn doubt_one(&mut self, id: BindingId) {
+        self.stays(id);
         self.doubtful.entry(id).or_insert(Why::Changed);
     }
 

@@ -503,3 +503,15 @@ fn a_step_of_the_clock_and_one_back_are_two() {
     let by = bindings.follows(BindingId(0)).map(|(binding, by)| (binding.deadline(), by));
     assert_eq!((by, bindings.lags(BindingId(0))), (Some((Deadline::At(1_300), 0)), false));
 }
+
+/// What a client wrote follows no step of the clock that was before it, but those that come later, also before it is verified.
+#[test]
+fn what_a_client_wrote_follows_only_later_steps() {
+    let mut bindings = Bindings::default();
+    bindings.bind(NewBinding { deadline: Deadline::At(1_300), ..new_binding(1, key(1), owner(1), 7) }, 1_000);
+    bindings.stepped(200);
+    bindings.doubt(0, &key(1).name, Why::Changed);
+    assert!(bindings.any_lags() && !bindings.lags(BindingId(0)) && bindings.is_touched(BindingId(0)));
+    bindings.stepped(300);
+    assert_eq!(bindings.follows(BindingId(0)).map(|(_, by)| by), Some(300));
+}

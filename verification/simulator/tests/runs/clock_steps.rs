@@ -103,3 +103,49 @@ fn rewritten_lock_keeps_limit_of_reentry() {
         "null",
     );
 }
+
+/// Seed 3109980: another client's change of the expiry follows each later step, however long it has yet to be looked at.
+#[test]
+fn changed_expiry_follows_later_clock_step_while_writes_are_refused() {
+    for before in ["", "b LOCK.ACQUIRE k1 o1 LEASE 7200000 SESSION $s"] {
+        for by in ["200", "-200"] {
+            breaks_nothing(&format!(
+                "{before}
+                 b LOCK.ACQUIRE k2 o2 SESSION $s
+                 b LOCK.RELEASE k2 o2
+                 +20
+                 !clock -200
+                 b LOCK.ACQUIRE k0 o0 LEASE 7200000 SESSION $s
+                 b PEXPIRE k0 100000
+                 b CONFIG SET min-replicas-to-write 1
+                 +400
+                 !clock {by}
+                 +400"
+            ));
+        }
+    }
+}
+
+/// Another client ends a hold whose key has yet to follow a step, while the server refuses writes: no later step brings it back.
+#[test]
+fn clock_step_brings_back_no_ended_hold() {
+    for ends in ["DEL k0", "PEXPIRE k0 50"] {
+        expect_reply(
+            &format!(
+                "b LOCK.ACQUIRE k0 o0 LEASE 7200000 SESSION $s
+                 +20
+                 !clock -200
+                 c {ends}
+                 c CONFIG SET min-replicas-to-write 1
+                 +400
+                 !clock -200
+                 c CONFIG SET min-replicas-to-write 0
+                 +400
+                 c LOCK.ACQUIRE k0 o1
+                 +1"
+            ),
+            'c',
+            "18000",
+        );
+    }
+}

@@ -224,7 +224,8 @@ impl Checker {
                         && self.connections.contains_key(&binding.client)
                 };
                 let is_bound = || state::with(|state| state.bindings.client_of(*db, key, owner).is_some());
-                if !bound.is_some_and(received_late) || is_bound() {
+                let stays_over = belief.had_expired || bound.is_some_and(received_late);
+                if !stays_over || is_bound() {
                     belief.deadline = holder.deadline;
                 }
                 if confirms || belief.known.is_none() {

@@ -343,6 +343,11 @@ impl Checker {
             undecided.into_iter().chain(self.abandoned.iter().map(|(_, request)| request.clone())).collect();
         self.stepped_while_refusing |= self.before.1 || node(|node| is_refusing(node) || node.is_paused());
         let before = node(|node| node.millis()).saturating_add_signed(-ms);
+        // While clients are paused, and until the module looks again, the key of an expired hold is hidden, not removed.
+        let may_be_hidden = node(|node| {
+            let is_recent = node.clock.mono <= self.blocked_at + HANDLED_WITHIN * 1000;
+            node.is_paused() || self.blocked_at > 0 && is_recent
+        });
         // Bound holds follow the step.
         for ((db, key, owner), belief) in &mut self.beliefs {
             // A hold that expired while nothing could be written ends as soon as writes are possible.
@@ -353,8 +358,10 @@ impl Checker {
             let is_bound = state::with(|state| state.bindings.client_of(*db, key, owner).is_some());
             // (So does one whose grant was received after an earlier step.)
             let is_late = |it: Binding| self.steps.iter().any(|at| (it.at..it.received).contains(at));
-            if !is_bound && belief.binding.is_some_and(is_late) && belief.deadline.is_some_and(|at| at < before) {
-                belief.deadline = Some(0);
+            // (And one that expired hidden: a step back does not prolong it.)
+            let is_ended = |it: Binding| may_be_hidden || is_late(it);
+            if !is_bound && belief.binding.is_some_and(is_ended) && belief.deadline.is_some_and(|at| at < before) {
+                (belief.deadline, belief.had_expired) = (Some(0), may_be_hidden);
                 continue;
             }
             let mut last = self.causes.iter().rev().take_while(|(at, _)| *at > self.iteration);

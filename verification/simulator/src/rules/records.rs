@@ -31,6 +31,9 @@ pub(super) struct Belief {
     /// that were bound at the step.
     pub(super) follows: Option<u64>,
     pub(super) has_stepped: bool,
+    /// It was bound, and expired while its key could not be removed, before a clock step: it ends as soon as writes are
+    /// possible, whatever its key says.
+    pub(super) had_expired: bool,
     /// Another client changed the key in the iteration before the last clock step: the key need not follow the step.
     pub(super) is_left: bool,
     pub(super) possible_moves: PossibleMoves,

@@ -149,3 +149,26 @@ fn clock_step_brings_back_no_ended_hold() {
         );
     }
 }
+
+/// Seed 3210758: a lease expires while clients are paused, so its key is hidden and not removed. A step back does not prolong it.
+#[test]
+fn clock_step_back_prolongs_no_bound_lease_that_expired_in_pause() {
+    for flag in ["EPHEMERAL", "WATCHDOG", "SESSION $s"] {
+        for end in ["", "b !end"] {
+            expect_reply(
+                &format!(
+                    "b LOCK.ACQUIRE k o LEASE 50 {flag}
+                     a CLIENT PAUSE 1000
+                     +400
+                     !clock -60000
+                     {end}
+                     +1200
+                     c LOCK.ACQUIRE k p
+                     +1"
+                ),
+                'c',
+                "18000",
+            );
+        }
+    }
+}

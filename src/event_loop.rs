@@ -16,7 +16,7 @@
 
 use crate::keyspace::{Lock, effects, holder_cache, listeners};
 use crate::lock::serve::Change;
-use crate::lock::{LockKey, Millis, internal_errors};
+use crate::lock::{LockKey, Millis, earliest, internal_errors};
 use crate::notices::{self, Notice};
 use crate::server::callbacks::{Event, Ticket, Touch};
 use crate::server::clock::{Now, Slice};
@@ -425,14 +425,6 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
 
 fn read_millis() -> Millis {
     Now::read().millis()
-}
-
-/// The first of some times.
-fn earliest<const N: usize>(times: [Option<Millis>; N]) -> Option<Millis> {
-    times.into_iter().fold(None, |first: Option<Millis>, at| match (first, at) {
-        (Some(first), Some(at)) => Some(first.min(at)),
-        (first, at) => first.or(at),
-    })
 }
 
 /// Whether work that is due can be done now.

@@ -80,6 +80,7 @@ impl Command for Acquire {
 
 /// Whether a newcomer has to queue behind others.
 pub(super) fn ahead(state: &State, ctx: Ctx, name: TextRef) -> Ahead {
+    // Mostly no request waits for anything, and neither the database nor the bytes of the key have to be asked for.
     let is_contended = !state.queue.is_empty() && state.is_contended(ctx.db(), name.bytes());
     if is_contended { Ahead::Somebody } else { Ahead::Nobody }
 }

@@ -28,6 +28,14 @@ use std::rc::Rc;
 /// A point in Unix time or a length of time, in milliseconds.
 pub type Millis = u64;
 
+/// The first of some times.
+pub fn earliest<const N: usize>(times: [Option<Millis>; N]) -> Option<Millis> {
+    times.into_iter().fold(None, |first: Option<Millis>, at| match (first, at) {
+        (Some(first), Some(at)) => Some(first.min(at)),
+        (first, at) => first.or(at),
+    })
+}
+
 /// Who holds or waits: any bytes that the client chose.
 pub type Owner = Rc<[u8]>;
 

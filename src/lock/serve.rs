@@ -260,13 +260,14 @@ impl Agenda {
         Some(match task {
             Task::Head(key, change) => {
                 let head = queue.head(key.db, &key.name);
-                judge(head.and_then(|head| attempt(queue, &key, head, (change, Some(head)))))
+                judge(head.and_then(|head| attempt(queue, &key, head, change, true)))
             }
             Task::Holders(key) if queue.head(key.db, &key.name).is_some() => Job::FindHolders(key),
             Task::Holders(_) => Job::Nothing,
             Task::Owner(key, owner) => {
                 let request = queue.request_of(&owner, &key);
-                judge(request.and_then(|id| attempt(queue, &key, id, (Change::Foreign, queue.head(key.db, &key.name)))))
+                let head = queue.head(key.db, &key.name);
+                judge(request.and_then(|id| attempt(queue, &key, id, Change::Foreign, head == Some(id))))
             }
         })
     }
@@ -310,14 +311,9 @@ impl Agenda {
     }
 }
 
-/// What must be examined in a request because `key`, whose queue has this head, has changed; `None` if that can't make a
-/// difference to it.
-fn attempt<T>(
-    queue: &Queue<T>,
-    key: &LockKey,
-    id: WaiterId,
-    (change, head): (Change, Option<WaiterId>),
-) -> Option<Attempt> {
+/// What must be examined in a request because `key` has changed; `None` if that can't make a difference to it. `is_first`:
+/// whether it is the head of the queue of that key.
+fn attempt<T>(queue: &Queue<T>, key: &LockKey, id: WaiterId, change: Change, is_first: bool) -> Option<Attempt> {
     let waiter = queue.get(id)?;
     let is_head = |it: &LockKey| queue.head(it.db, &it.name) == Some(id);
     let foreign = match &*waiter.keys {
@@ -326,7 +322,7 @@ fn attempt<T>(
         _ => None,
     };
     let (is_head, scope) = match (&*waiter.keys, waiter.blocked_on) {
-        ([_], _) => (Heads::OfOne(head == Some(id)), Scope::Whole),
+        ([_], _) => (Heads::OfOne(is_first), Scope::Whole),
         (keys, Some(blocked_on)) if keys.get(blocked_on) != Some(key) => {
             // What it was found to wait for has not changed.
             foreign?;

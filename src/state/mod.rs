@@ -28,7 +28,7 @@ pub use sweep::Sweep;
 pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
 
 use crate::lock::serve::{Agenda, Change};
-use crate::lock::{Deadline, LockKey, Millis, Owner, Queue, Token, Waiter, WaiterId};
+use crate::lock::{Deadline, LockKey, Millis, Owner, Queue, Token, Waiter, WaiterId, earliest};
 use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, steady_millis};
 use crate::server::{MainThread, slice};
@@ -516,10 +516,7 @@ impl State {
         if self.has_work() {
             return Some(0);
         }
-        match (self.lease_timers.first(), self.bindings.next_due()) {
-            (Some(lease), Some(due)) => Some(lease.min(due)),
-            (lease, due) => lease.or(due),
-        }
+        earliest([self.lease_timers.first(), self.bindings.next_due()])
     }
 
     /// Whether there is work to do at once.

@@ -138,17 +138,18 @@ export class Acquisition {
     this.#newest = attempt;
     const answered = (reply: unknown): void => this.#take(attempt, reply);
     this.#client.server
-      .exchange(this.#key, (sent, connection) => this.#write(attempt, sent, connection), {
+      .exchange(this.#key, (sent) => this.#request(attempt, sent), {
         priority: OTHER,
         lease,
         timeout: this.#waits ? ASK_AGAIN : Math.max(1, this.#deadline - now()),
         patient: true,
+        written: (connection) => this.#written(attempt, connection),
         keep: ([reply]) => ephemeral && Array.isArray(reply) && !this.#settled && !this.#hold,
       })
       .then(({ replies }) => answered(replies[0]), answered);
   }
 
-  #write(attempt: Attempt, sent: number, connection: Connection): string[][] {
+  #request(attempt: Attempt, sent: number): string[][] {
     if (this.#isOver || this.#newest !== attempt) return [];
     const { keys, lease, limit, ephemeral, replicas, waited } = this.#terms;
     const { longest } = attempt;
@@ -161,9 +162,14 @@ export class Acquisition {
     if (ephemeral) request.push('EPHEMERAL');
     if (replicas) request.push('REPLICAS', String(replicas));
     attempt.sent = this.#lastSent = sent;
+    return [[...request, ...limit, 'WITHWAITED']];
+  }
+
+  #written(attempt: Attempt, connection: Connection): void {
+    const { longest } = attempt;
     attempt.connection = connection;
     attempt.alarm?.cancel();
-    const patience = (longest === 0 ? silence(lease) : ASK_AGAIN) + this.#confirmation;
+    const patience = (longest === 0 ? silence(this.#terms.lease) : ASK_AGAIN) + this.#confirmation;
     attempt.alarm = new Alarm(patience, () => (longest === HOUR ? this.#askAgain(attempt) : this.#abandon(attempt)));
     this.#attempts.add(attempt);
     for (const older of this.#attempts) {
@@ -171,7 +177,6 @@ export class Acquisition {
       older.alarm?.cancel();
       older.alarm = new Alarm(SUPERSEDED + this.#confirmation, () => this.#abandon(older));
     }
-    return [[...request, ...limit, 'WITHWAITED']];
   }
 
   /** A request is silent: the next one takes over its place in the queue, and it has to be answered then. */

@@ -4,7 +4,7 @@ import { Pool, type Priority } from './pool.js';
 import { Alarm, now, sleep } from './time.js';
 
 /** The commands of one pipeline, made right before they are written; none: they are not wanted any more. */
-export type Commands = (sent: number, connection: Connection) => readonly (readonly string[])[];
+export type Commands = (sent: number) => readonly (readonly string[])[];
 
 export interface Exchange {
   priority: Priority;
@@ -16,6 +16,8 @@ export interface Exchange {
   patient?: boolean;
   /** The connection to use instead of one of the pool. */
   connection?: Connection | undefined;
+  /** Called when the commands are written. */
+  written?: (connection: Connection) => void;
   /** Whether the connection, after these replies, stays with the caller. */
   keep?: (replies: readonly unknown[]) => boolean;
   /** Whether it may be sent again after a lost reply. Default true. If not, the connection has to show first that it answers. */
@@ -69,16 +71,22 @@ export class Server {
       let replies: unknown[] = [];
       let sent = 0;
       try {
-        connection ??= await pool.take(options.priority, options.lease, end - now());
+        // An idle connection is written to at once: what else there is to do is done while the server works.
+        const taken = connection ?? pool.take(options.priority, options.lease, end - now());
+        connection = taken instanceof Promise ? await taken : taken;
         if (connection.closed) throw new UnavailableError('the connection is closed', false);
         if (options.repeatable === false)
           await send(connection, [['PING']], end - now()).catch((error) => {
             throw new UnavailableError('the connection broke', false, error);
           });
         sent = now();
-        const list = commands(sent, connection);
+        const list = commands(sent);
         const written = asking ? list.flatMap((command) => [['ASKING'], command]) : list;
-        if (list.length > 0) replies = await send(connection, written, options.patient ? undefined : end - now());
+        if (list.length > 0) {
+          const answered = send(connection, written, options.patient ? undefined : end - sent);
+          options.written?.(connection);
+          replies = await answered;
+        }
         if (asking) replies = replies.filter((_, i) => i % 2 === 1);
       } catch (error) {
         if (options.connection) options.connection.close();
@@ -170,8 +178,7 @@ function send(connection: Connection, commands: readonly (readonly string[])[], 
   return new Promise((resolve, reject) => {
     const replies: unknown[] = [];
     let missing = commands.length;
-    const late = (): void => fail(new UnavailableError(`no reply within ${Math.round(timeout ?? 0)} ms`, true));
-    const alarm = timeout === undefined ? undefined : new Alarm(timeout, late);
+    let alarm: Alarm | undefined;
     const fail = (error: unknown): void => {
       alarm?.cancel();
       reject(error);
@@ -184,6 +191,8 @@ function send(connection: Connection, commands: readonly (readonly string[])[], 
         resolve(replies);
       }, fail);
     });
+    if (timeout !== undefined)
+      alarm = new Alarm(timeout, () => fail(new UnavailableError(`no reply within ${Math.round(timeout)} ms`, true)));
   });
 }
 

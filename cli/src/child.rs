@@ -25,7 +25,7 @@ use crate::supervisor::{self, MESSAGE, Message};
 /// This program, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// A running command. Dropping it kills its whole process group.
+/// A running command. If this process ends, the supervisor kills it.
 pub struct Child {
     /// The supervisor, which leads the command's process group. It is reaped only at the end, so that its process id stays valid.
     supervisor: process::Child,
@@ -84,13 +84,14 @@ impl Child {
         }
         supervisor::send_input(&here, io::stdin().as_fd())?;
         drop(here);
-        let failed = match child.message().await? {
-            Some(Message::Started) => return Ok(child),
-            Some(Message::NotStarted(error)) => io::Error::from_raw_os_error(error),
-            _ => io::Error::other("its supervisor has ended"),
-        };
-        child.end(false).await;
-        Err(failed)
+        match child.message().await? {
+            Some(Message::NotStarted(error)) => {
+                child.end(false).await;
+                Err(io::Error::from_raw_os_error(error))
+            }
+            // A supervisor that was killed may have started it: `change` sees to that.
+            _ => Ok(child),
+        }
     }
 
     /// Sends a signal to its whole group.

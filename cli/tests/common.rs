@@ -4,6 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use support::{Server, eventually, until};
@@ -138,15 +140,8 @@ impl Running {
     pub fn done(mut self) -> Done {
         until(SOON, "the process ends", || self.child.try_wait().expect("a child can be waited for").is_some());
         let status = self.child.wait().expect("it has ended");
-        let read = |pipe: Option<&mut dyn Read>| {
-            let mut bytes = Vec::new();
-            if let Some(pipe) = pipe {
-                pipe.read_to_end(&mut bytes).expect("a pipe can be read");
-            }
-            bytes
-        };
-        let stdout = read(self.child.stdout.as_mut().map(|pipe| pipe as &mut dyn Read));
-        let stderr = read(self.child.stderr.as_mut().map(|pipe| pipe as &mut dyn Read));
+        let stdout = self.child.stdout.take().map_or_else(Vec::new, rest);
+        let stderr = self.child.stderr.take().map_or_else(Vec::new, rest);
         Done::from(Output { status, stdout, stderr })
     }
 }
@@ -156,6 +151,18 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What follows, until no process has the pipe open.
+#[track_caller]
+fn rest(mut pipe: impl Read + Send + 'static) -> Vec<u8> {
+    let (sender, read) = mpsc::channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).expect("a pipe can be read");
+        let _ = sender.send(bytes);
+    });
+    read.recv_timeout(SOON).expect("no process is left that has the pipe open")
 }
 
 /// One line, byte by byte: what follows is left to be read.

@@ -46,6 +46,8 @@ pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], gran
     for (lock, decision) in locks.iter_mut().zip(decisions) {
         match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
+                // Holders whose place it takes: without an expiry, the key would have them again.
+                end_expired(state, lock, now);
                 lock.grant(grantee.owner.text(), &Hold { token: Some(token), ..*hold }, *limit);
                 // A binding that is left here belongs to a hold that ended behind the module's back.
                 let left = unbind(state, lock, grantee.owner.text());

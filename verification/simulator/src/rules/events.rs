@@ -53,6 +53,9 @@ impl Checker {
                 };
                 let is_of_renewal =
                     detail.bytes().starts_with(b"NOTHELD") && self.waits.iter().chain(&self.unacknowledged).any(renews);
+                // What the session has sent since over its own connection had not begun then.
+                let is_later =
+                    |wait: &Wait| wait.open.client == session && !next.is_exec && wait.open.began > next.began;
                 let fits = |wait: &Wait| {
                     let it = &wait.request;
                     let is_left = || keys.iter().any(|key| wait.left.contains(key));
@@ -63,7 +66,7 @@ impl Checker {
                         true => what != b"timeout" && is_left(),
                         false => !is_of_renewal && is_same_set(&it.keys, &keys),
                     };
-                    wait.open.db == db && it.client == session && it.owner == owner && keys_fit
+                    wait.open.db == db && it.client == session && it.owner == owner && keys_fit && !is_later(wait)
                 };
                 let unacknowledged = self.unacknowledged.iter().filter(|wait| fits(wait)).count();
                 let is_known = self.waits.iter().any(fits);
@@ -116,18 +119,25 @@ impl Checker {
                     request.forget_terms();
                     request.replicas = request.replicas.max(replicas);
                 }
-                left.retain(|key| !keys.contains(key));
+                if request.command.contains("renew") {
+                    for key in &keys {
+                        left.iter().position(|it| it == key).into_iter().for_each(|at| drop(left.remove(at)));
+                    }
+                } else {
+                    left.retain(|key| !keys.contains(key));
+                }
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.forget_move(open.began.unwrap_or(0), &request, &keys);
                 }
                 if kinds.contains(&!request.command.contains("renew")) {
                     // It may have been the outcome of a request of the other kind, and this one is still pending.
                     self.waits[at].is_optional = true;
-                } else if repeats > 0 {
-                    self.waits[at].repeats = repeats - 1;
-                    self.waits[at].is_optional = true;
                 } else if !left.is_empty() {
                     self.waits[at].left = left;
+                    self.waits[at].is_optional |= repeats > 0;
+                } else if repeats > 0 && !request.command.contains("renew") {
+                    self.waits[at].repeats = repeats - 1;
+                    self.waits[at].is_optional = true;
                 } else {
                     self.waits.remove(at);
                 }

@@ -126,6 +126,17 @@ impl Checker {
                 }
             }
         }
+        if let Some(before) = before.as_mut().filter(|before| before.token == token) {
+            // It was released, and another command has written it again: the new one is not bound.
+            let causes =
+                || self.causes.iter().chain(&self.lasting).filter(|(at, _)| *at > before.since && *at < position);
+            let releases = |cause: &Cause| cause.releases(key, &request.owner);
+            let writes = |cause: &Cause| matches!(cause, Cause::Written(_, written, false) if written == key);
+            let released = causes().filter(|(_, cause)| releases(cause)).map(|(at, _)| *at).min();
+            if released.is_some_and(|released| causes().any(|(at, cause)| *at > released && writes(cause))) {
+                before.binding.iter_mut().for_each(|binding| binding.is_unsure = true);
+            }
+        }
         if let Some(before) = before.as_mut().filter(|before| before.token != token) {
             // If another command has written the key since, the raised token may belong to another hold, which is not
             // bound.
@@ -279,7 +290,8 @@ impl Checker {
         // For a request with `REPLICAS`, the replicas have confirmed its deadline; for others, only the earlier one.
         let known = before.as_ref().and_then(|it| it.known).filter(|_| request.replicas == 0);
         let seen = position;
-        let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if bound { open.at } else { 0 });
+        // (Another deadline hides whether the watchdog had renewed the hold right before.)
+        let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if bound || sets { open.at } else { 0 });
         // If databases were swapped, the binding moved here and not in the other database.
         self.forget_move(position, request, std::slice::from_ref(&hold.1));
         self.beliefs.insert(

@@ -291,6 +291,7 @@ impl Checker {
         let connection = self.connections.entry(client).or_default();
         let is_exec = request.command == "exec";
         connection.open.push_back(OpenRequest {
+            client,
             began: None,
             db: 0,
             at: 0,

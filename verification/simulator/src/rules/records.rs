@@ -137,6 +137,8 @@ impl Cause {
 /// A request that has no reply yet.
 #[derive(Clone, Debug)]
 pub(super) struct OpenRequest {
+    /// The connection that sent it.
+    pub(super) client: u64,
     /// When it began, in the sequence of all events; `None` if the server has not started it yet.
     pub(super) began: Option<Position>,
     pub(super) db: i32,
@@ -193,7 +195,7 @@ impl Request {
 pub(super) struct Wait {
     pub(super) open: OpenRequest,
     pub(super) request: Request,
-    /// Its keys without an outcome. A renewal of several keys gets an outcome for each key.
+    /// Its keys without an outcome. A renewal of several keys gets an outcome for each key, and so may each repetition of it.
     pub(super) left: Vec<Bytes>,
     /// How many more similar requests may still get an outcome of their own.
     pub(super) repeats: usize,

@@ -78,6 +78,9 @@ impl Checker {
                     Request { is_unsure, lease, longest, limit, waited, new, holds, wait, replicas, ..request.clone() };
                 known.request = Request { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
+                if renews {
+                    known.left.extend(request.keys.iter().cloned());
+                }
                 // A client that received `WAITING` late may have sent its request first.
                 known.latest = known.latest.max(open.began.unwrap_or(0));
                 if open.began < known.open.began {

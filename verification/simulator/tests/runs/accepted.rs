@@ -707,6 +707,41 @@ fn accepted_runs_violate_no_invariant() {
          c !end
          d LOCK.RENEW k2 o2 FENCE 1800000001411147
          d LOCK.ACQUIRE k2 o0 SHARED",
+        // 3029041: an event that a session had read cannot be the outcome of what it sent afterwards.
+        "!replicas 0
+         b !stop-reading
+         a LOCK.ACQUIRE k0 o0
+         b LOCK.MACQUIRE 1 k0 o1 LEASE 50 WAIT 300 SESSION $t
+         c DEL k0
+         +120
+         t LOCK.EVENTS
+         t LOCK.ACQUIRE k0 o1 LEASE 50 REPLICAS 1 SESSION *
+         a LOCK.ACQUIRE k0 o1 WAIT 20",
+        // 3113216: a renewal of several locks that is repeated gets an outcome for each lock each time.
+        "!replicas 0 never 2000
+         c LOCK.ACQUIRE k0 o1
+         a LOCK.ACQUIRE k0 o0 WAIT 300
+         a LOCK.MRENEW 2 k1 k0 o1 LEASE 30000 REPLICAS 1 SESSION $s
+         c LOCK.MRENEW 2 k1 k0 o1 LEASE 30000 REPLICAS 1 SESSION $s",
+        // 3395462: the owner's renewal, with a shorter lease, hides that of the watchdog right before.
+        "b LOCK.ACQUIRE k0 o1 LEASE 2000 WATCHDOG SESSION $s
+         +1200
+         s LOCK.EVENTS
+         a LOCK.ACQUIRE k0 o0 WAIT 0
+         a LOCK.RENEW k0 o1 LEASE 50
+         b LOCK.ACQUIRE k0 o0 WAIT 0",
+        // 3419356: a lock that was released and then restored is not bound.
+        r"a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         !replicas 2000 2000 20
+         s LOCK.EVENTS WAIT 0
+         c LOCK.ACQUIRE k0 o0 SESSION $s
+         +120
+         c LOCK.ACQUIRE k0 o1 WAIT 300
+         c LOCK.RELEASE k0 o0
+         a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         c RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         c LOCK.MACQUIRE 1 k0 o0
+         c SET k0 x",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -40,6 +40,22 @@ fn holders_count_until_they_release() {
     expect_reply(&format!("{TWO}\na LOCK.ACQUIRE k a SHARED\n+1"), 'a', "the owner holds this lock under LIMIT 2");
 }
 
+/// Seed 9008206: a holder whose place was taken held again when another client removed the key's expiry.
+#[test]
+fn grant_removes_holder_whose_place_it_takes() {
+    breaks_nothing(
+        "!replicas 2000
+         c CONFIG SET min-replicas-to-write
+         b CLIENT PAUSE 1000
+         c LOCK.ACQUIRE k1 o1 LIMIT 2
+         b LOCK.ACQUIRE k0 o0
+         b CLIENT PAUSE 1000
+         b LOCK.ACQUIRE k1 o2 SHARED
+         c LOCK.ACQUIRE k1 o0 LEASE 50 SHARED
+         b PERSIST k1",
+    );
+}
+
 #[test]
 fn hash_with_too_many_marked_fields_is_no_lock() {
     let fields = |count: u64| (0..count).map(|at| format!(" #f{at} 1")).collect::<String>();

@@ -57,6 +57,10 @@ pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], gran
             (Decision::Reenter(hold), Some(own)) => {
                 change(state, lock, grantee.owner.text(), &own, &Hold { token: Some(token), ..*hold }, now);
                 bind_now(state, lock, (hold.deadline, token), grantee, now);
+                // Since the clock was set back, an owner may wait for what it holds.
+                if state.is_contended(lock.db(), lock.name().bytes()) {
+                    state.agenda.note_owner(lock.lock_key(), grantee.owner.kept());
+                }
             }
             _ => {}
         }

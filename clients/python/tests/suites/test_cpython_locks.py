@@ -49,6 +49,8 @@ class _Adapter:
             raise ValueError("this timeout makes no sense")
         if timeout > threading.TIMEOUT_MAX:
             raise OverflowError("timeout value is too large")
+        if 0 < timeout < 0.1:
+            timeout = 1  # A busy machine does not answer in the few milliseconds that are enough for memory.
         try:
             hold = self.lock.acquire(None if timeout == -1 else timeout) if blocking else self.lock.try_acquire()
         except holdfast.NotAcquiredError:

@@ -203,7 +203,13 @@ impl Checker {
         let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { request.limit });
         let known = before.as_ref().and_then(|it| it.deadline);
         let sets = renews && request.lease.is_some();
-        let deadline = if sets { Some(ends) } else { Some(known.map_or(ends, |known| known.max(ends))) };
+        // (Of a request that was sent before one whose reply is recorded already, the deadline has been seen since.)
+        let is_late = before.as_ref().is_some_and(|before| before.since > position);
+        let deadline = match known {
+            Some(known) if is_late => Some(known),
+            Some(known) if !sets => Some(known.max(ends)),
+            _ => Some(ends),
+        };
         // (A queued request may have made its binding after its outcome was received.)
         let has_ended = |old: &Binding| {
             let role = self.role_changed();

@@ -214,6 +214,13 @@ impl Checker {
                     let what = format!("{}: expires at {:?}, expected {at}", show(hold), holder.deadline);
                     return Err(Violation::new(STEPPED, what));
                 }
+                // What is over is reported even while writes are refused: not at all if its connection is no session yet.
+                if is_unconfirmed
+                    && let Some(binding) = &mut belief.binding
+                    && !self.connections.get(&binding.client).is_some_and(|it| it.was_session)
+                {
+                    binding.is_unsure = true;
+                }
                 if lags {
                     continue;
                 }

@@ -742,6 +742,39 @@ fn accepted_runs_violate_no_invariant() {
          c RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
          c LOCK.MACQUIRE 1 k0 o0
          c SET k0 x",
+        // 3442720: a late reply to an earlier request says nothing of a deadline that was seen since.
+        "!replicas never 2000 20
+         a !stop-reading
+         a LOCK.ACQUIRE k0 o2 WATCHDOG SESSION $s
+         b LOCK.ACQUIRE k0 o2 REPLICAS 1 SESSION $s
+         +20
+         a PEXPIRE k0 30
+         +20
+         s LOCK.EVENTS",
+        // 3629382: what ends while its connection is no session yet is not reported later.
+        "!replicas 0 never
+         a LOCK.ACQUIRE k0 o2 LEASE 400 EPHEMERAL REPLICAS 1
+         c PERSIST k0
+         +20
+         !misconf on
+         +1200
+         a LOCK.SESSION REPLACES $s",
+        // 3860226: the outcome may be that of a request whose `WAITING` was never read.
+        "!replicas 20
+         b LOCK.ACQUIRE k0 o2
+         s LOCK.EVENTS WAIT 0
+         s LOCK.ACQUIRE k0 o2 REPLICAS 1 SESSION *
+         s LOCK.EVENTS WAIT 0
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         a LOCK.RELEASE k0 o1
+         b PEXPIRE k0 30
+         c LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         a !vanish
+         c LOCK.RELEASE k0 o0 ALL
+         +1
+         a LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s
+         c LOCK.ACQUIRE k0 o2 WAIT 20
+         a LOCK.ACQUIRE k0 o1 WAIT 20",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -172,3 +172,22 @@ fn clock_step_back_prolongs_no_bound_lease_that_expired_in_pause() {
         }
     }
 }
+
+/// Seed 3710917: an owner waited for a lock that it held again, since the clock was set back.
+#[test]
+fn waiting_owner_reenters_what_a_clock_step_gave_back() {
+    breaks_nothing(
+        "a LOCK.ACQUIRE k0 o2 LIMIT 3
+         c LOCK.ACQUIRE k0 o0 LIMIT 3
+         t LOCK.ACQUIRE k0 o2 LIMIT 3
+         +0
+         a LOCK.RELEASE k0 o2 LEASE 100
+         a REPLICAOF 127.0.0.1 1
+         a REPLICAOF NO ONE
+         +120
+         a LOCK.ACQUIRE k0 o2 WAIT 0
+         +1
+         c LOCK.ACQUIRE k0 o2 SHARED HOLDS 1
+         !clock -200",
+    );
+}

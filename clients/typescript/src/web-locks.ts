@@ -77,10 +77,14 @@ const stolen = (cause?: unknown): DOMException => Object.assign(new DOMException
 /** How long a request says it has waited that steals a lock, ms: it goes to the head of the queue. */
 const A_DAY = 86_400_000;
 
+/** How many requests of a manager wait at the server beside the oldest one for each name: each takes a connection. */
+const MOST_BEHIND = 8;
+
 /**
  * `navigator.locks` between processes: the Web Locks specification, on Holdfast. All managers of the same `prefix` see each other. The holder that a lock was
- * stolen from learns of it when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen. Of a
- * manager's requests for one name, only the oldest waits at the server: another manager does not see the others, and may be granted a later request earlier.
+ * stolen from learns of it when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen. The
+ * oldest request of a manager for each name waits at the server, and eight more: another manager does not see the rest, and may be granted a later
+ * request earlier.
  */
 export class LockManager {
   readonly #holdfast: Holdfast;
@@ -91,6 +95,8 @@ export class LockManager {
   #changed: (() => void)[] = [];
   /** Resolves when all requests until now have been judged. */
   #judged = Promise.resolve();
+  /** How many wait at the server, or are about to, behind others of this manager. */
+  #behind = 0;
 
   /** `lease`, ms: how long a killed process blocks others at most; default 5,000. `prefix`: what stands before each name; default `web-locks:`. */
   constructor(holdfast: Holdfast, options: { prefix?: string; lease?: number } = {}) {
@@ -229,7 +235,10 @@ export class LockManager {
     }
   }
 
-  /** Asks for the first request that is not held: its successors may be asked for when it is, or refused, as the specification's queue has it. */
+  /**
+   * Asks for the first request that is not held. When it waits, its successors have to wait, too, as the specification's queue has it: they are asked
+   * for one after the other.
+   */
   #pump(name: string): void {
     const requests = this.#requests.get(name) ?? [];
     const open = requests.filter(({ state }) => state !== 'held');
@@ -241,14 +250,30 @@ export class LockManager {
         if (request.state !== 'trying') request.judged();
         if (request.ifAvailable && request.state === 'queued') this.#refuse(request);
       }
+      const at = open.findIndex(({ state }) => state === 'queued');
+      const before = open[at - 1];
+      if (before?.state === 'waiting' && this.#behind < MOST_BEHIND) {
+        this.#behind++;
+        void this.#ask(open[at] as Request, before).finally(() => {
+          this.#behind--;
+          this.#pump(name);
+        });
+      }
     }
     for (const changed of this.#changed.splice(0)) changed();
   }
 
-  async #ask(request: Request): Promise<void> {
+  /** Sends a request: to wait behind the one `before` it, or to be tried first. */
+  async #ask(request: Request, before?: Request): Promise<void> {
     request.state = 'trying';
     try {
-      const hold = (await this.#try(request)) ?? (request.ifAvailable ? null : await this.#wait(request));
+      const waited = before && (await this.#waited(before));
+      if (before && waited === undefined) {
+        if ((request.state as string) === 'over') return;
+        request.state = 'queued';
+        return this.#pump(request.name);
+      }
+      const hold = (before ? null : await this.#try(request)) ?? (request.ifAvailable ? null : await this.#wait(request, waited));
       if ((request.state as string) === 'over') return void hold?.release().catch(() => {});
       if (hold) this.#grant(request, hold);
       else this.#refuse(request);
@@ -266,20 +291,35 @@ export class LockManager {
     });
   }
 
-  async #wait(request: Request): Promise<Hold | null> {
+  /** For how long a request has waited in the server's queue, as soon as it is there, ms; undefined if it does not wait any more. */
+  async #waited(request: Request): Promise<number | undefined> {
+    for (let pause = 5; request.state === 'waiting'; pause = Math.min(2 * pause, 1000)) {
+      // A server that does not answer now is asked again.
+      const waiters = await this.#holdfast.waiters(this.#prefix + encode(request.name)).catch(() => []);
+      const place = waiters.find(({ owner }) => owner === request.acquisition?.owner);
+      if (place) return place.waited;
+      await sleep(pause);
+    }
+  }
+
+  /** `most`: for how long the request before it has waited. */
+  async #wait(request: Request, most?: number): Promise<Hold | null> {
     if (request.state === 'over') return null;
     request.state = 'waiting';
-    const hold = this.#acquire(request, undefined);
+    // It has not waited for as long as the one before it, nor by the server's whole milliseconds.
+    const since = performance.now() - request.since;
+    const behind = most === undefined ? {} : { urgent: true, waited: Math.max(0, Math.min(since, most - 2)) };
+    const hold = this.#acquire(request, undefined, behind);
     this.#pump(request.name);
     return hold;
   }
 
-  #acquire(request: Request, wait: number | undefined, urgent = false): Promise<Hold | null> {
+  #acquire(request: Request, wait: number | undefined, more: { urgent?: boolean; waited?: number } = {}): Promise<Hold | null> {
     const options = { lease: this.#lease, shared: request.mode === 'shared', wait };
     const { acquisition, result } = this.#holdfast.acquire([this.#prefix + encode(request.name)], options, {
       prefix: `${this.#clientId}#`,
-      waited: urgent ? A_DAY : performance.now() - request.since,
-      urgent,
+      waited: performance.now() - request.since,
+      ...more,
     });
     request.acquisition = acquisition;
     return result;
@@ -318,7 +358,7 @@ export class LockManager {
       requests.unshift(...requests.splice(requests.indexOf(thief), 1));
       let hold = await this.#try(thief);
       while (!hold?.isHeld) {
-        result = this.#acquire(thief, undefined, true);
+        result = this.#acquire(thief, undefined, { urgent: true, waited: A_DAY });
         let waits = true;
         const done = (): void => {
           waits = false;

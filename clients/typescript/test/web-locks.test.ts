@@ -251,6 +251,52 @@ test('query_lists_requests_of_all_managers_in_their_order', async () => {
   await Promise.all([first, second]);
 });
 
+test('requests_of_several_managers_are_granted_in_the_order_of_their_calls', async () => {
+  const name = fresh();
+  const holder = await holding(locks, name);
+  const order: number[] = [];
+  const requests: Promise<unknown>[] = [];
+  for (let at = 0; at < 6; at++) {
+    const manager = at % 3 === 2 ? foreign : locks;
+    requests.push(manager.request(name, { mode: at % 2 === 0 ? 'shared' : 'exclusive' }, () => order.push(at)));
+    const seen = 'shared,exclusive,shared,exclusive,shared,exclusive'.split(',').slice(0, at + 1);
+    const observer = manager === foreign ? locks : foreign;
+    await until(`${at + 1} wait`, async () => named(await observer.query(), name) === `exclusive | ${seen}`);
+  }
+  holder.release();
+  await Promise.all(requests);
+  expect(order).toEqual([0, 1, 2, 3, 4, 5]);
+});
+
+test('requests_that_take_too_many_connections_follow_the_others', async () => {
+  const name = fresh();
+  const holder = await holding(locks, name);
+  const order: number[] = [];
+  const requests = Array.from({ length: 40 }, (_, at) => locks.request(name, () => order.push(at)));
+  const theirs = foreign.request(name, () => {});
+  await until('nine of them wait at the server', async () => (await other.waiters(`web-locks:${name}`)).length === 10);
+  holder.release();
+  await Promise.all([...requests, theirs]);
+  expect(order).toEqual(Array.from({ length: 40 }, (_, at) => at));
+});
+
+test('aborted_request_leaves_the_queue_between_others', async () => {
+  const name = fresh();
+  const holder = await holding(locks, name);
+  const order: number[] = [];
+  const controller = new AbortController();
+  const first = locks.request(name, () => order.push(1));
+  const aborted = locks.request(name, { signal: controller.signal }, () => order.push(2));
+  const last = locks.request(name, () => order.push(3));
+  await until('all wait', async () => (await other.waiters(`web-locks:${name}`)).length === 3);
+  controller.abort(new Error('enough'));
+  await expect(aborted).rejects.toThrow('enough');
+  await until('it has left', async () => (await other.waiters(`web-locks:${name}`)).length === 2);
+  holder.release();
+  await Promise.all([first, last]);
+  expect(order).toEqual([1, 3]);
+});
+
 test('query_tells_what_a_release_has_granted', async () => {
   const name = fresh();
   const writer = await holding(locks, name);

@@ -138,8 +138,15 @@ struct Call {
     withdrawn: usize,
     withdraws_since: Micros,
     over_at: Micros,
-    /// No release got a reply within a lease, or no withdrawal.
+    /// No release got a reply within a lease, or too few withdrawals.
     gave_up: bool,
+}
+
+impl Call {
+    /// How many withdrawals must get a reply: after a broken connection, a stale request may arrive between two of them.
+    fn answers_needed(&self) -> usize {
+        if self.broke { 2 } else { 1 }
+    }
 }
 
 #[derive(Debug)]
@@ -452,7 +459,7 @@ impl Run {
                 (Kind::Release, if it.broke { vec![token, all] } else { vec![token] })
             }
             Stage::Withdrawing if now >= it.acquired_at.max(it.withdraws_since) + it.lease + 2 * SILENT_WAIT => {
-                it.gave_up = it.withdrawn == 0;
+                it.gave_up = it.withdrawn < it.answers_needed();
                 return self.finish(call, now);
             }
             Stage::Withdrawing | Stage::Finished => (Kind::Withdraw, vec![all]),
@@ -712,9 +719,8 @@ impl Run {
             .wires
             .values()
             .any(|wire| wire.call == call && wire.unanswered.iter().any(|(kind, _)| *kind == Kind::Acquire));
-        let needed = if self.calls[call].broke { 2 } else { 1 };
-        let it = &mut self.calls[call];
-        if it.stage == Stage::Withdrawing && it.withdrawn >= needed && !waits {
+        let it = &self.calls[call];
+        if it.stage == Stage::Withdrawing && it.withdrawn >= it.answers_needed() && !waits {
             self.finish(call, now);
         }
     }

@@ -204,7 +204,7 @@ impl Checker {
         let known = before.as_ref().and_then(|it| it.deadline);
         let sets = renews && request.lease.is_some();
         // (Of a request that was sent before one whose reply is recorded already, the deadline has been seen since.)
-        let is_late = before.as_ref().is_some_and(|before| before.since > position);
+        let is_late = before.as_ref().is_some_and(|before| before.since >= position);
         let deadline = match known {
             Some(known) if is_late => Some(known),
             Some(known) if !sets => Some(known.max(ends)),
@@ -232,6 +232,8 @@ impl Checker {
                 lease: if flagless { old.lease } else { lease },
                 longest: if flagless { old.longest } else { binding.longest },
                 is_unsure: both.is_unsure || is_older(&old),
+                // (What replicas have confirmed of a later request counts.)
+                confirmed: if old.at > position { old.confirmed } else { both.confirmed },
                 ..both
             }
         };

@@ -261,13 +261,13 @@ crate::scripts! {
     ";
     /// A wait for events ends in time for the session's renewals, and for nothing else.
     events_returns_in_time_for_renewal: "
-        a LOCK.ACQUIRE k oa LEASE 3000 WATCHDOG SESSION $s
-        a LOCK.ACQUIRE l ob LEASE 3000000 SESSION $t
+        a LOCK.ACQUIRE k oa LEASE 8000 WATCHDOG SESSION $s
+        a LOCK.ACQUIRE l ob LEASE 8000000 SESSION $t
         s LOCK.EVENTS WAIT 0
         t LOCK.EVENTS WAIT 0
-        +1000
+        +2500
         s LOCK.EVENTS WAIT 0 HEARTBEAT
-        +1000
+        +2500
         a LOCK.FORCE k
         a LOCK.FORCE l
         +20

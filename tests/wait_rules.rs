@@ -384,7 +384,7 @@ mod sight {
             assert_eq!(limits, [1, 3, 0], "0: no limit");
             let remaining: Vec<i64> = all.iter().map(|waiter| number(waiter, "remaining")).collect();
             assert_eq!((remaining[0], remaining[2]), (-1, -1));
-            assert!((1..50_000).contains(&remaining[1]), "{remaining:?}");
+            assert!((1..=50_000).contains(&remaining[1]), "{remaining:?}");
             let waited: Vec<i64> = all.iter().map(|waiter| number(waiter, "waited")).collect();
             assert!(waited[0] >= waited[1] && waited[1] >= waited[2] && waited[2] > 0, "{waited:?}");
             let two = maps(&client.run("LOCK.WAITERS key COUNT 2"));

@@ -63,7 +63,7 @@ impl Checker {
         let blocked: Vec<(u64, Ticket)> = blocked.into_iter().filter(awaits_replicas).collect();
         self.confirming.retain(|ticket, _| blocked.iter().any(|(_, it)| it == ticket));
         for (client, ticket) in blocked {
-            let since = *self.confirming.entry(ticket).or_insert(now);
+            let since = *self.confirming.entry(ticket).or_insert(now.max(self.replicas_asked_at));
             let here = self.connections.get(&client).filter(|it| !it.has_vanished);
             let request = here.and_then(|it| it.open.front()?.runs.first());
             if let Some(request) = request.filter(|it| (1..=prompt).contains(&it.replicas))

@@ -263,6 +263,8 @@ pub struct Checker {
     /// When replicas last did not confirm promptly, and when any replica last could confirm (monotonic, µs).
     slow_at: u64,
     confirms_at: u64,
+    /// When replicas are asked again at the latest, since they changed (monotonic, µs).
+    replicas_asked_at: u64,
     /// Replies that wait for replicas, and since when (monotonic, µs).
     confirming: BTreeMap<Ticket, u64>,
     /// Since when a request has waited for a free lock (monotonic, µs).
@@ -324,8 +326,10 @@ impl Checker {
 
     /// The replicas were replaced. The new ones have everything that was written until now.
     pub fn replicas_changed(&mut self) {
-        // Confirmations that were requested before are requested again from the new replicas, but later.
-        self.confirming.values_mut().for_each(|since| *since = node(|node| node.clock.mono) + REPLICA_POLL * 1000);
+        // Confirmations that were requested before are requested again from the new replicas, but later, and with them those that
+        // are requested until then.
+        self.replicas_asked_at = node(|node| node.clock.mono) + REPLICA_POLL * 1000;
+        self.confirming.values_mut().for_each(|since| *since = self.replicas_asked_at);
         for belief in self.beliefs.values_mut() {
             let deadline = belief.deadline.unwrap_or(u64::MAX);
             belief.known = belief.known.map(|known| known.max(deadline));

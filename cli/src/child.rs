@@ -7,18 +7,18 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{self, Command, ExitStatus};
 
-use nix::sys::signal::{self, SigSet};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process_group, set_child_subreaper};
 use rustix::termios::{isatty, tcgetpgrp, tcsetpgrp};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
-use crate::report::print_message;
+use crate::report::print_aside;
 use crate::signals::{is_ignored, stop_here};
 use crate::supervisor::{self, MESSAGE, Message};
 
@@ -79,6 +79,8 @@ impl Child {
         let (pid, socket) = (Pid::from_child(&supervisor), UnixStream::from_std(here.try_clone()?)?);
         let given = Cell::new(begins_at_terminal);
         let mut child = Self { supervisor, pid, all, before, socket, read: Vec::new(), terminal, given };
+        // Before, a key at the terminal would end or stop the supervisor.
+        child.message().await?;
         if begins_at_terminal {
             child.move_terminal_to(pid);
         }
@@ -109,8 +111,8 @@ impl Child {
                 }
                 Some(_) => {}
                 None => {
-                    print_message("the supervisor was killed; the command is killed, too");
                     self.kill();
+                    print_aside("the supervisor was killed; the command is killed, too").await;
                     return Ok(Change::Ended(ExitStatus::from_raw(Signal::KILL.as_raw())));
                 }
             }
@@ -133,15 +135,24 @@ impl Child {
     }
 
     /// Handles a stop of the command. If it needs the terminal, it gets it and continues. (It starts without it if its input is not the
-    /// terminal.) Otherwise this process stops as well, so that the shell has the terminal until it is continued.
+    /// terminal.) Otherwise this process stops as well, so that the shell has the terminal until it is continued. Without a terminal, whoever
+    /// stopped the command continues it.
     pub fn stopped(&self, by: Signal) {
         let needs_terminal = matches!(by, Signal::TTIN | Signal::TTOU);
         if !(needs_terminal && self.give_terminal()) {
+            if self.terminal.is_none() {
+                return;
+            }
             self.take_terminal_back();
             stop_here();
             self.give_terminal();
         }
         self.signal(Signal::CONT);
+    }
+
+    /// Whether processes of the command's group are left.
+    pub fn has_company(&self) -> bool {
+        supervisor::has_company(self.pid)
     }
 
     /// Gives the terminal to the command if this process is in the foreground. A process that ignores INT was started in the background
@@ -192,17 +203,20 @@ impl Child {
 
     fn move_terminal_to(&self, group: Pid) {
         if let Some(terminal) = &self.terminal {
-            // A background process is stopped when it does this, unless it blocks the signal.
-            let ttou = SigSet::from_iter([signal::SIGTTOU]);
-            let _ = ttou.thread_block();
             let _ = tcsetpgrp(terminal, group);
-            let _ = ttou.thread_unblock();
         }
     }
 }
 
-/// Whether standard input is a terminal, and this process is in its foreground.
+/// Whether standard input is a terminal, and this process is in its foreground, alone: the other end of a pipe may need the terminal, too, and the
+/// command gets it when it asks for it.
 fn has_terminal() -> bool {
     let input = io::stdin();
-    isatty(&input) && tcgetpgrp(&input) == Ok(getpgrp())
+    let is_alone = !is_pipe(io::stdout()) && !is_pipe(io::stderr());
+    is_alone && isatty(&input) && tcgetpgrp(&input) == Ok(getpgrp())
+}
+
+fn is_pipe(output: impl AsFd) -> bool {
+    let file = output.as_fd().try_clone_to_owned().map(File::from);
+    file.and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }

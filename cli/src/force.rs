@@ -15,7 +15,7 @@ const NEXT: usize = 3;
 
 /// Forces a lock free. Returns 1 if it was free already, or the answer was no.
 pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
-    let mut server = server_of(locks, key).await?;
+    let mut server = server_of(locks, key.as_bytes()).await?;
     let name = key.as_bytes();
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let Some(lock) = lock.filter(|lock| !lock.holders.is_empty()) else {

@@ -370,7 +370,7 @@ impl Waiter {
 }
 
 /// The server that serves a key.
-pub async fn server_of(locks: &holdfast_client::Locks, key: &str) -> Result<Server, holdfast_client::Error> {
+pub async fn server_of(locks: &holdfast_client::Locks, key: &[u8]) -> Result<Server, holdfast_client::Error> {
     let (name, connection) = locks.server_of(key).await?;
     Ok(Server { name, connection })
 }

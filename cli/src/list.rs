@@ -1,5 +1,6 @@
 //! `holdfast ls`: locks that are held or waited for, found by SCAN in slices.
 
+use std::collections::HashSet;
 use std::io::{IsTerminal, Write, stderr};
 
 use holdfast_client::Locks;
@@ -17,13 +18,15 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
         let fail = |server: &_, error: &_| failed(server, pattern.as_bytes(), error);
         // Only for the progress.
         let total = server.size().await.unwrap_or(u64::MAX);
-        let (mut cursor, mut looked) = (0, 0);
+        let (mut cursor, mut looked, mut seen) = (0, 0, HashSet::new());
         loop {
             let (next, keys) = server.scan(cursor, pattern).await.map_err(|error| fail(&server, &error))?;
-            let (slice, not_ours) = server.locks(&keys).await.map_err(|error| fail(&server, &error))?;
+            let (mut slice, not_ours) = server.locks(&keys).await.map_err(|error| fail(&server, &error))?;
             looked += 1000;
             hidden += not_ours;
             progress(&how_far(&server.name, looked, total, found.len()));
+            // SCAN may return a key twice.
+            slice.retain(|lock| seen.insert(lock.key.clone()));
             if json && !slice.is_empty() {
                 // On one terminal, the list would follow the progress on the same line.
                 progress("");
@@ -39,9 +42,7 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
     }
     progress("");
     if !json {
-        // SCAN may return a key twice.
         found.sort_by(|a, b| a.key.cmp(&b.key));
-        found.dedup_by(|a, b| a.key == b.key);
         print(&text(&found))?;
     }
     if hidden > 0 {

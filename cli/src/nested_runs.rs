@@ -32,7 +32,7 @@ pub async fn key_of_outer_run(locks: &Locks, task: &Run) -> Option<String> {
         return None;
     }
     for key in &task.keys {
-        let Ok(mut server) = server_of(locks, key).await else { continue };
+        let Ok(mut server) = server_of(locks, key.as_bytes()).await else { continue };
         if let Ok(Some(lock)) = server.lock(key.as_bytes()).await
             && is_taken(&lock, &owners, wanted(task))
         {

@@ -3,6 +3,11 @@
 
 use std::fmt;
 use std::io::{ErrorKind, Write, stderr, stdout};
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 
@@ -19,6 +24,17 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Prints a message on a line of its own, and ignores errors.
 pub fn print_message(message: impl fmt::Display) {
     let _ = writeln!(stderr(), "holdfast: {message}");
+}
+
+/// The same, for what must not wait: the reader of standard error may be stuck. Waits for a second at most.
+pub async fn print_aside(message: impl fmt::Display) {
+    let message = message.to_string();
+    let (sender, printed) = oneshot::channel();
+    thread::spawn(move || {
+        print_message(message);
+        let _ = sender.send(());
+    });
+    let _ = timeout(Duration::from_secs(1), printed).await;
 }
 
 /// Rows under titles, with aligned columns.

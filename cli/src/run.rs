@@ -17,8 +17,8 @@ use crate::child::{Change, Child};
 use crate::failure::{Failure, TEMPORARY};
 use crate::login;
 use crate::nested_runs;
-use crate::report::print_message;
-use crate::signals::{is_ignored, stop_here};
+use crate::report::{print_aside, print_message};
+use crate::signals::{is_ignored, stop_here, stops_at_terminal};
 
 /// The signals that are forwarded to the command. If the command is not in the foreground, only this process receives Ctrl-Z.
 const HANDED_ON: [Signal; 7] =
@@ -27,6 +27,8 @@ const HANDED_ON: [Signal; 7] =
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Timeout for withdrawing a request. Afterwards, the end of the connection withdraws it.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
+/// How often to look whether processes of a command are left that has ended.
+const COMPANY: Duration = Duration::from_millis(20);
 /// As in a shell: the command can't be run, or was not found.
 const NOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -90,6 +92,7 @@ pub async fn run(target: &Target, task: &Run) -> Result<u8, Failure> {
 }
 
 async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
+    stops_at_terminal(false);
     let locks = login::open(target)?.named(&whoami())?;
     let mut signals = Signals::listen()?;
     let lock = lock(&locks, task);
@@ -171,8 +174,8 @@ async fn watch(task: &Run, guard: Guard, mut child: Child, signals: &mut Signals
     let status = tokio::select! {
         status = end_of(&mut child, signals) => status?,
         why = guard.lost() => {
-            print_message(format_args!("{}: lost: {why}; the command is stopped", guard.keys()));
-            stop(child, signals, task.grace).await;
+            let message = format!("{}: lost: {why}; the command is stopped", guard.keys());
+            tokio::join!(stop(child, signals, task.grace), print_aside(message));
             drop(guard);
             return Ok(Outcome::Lost);
         }
@@ -211,7 +214,13 @@ async fn stop(mut child: Child, signals: &mut Signals, grace: Duration) {
     child.signal(Signal::TERM);
     // A stopped process receives TERM only when it is continued.
     child.signal(Signal::CONT);
-    let _ = tokio::time::timeout(grace, end_of(&mut child, signals)).await;
+    let all_end = async {
+        let _ = end_of(&mut child, signals).await;
+        while child.has_company() {
+            tokio::time::sleep(COMPANY).await;
+        }
+    };
+    let _ = tokio::time::timeout(grace, all_end).await;
     child.end(true).await;
 }
 
@@ -250,7 +259,11 @@ fn whoami() -> String {
 }
 
 /// The signals that this process handles.
-struct Signals(Vec<(Signal, unix::Signal)>);
+struct Signals {
+    forwarded: Vec<(Signal, unix::Signal)>,
+    /// If ends of children were ignored, the supervisor's process id would not stay its own.
+    _children: unix::Signal,
+}
 
 impl Signals {
     fn listen() -> Result<Self, Failure> {
@@ -258,7 +271,8 @@ impl Signals {
             |number: Signal| signal(SignalKind::from_raw(number.as_raw())).map_err(|error| Failure::here(&error));
         // A handler would also end that the command ignores the signal.
         let wanted = HANDED_ON.into_iter().filter(|number| !is_ignored(*number));
-        Ok(Self(wanted.map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?))
+        let forwarded = wanted.map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?;
+        Ok(Self { forwarded, _children: listen(Signal::CHILD)? })
     }
 
     /// The next signal that ends a wait. A stop signal stops this process.
@@ -274,7 +288,7 @@ impl Signals {
     /// The next signal.
     async fn any(&mut self) -> Signal {
         std::future::poll_fn(|context| {
-            let mut all = self.0.iter_mut();
+            let mut all = self.forwarded.iter_mut();
             let heard = all.find_map(|(number, signal)| signal.poll_recv(context).is_ready().then_some(*number));
             heard.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
         })

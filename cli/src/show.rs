@@ -12,7 +12,7 @@ const SHOWN: usize = 100;
 
 /// Shows one lock. Returns 1 if it is free.
 pub async fn show(locks: &Locks, key: &str, json: bool) -> Result<u8, Failure> {
-    let mut server = server_of(locks, key).await?;
+    let mut server = server_of(locks, key.as_bytes()).await?;
     let name = key.as_bytes();
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let waiters = server.waiters(name, SHOWN).await.map_err(|error| failed(&server, name, &error))?;

@@ -1,10 +1,20 @@
 //! Signals of this process.
 
-use rustix::process::{Signal, getpid, kill_process};
+use nix::sys::signal::{self, SigSet};
+use rustix::process::{Signal, getpid, getppid, getsid, kill_process};
 
-/// Stops this process until it is continued.
+/// Stops this process until it is continued, if a shell is there that can: the parent in the same session.
 pub fn stop_here() {
-    let _ = kill_process(getpid(), Signal::STOP);
+    if getppid().is_some_and(|parent| getsid(Some(parent)).is_ok_and(|session| getsid(None) == Ok(session))) {
+        let _ = kill_process(getpid(), Signal::STOP);
+    }
+}
+
+/// Whether this process is stopped when another process has the terminal. If not, it may write there all the same, and take the terminal back.
+/// Its children inherit that.
+pub fn stops_at_terminal(stops: bool) {
+    let signals = SigSet::from_iter([signal::SIGTTIN, signal::SIGTTOU]);
+    let _ = if stops { signals.thread_unblock() } else { signals.thread_block() };
 }
 
 /// Whether this process ignores a signal. At the start, this is what its parent set, such as `nohup`, or a shell that runs it in the

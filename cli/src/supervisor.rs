@@ -24,7 +24,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpid, kill_current_process_group, kill_process, set_child_subreaper, wait,
+    Pid, Signal, WaitOptions, getpid, getppid, kill_current_process_group, kill_process, set_child_subreaper, wait,
 };
 
 use tokio::runtime::{Builder, Runtime};
@@ -32,7 +32,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::failure::Failure;
 use crate::report::print_message;
-use crate::signals::is_ignored;
+use crate::signals::{is_ignored, stops_at_terminal};
 
 /// The name that `ps` shows: killing all processes named `holdfast` does not kill this one.
 const NAME: &str = "lock-watcher";
@@ -63,6 +63,8 @@ const ATTEMPTS: u32 = 2_500;
 /// A message from the supervisor: five bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
+    /// Signals to its group do not end or stop it any more.
+    Ready,
     /// The command runs.
     Started,
     /// The command could not be started; the system's error number.
@@ -79,6 +81,7 @@ pub const MESSAGE: usize = 5;
 impl Message {
     fn bytes(self) -> [u8; MESSAGE] {
         let (kind, value) = match self {
+            Self::Ready => (b'r', 0),
             Self::Started => (b's', 0),
             Self::NotStarted(error) => (b'n', error),
             Self::Stopped(signal) => (b't', signal),
@@ -92,6 +95,7 @@ impl Message {
     pub fn read([kind, a, b, c, d]: [u8; MESSAGE]) -> io::Result<Self> {
         let value = i32::from_ne_bytes([a, b, c, d]);
         match kind {
+            b'r' => Ok(Self::Ready),
             b's' => Ok(Self::Started),
             b'n' => Ok(Self::NotStarted(value)),
             b't' => Ok(Self::Stopped(value)),
@@ -128,15 +132,17 @@ fn receive_input(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
     let failed = |error: io::Error| Failure::here(&error);
     let _ = fs::write("/proc/self/comm", NAME);
+    stops_at_terminal(true);
     let _handlers = handle_signals().map_err(failed)?;
     if all {
         set_child_subreaper(Some(getpid())).map_err(|error| failed(error.into()))?;
     }
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
-    let Some(input) = receive_input(&socket).map_err(failed)? else { return Ok(0) };
     let mut reports = socket.try_clone().map_err(failed)?;
     // If the socket is closed, the other thread ends all.
     let mut report = move |message: Message| drop(reports.write_all(&message.bytes()));
+    report(Message::Ready);
+    let Some(input) = receive_input(&socket).map_err(failed)? else { return Ok(0) };
 
     let group = all.then(Cgroup::enter).flatten();
     let Some((program, arguments)) = command.split_first() else { return Ok(0) };
@@ -155,7 +161,11 @@ pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
     report(Message::Started);
     thread::spawn(move || end_with(socket, all, group.as_ref()));
     loop {
-        match wait(WaitOptions::UNTRACED) {
+        match wait(WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
+            // Whoever continues the command may not know that `holdfast run` has stopped with it.
+            Ok(Some((pid, status))) if pid == child && status.continued() => {
+                let _ = getppid().map(|parent| kill_process(parent, Signal::CONT));
+            }
             Ok(Some((pid, status))) if pid == child => match status.stopping_signal() {
                 Some(signal) => report(Message::Stopped(signal)),
                 None => {
@@ -181,7 +191,8 @@ fn handle_signals() -> io::Result<(Runtime, Vec<unix::Signal>)> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let handlers = {
         let _context = runtime.enter();
-        let handled = HANDLED.into_iter().filter(|signal| !is_ignored(*signal));
+        // If ends of children were ignored, the system would not report that of the command.
+        let handled = HANDLED.into_iter().filter(|signal| !is_ignored(*signal)).chain([Signal::CHILD]);
         handled.map(|signal| unix::signal(SignalKind::from_raw(signal.as_raw()))).collect::<Result<_, _>>()?
     };
     Ok((runtime, handlers))
@@ -241,17 +252,37 @@ fn has_children() -> bool {
     }
 }
 
-/// All descendants of a process, from `/proc`.
+/// A process, as `/proc` has it.
+struct Process {
+    pid: i32,
+    /// One that has ended and was not reaped yet.
+    is_zombie: bool,
+    parent: i32,
+    group: i32,
+}
+
+fn processes() -> impl Iterator<Item = Process> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // The name of a program may contain spaces and parentheses.
+        let mut fields = stat.rsplit(')').next()?.split_whitespace();
+        let is_zombie = fields.next()? == "Z";
+        Some(Process { pid, is_zombie, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
+    })
+}
+
+/// Whether any process but the supervisor is left in its group.
+pub fn has_company(supervisor: Pid) -> bool {
+    let supervisor = supervisor.as_raw_nonzero().get();
+    processes().any(|it| it.group == supervisor && it.pid != supervisor && !it.is_zombie)
+}
+
+/// All descendants of a process.
 pub fn descendants(of: Pid) -> Vec<Pid> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // The name of a program may contain spaces and parentheses.
-        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse().ok());
-        if let Some(parent) = parent {
-            children.entry(parent).or_default().push(pid);
-        }
+    for Process { pid, parent, .. } in processes() {
+        children.entry(parent).or_default().push(pid);
     }
     let (mut found, mut next) = (Vec::new(), vec![of.as_raw_nonzero().get()]);
     while let Some(pid) = next.pop() {
@@ -324,7 +355,9 @@ mod tests {
 
     #[test]
     fn messages_are_parsed_as_written() {
-        for message in [Message::Started, Message::NotStarted(2), Message::Stopped(19), Message::Ended(-1)] {
+        for message in
+            [Message::Ready, Message::Started, Message::NotStarted(2), Message::Stopped(19), Message::Ended(-1)]
+        {
             assert_eq!(Message::read(message.bytes()).unwrap(), message);
         }
         assert!(Message::read([b'?', 0, 0, 0, 0]).is_err());

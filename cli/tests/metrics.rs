@@ -43,6 +43,7 @@ fn metrics_have_every_field_with_type_and_help() {
     assert!(page.contains("holdfast_queue_waiters{") && page.contains("key=\"a\"} 1"), "{page}");
     assert!(page.contains("holdfast_up{") && page.contains("} 1"));
     assert!(get(&address, "/other").starts_with("HTTP/1.1 404"));
+    assert!(get(&address, "/metrics?target=a").starts_with("HTTP/1.1 200"));
     drop(waiting);
     server.kill9();
     until(SOON, "the page shows the server as down", || {

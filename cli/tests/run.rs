@@ -1,6 +1,8 @@
 //! `holdfast run`.
 
 use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -195,6 +197,63 @@ fn lost_lock_stops_command_when_output_is_closed() {
 }
 
 /// The server renews for longer than half a lease. The program asks it before it decides.
+#[test]
+fn lost_lock_stops_command_when_nobody_reads_the_message() {
+    let server = Server::start();
+    let (_reader, mut full) = UnixStream::pair().unwrap();
+    full.set_nonblocking(true).unwrap();
+    while full.write(&[0; 4096]).is_ok() {}
+    full.set_nonblocking(false).unwrap();
+    let mut command = holdfast(&server);
+    command.args(["run", "--grace", "1s", "a", "--", "sh", "-c", "echo $$; exec sleep 1000"]);
+    let mut run = Running::start(command.stderr(OwnedFd::from(full)));
+    let pid: i32 = run.line().parse().unwrap();
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    until_gone(pid);
+    assert_eq!(run.done().code, Some(75));
+}
+
+#[test]
+fn lost_lock_gives_all_processes_the_grace_period() {
+    let server = Server::start();
+    // The shell itself ends at once.
+    let script = "(trap 'sleep 0.2; echo cleaned up; exit' TERM; echo begun; while :; do sleep 0.01; done) & wait";
+    let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
+    assert_eq!(run.line(), "begun");
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    let done = run.done();
+    assert_eq!((done.code, done.out.as_str()), (Some(75), "cleaned up\n"));
+}
+
+#[test]
+fn command_that_was_stopped_and_continued_is_stopped_when_its_lock_is_lost() {
+    let server = Server::start();
+    let script = "echo $$; exec sleep 1000";
+    let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
+    let pid: i32 = run.line().parse().unwrap();
+    kill(pid, libc::SIGSTOP);
+    until(SOON, "it is stopped", || stat(pid)[0] == "T");
+    kill(pid, libc::SIGCONT);
+    until(SOON, "it goes on", || stat(pid)[0] != "T");
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    assert_eq!(run.done().code, Some(75));
+}
+
+#[test]
+fn end_of_command_is_noticed_when_ends_of_children_are_ignored() {
+    let server = Server::start();
+    let mut command = holdfast(&server);
+    // SAFETY: an async-signal-safe call.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            Ok(())
+        })
+    };
+    assert_eq!(done(command.args(["run", "a", "--", "sh", "-c", "exit 7"])).code, Some(7));
+    assert!(is_free(&server, "a"));
+}
+
 #[test]
 fn command_paused_for_less_than_its_lease_keeps_its_lock() {
     const LEASE: Duration = Duration::from_secs(10);

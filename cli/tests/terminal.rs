@@ -222,6 +222,33 @@ fn command_without_terminal_use_leaves_it_to_others() {
 }
 
 #[test]
+fn reader_of_output_may_read_the_terminal() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let reader = "read line; echo ready > /dev/tty; read line < /dev/tty; echo got $line > /dev/tty";
+    let script = format!("{program} run a -- sh -c 'echo begun; exec sleep 1000' | ({reader})");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
+    let mut terminal = Terminal::start(&mut shell);
+    terminal.shows("ready");
+    terminal.keys("words\n");
+    terminal.shows("got words");
+}
+
+/// As with `ssh -t host holdfast run …`.
+#[test]
+fn command_goes_on_after_ctrl_z_where_no_shell_could_continue_it() {
+    let server = Server::start();
+    let script = "echo begun; while :; do sleep 0.01; done";
+    let mut terminal = Terminal::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
+    terminal.shows("begun");
+    terminal.keys("\x1a");
+    terminal.keys("\x03");
+    assert_eq!(terminal.done(), Some(128 + libc::SIGINT));
+    assert!(is_free(&server, "a"));
+}
+
+#[test]
 fn command_with_redirected_input_can_be_suspended() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");

@@ -50,10 +50,12 @@ async fn answer(mut stream: TcpStream, observer: Arc<Observer>) -> std::io::Resu
             length => request.extend_from_slice(buffer.get(..length).unwrap_or_default()),
         }
     }
-    let (status, text) = if request.starts_with(b"GET /metrics ") || request.starts_with(b"GET / ") {
-        ("200 OK", page::text(&observer.scrape().await))
-    } else {
-        ("404 Not Found", "see /metrics\n".to_owned())
+    let mut words = request.split(|byte| *byte == b' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    let (status, text) = match (method, path) {
+        (b"GET" | b"HEAD", b"/metrics" | b"/") => ("200 OK", page::text(&observer.scrape().await)),
+        _ => ("404 Not Found", "see /metrics\n".to_owned()),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
@@ -61,6 +63,8 @@ async fn answer(mut stream: TcpStream, observer: Arc<Observer>) -> std::io::Resu
         text.len()
     );
     stream.write_all(head.as_bytes()).await?;
-    stream.write_all(text.as_bytes()).await?;
+    if method != b"HEAD" {
+        stream.write_all(text.as_bytes()).await?;
+    }
     stream.shutdown().await
 }

@@ -4,7 +4,7 @@ mod state;
 mod view;
 
 use std::io::{IsTerminal, stdout};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use holdfast_client::Locks;
 use ratatui::DefaultTerminal;
@@ -45,7 +45,7 @@ pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
 async fn run(terminal: &mut DefaultTerminal, locks: &Locks, task: &Top) -> Result<u8, Failure> {
     let mut keys = keys();
     let mut state = State::default();
-    let mut ticks = tokio::time::interval(task.interval);
+    let mut ticks = tokio::time::interval(task.interval.max(Duration::from_millis(1)));
     loop {
         terminal.draw(|frame| view::draw(frame, &state)).map_err(|error| Failure::here(&error))?;
         tokio::select! {
@@ -108,7 +108,7 @@ async fn renew(locks: &Locks, task: &Top, state: &mut State) {
         Err(failure) => state.failed(failure.to_string()),
     }
     if let Some(key) = state.open_lock() {
-        let key = String::from_utf8_lossy(key).into_owned();
+        let key = key.to_vec();
         match read_details(locks, &key).await {
             Ok(read_queues) => state.set_details(read_queues),
             Err(failure) => state.failed(failure.to_string()),
@@ -152,9 +152,8 @@ async fn lines(locks: &Locks, count: usize) -> Result<String, Failure> {
     Ok(found.iter().map(|(_, line)| line.to_string()).collect())
 }
 
-async fn read_details(locks: &Locks, key: &str) -> Result<LockDetails, Failure> {
-    let mut server = server_of(locks, key).await?;
-    let name = key.as_bytes();
+async fn read_details(locks: &Locks, name: &[u8]) -> Result<LockDetails, Failure> {
+    let mut server = server_of(locks, name).await?;
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let waiters = server.waiters(name, SHOWN).await.map_err(|error| failed(&server, name, &error))?;
     Ok(LockDetails { key: shown(name), lock, waiters })

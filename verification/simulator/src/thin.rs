@@ -698,7 +698,8 @@ impl Run {
                 }
             }
             (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Releasing) => self.finish(call, now),
-            (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Withdrawing) => {
+            // (The reply to one that was sent before a token came says nothing of that.)
+            (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Withdrawing) if sent >= it.withdraws_since => {
                 it.withdrawn += 1;
                 it.ask_at = now + SILENT_MORE;
                 self.is_withdrawn(call, now);

@@ -135,8 +135,8 @@ impl Child {
     }
 
     /// Handles a stop of the command. If it needs the terminal, it gets it and continues. (It starts without it if its input is not the
-    /// terminal.) Otherwise this process stops as well, so that the shell has the terminal until it is continued. Without a terminal, whoever
-    /// stopped the command continues it.
+    /// terminal.) Otherwise this process stops as well, so that the shell has the terminal until it is continued. Without a terminal, the
+    /// process that stopped the command continues it.
     pub fn stopped(&self, by: Signal) {
         let needs_terminal = matches!(by, Signal::TTIN | Signal::TTOU);
         if !(needs_terminal && self.give_terminal()) {

@@ -162,7 +162,7 @@ pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
     thread::spawn(move || end_with(socket, all, group.as_ref()));
     loop {
         match wait(WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
-            // Whoever continues the command may not know that `holdfast run` has stopped with it.
+            // The process that continues the command may not know that `holdfast run` has stopped with it.
             Ok(Some((pid, status))) if pid == child && status.continued() => {
                 let _ = getppid().map(|parent| kill_process(parent, Signal::CONT));
             }

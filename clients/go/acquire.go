@@ -329,7 +329,9 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 	if a.wait == 0 {
 		return nil, a.giveUp(nil, notAcquired(ctx, renewed.err))
 	}
-	t.at = renewed.at
+	if t.at = renewed.at; !renewed.passing { // also if it succeeded and too little is certain
+		t.at = time.Now().Add(minPause)
+	}
 	return nil, nil
 }
 

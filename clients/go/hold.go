@@ -106,6 +106,7 @@ func (h *hold) attend() {
 // renew sends a RENEW and judges its reply.
 func (h *hold) renew(class priority, lease time.Duration) answer {
 	if lease > 0 {
+		lease = max(lease, time.Millisecond)
 		h.lease, h.route.lease = lease, lease
 		h.setCertain(earlier(h.certain, time.Now().Add(sure(lease))))
 	}

@@ -57,7 +57,7 @@ func Value(v string) Option { return func(r *request) { r.value = v } }
 func Owner(owner string) Option { return func(r *request) { r.owner, r.given = owner, owner != "" } }
 
 func (c *Client) request(names []string, wait time.Duration, options []Option) (*request, error) {
-	r := &request{names: names, lease: c.config.Lease, wait: wait}
+	r := &request{names: slices.Clone(names), lease: c.config.Lease, wait: wait}
 	for _, option := range options {
 		option(r)
 	}
@@ -73,6 +73,7 @@ func (c *Client) request(names []string, wait time.Duration, options []Option) (
 	case r.given && r.wait != 0:
 		return nil, errors.New("holdfast: Owner is for TryLock only: a wait could not be repeated safely")
 	}
+	r.lease = max(r.lease, time.Millisecond) // as the server gets it
 	if r.lease < shortLease && !r.manual {
 		c.config.Logger.Warn("holdfast: the lease is too short to repeat a renewal", "name", r.name(), "lease", r.lease)
 	}
@@ -141,7 +142,11 @@ func (r *request) acquire(wait, waited time.Duration) []string {
 
 // millis rounds up to whole milliseconds, at least 1.
 func millis(d time.Duration) string {
-	return strconv.FormatInt(max(1, int64((d+time.Millisecond-1)/time.Millisecond)), 10)
+	n := int64(d / time.Millisecond)
+	if d%time.Millisecond > 0 {
+		n++
+	}
+	return strconv.FormatInt(max(1, n), 10)
 }
 
 // sure is the part of a lease that clocks of different speeds leave.

@@ -159,15 +159,20 @@ func (h *hold) renewal() []string {
 	return h.command("RENEW", terms...)
 }
 
-// releases returns the commands that release the lock. The reply to the first is the verdict.
+// releases returns the commands that release the lock. The reply to the first is the verdict, or with a rest, that to
+// each: there is no LOCK.MRENEW with FENCE, so each name has a command of its own.
 func (h *hold) releases(rest time.Duration) [][]string {
 	token := strconv.FormatInt(h.token, 10)
 	if rest > 0 { // a late renewal finds another token
-		terms := []string{"TOKEN", token, "FENCE", strconv.FormatInt(h.token+1, 10), "LEASE", millis(rest)}
+		terms := []string{h.owner, "TOKEN", token, "FENCE", strconv.FormatInt(h.token+1, 10), "LEASE", millis(rest)}
 		if h.ephemeral {
 			terms = append(terms, "UNBIND")
 		}
-		return [][]string{h.command("RENEW", terms...)}
+		commands := make([][]string, len(h.names))
+		for i, name := range h.names {
+			commands[i] = append([]string{"LOCK.RENEW", name}, terms...)
+		}
+		return commands
 	}
 	commands := [][]string{h.command("RELEASE", "TOKEN", token)}
 	if h.stale.Load() > 0 && !h.given {
@@ -215,6 +220,11 @@ func (h *hold) letGo() {
 	a := repeat(h.client.ctx, time.Now().Add(h.lease), func() answer {
 		certain := time.Now().Before(h.certain)
 		a := h.send(h.client.ctx, forRelease, h.releases(rest)...)
+		if a.err == nil && rest > 0 {
+			refused := func(reply any) bool { return reply == nil || failure(reply) != nil }
+			a.replies = a.replies[max(0, slices.IndexFunc(a.replies, refused)):]
+			a = h.route.judged(a)
+		}
 		h.noteLost(a)
 		if a.lost() && !tried {
 			tried, wasCertain = true, certain

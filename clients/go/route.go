@@ -101,13 +101,19 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 	if class == forTimer && !asking && !r.replicas {
 		return r.judged(p.renew(ctx, r.lease, deadline, commands[0]))
 	}
-	if asking {
-		commands = append([][]string{{"ASKING"}}, commands...)
+	if !asking {
+		return r.judged(p.do(ctx, class, r.lease, deadline, commands...))
 	}
-	a := p.do(ctx, class, r.lease, deadline, commands...)
-	if a.err == nil && asking {
-		a.replies = a.replies[1:]
+	var asked [][]string
+	for _, command := range commands { // ASKING is for one command
+		asked = append(asked, []string{"ASKING"}, command)
 	}
+	a := p.do(ctx, class, r.lease, deadline, asked...)
+	var replies []any
+	for i := 1; i < len(a.replies); i += 2 {
+		replies = append(replies, a.replies[i])
+	}
+	a.replies = replies
 	return r.judged(a)
 }
 

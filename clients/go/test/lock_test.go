@@ -282,6 +282,20 @@ func TestLockAtLeastStaysHeldAndThenExpires(t *testing.T) {
 			free(t, c, name)
 		})
 	}
+	t.Run("several", func(t *testing.T) {
+		t.Parallel()
+		h := must[*holdfast.Hold](t)(c.LockAll(short(t), []string{"a", "b"}, holdfast.Lease(time.Minute)))
+		if err := h.ReleaseAfter(ctx, 4*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"a", "b"} {
+			if _, err := c.TryLock(ctx, name); !errors.Is(err, holdfast.ErrNotAcquired) {
+				t.Error(name, err)
+			}
+		}
+		free(t, c, "a")
+		free(t, c, "b")
+	})
 }
 
 func TestServerPauseLosesNoLock(t *testing.T) {

@@ -3,6 +3,7 @@ package gocron
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -60,12 +61,17 @@ func NewElector(client *holdfast.Client, name string) *Elector {
 	return &Elector{client: client, name: name}
 }
 
+var errUncertain = errors.New("holdfast: it is not certain now whether this scheduler leads")
+
 // IsLeader returns nil if this scheduler leads. It stands for election if there is no leader.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.hold != nil && e.hold.Held() {
 		return nil
+	}
+	if e.hold != nil && e.hold.Context().Err() == nil { // the client will find out; a try would meet this very lock
+		return errUncertain
 	}
 	hold, err := e.client.TryLock(ctx, e.name, holdfast.Lease(5*time.Second))
 	e.hold = hold

@@ -2,6 +2,7 @@ package gocron
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -76,6 +77,39 @@ func TestElectorHasOneLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := b.IsLeader(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// While the client does not know whether it holds the lock, the elector neither leads nor stands against itself.
+func TestElectorKeepsALeadThatIsNotCertain(t *testing.T) {
+	s := testserver.Start(t)
+	e := NewElector(newClient(t, s), "fleet")
+	if err := e.IsLeader(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	hold := e.hold
+	s.Kill()
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = hold.Release(ended) // has begun, and cannot end: not certain
+	if err := e.IsLeader(context.Background()); !errors.Is(err, errUncertain) || e.hold != hold {
+		t.Errorf("%v; the hold was replaced: %v", err, e.hold != hold)
+	}
+}
+
+func TestElectorStandsAgainAfterALoss(t *testing.T) {
+	c := newClient(t, testserver.Start(t))
+	e := NewElector(c, "fleet")
+	ctx := context.Background()
+	if err := e.IsLeader(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Force(ctx, "fleet"); err != nil {
+		t.Fatal(err)
+	}
+	<-e.hold.Context().Done()
+	if err := e.IsLeader(ctx); err != nil || !e.hold.Held() {
 		t.Error(err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"sync/atomic"
 	"time"
 )
@@ -147,9 +148,9 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 			continue
 		case silent && again: // a poll has no place in the queue that another request could take over
 		case silent:
-			return nil, a.giveUp(current, a.lostReply(a.timeOver(ctx, err)))
+			return nil, a.giveUp(current, a.lostReply(err, a.timeOver(ctx, err)))
 		case errors.Is(err, errInterrupted):
-			return nil, a.giveUp(current, notAcquired(ctx, last))
+			return nil, a.giveUp(current, a.lostReply(context.Cause(ctx), notAcquired(ctx, last)))
 		}
 		t := current
 		current = nil
@@ -263,7 +264,7 @@ func (a *acquisition) failed(ctx context.Context, f *answer) error {
 	var reply ServerError
 	switch {
 	case a.given && f.lost():
-		return a.lostReply(f.err)
+		return a.lostReply(f.err, nil)
 	case ctx.Err() != nil:
 		return notAcquired(ctx, f.err)
 	case f.passing && (a.wait != 0 || !f.at.After(time.Now())):
@@ -297,13 +298,13 @@ func (a *acquisition) timeOver(ctx context.Context, last error) error {
 	return notAcquired(ctx, last)
 }
 
-// lostReply adds to an error that a request of an owner whom the application chose may have been granted: it is not
-// repeated, because nil would hide that.
-func (a *acquisition) lostReply(err error) error {
+// lostReply returns err, but for an owner that the application chose, the error that its request may have been granted:
+// the request is not repeated, because nil would hide that. That error does not match ErrNotAcquired.
+func (a *acquisition) lostReply(cause, err error) error {
 	if !a.given {
 		return err
 	}
-	return fmt.Errorf("holdfast: the reply for owner %q was lost, and its lease may be left at the server: %w", a.owner, err)
+	return fmt.Errorf("holdfast: the reply for owner %q was lost, and its lease may be left at the server: %w", a.owner, cause)
 }
 
 // granted makes a hold of a token. If less than half the lease is certain, a RENEW decides first; if that fails,
@@ -326,6 +327,9 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 	}
 	h.disown()
 	a.stale.Add(1)
+	if a.given {
+		a.client.background(func() { a.discard(t) })
+	}
 	if a.wait == 0 {
 		return nil, a.giveUp(nil, notAcquired(ctx, renewed.err))
 	}
@@ -339,12 +343,27 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 func (a *acquisition) giveUp(current *attempt, err error) error {
 	if a.given { // RELEASE ALL could release a later hold of the same owner
 		if current != nil {
-			a.client.background(func() { current.finish(a.asked.Add(a.lease)) })
+			a.client.background(func() {
+				if current.finish(a.replyTime()); current.err == nil && granted(current.replies[0]) {
+					a.discard(current)
+				}
+			})
 		}
 	} else if current != nil || a.stale.Load() > 0 {
 		a.client.background(func() { a.withdraw(current) })
 	}
 	return err
+}
+
+// replyTime returns how long the reply to a request that was given up is awaited.
+func (a *acquisition) replyTime() time.Time {
+	return earlier(a.asked.Add(a.lease), time.Now().Add(askAgain+a.route.confirmation()))
+}
+
+// discard releases a grant that the application does not get. It names the token, and so meets no later hold.
+func (a *acquisition) discard(t *attempt) {
+	release := a.command("RELEASE", "TOKEN", strconv.FormatInt(integer(t.replies[0].([]any)[0]), 10))
+	repeat(a.client.ctx, a.asked.Add(a.lease), func() answer { return a.route.do(a.client.ctx, forRelease, release) })
 }
 
 // withdraw makes sure that the owner neither waits nor holds.
@@ -365,7 +384,7 @@ func (a *acquisition) withdraw(current *attempt) {
 		}
 		if t := current; t != nil {
 			current = nil
-			if t.finish(end) {
+			if t.finish(a.replyTime()) {
 				a.stale.Add(1)
 			}
 			if t.err == nil && granted(t.replies[0]) { // RELEASE had overtaken the ACQUIRE

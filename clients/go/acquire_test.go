@@ -4,7 +4,10 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"math"
+	"os"
+	"strings"
 	"testing"
 	"time"
 )
@@ -70,4 +73,74 @@ func TestLockAllKeepsItsNames(t *testing.T) {
 			t.Errorf("released %s", got)
 		}
 	})
+}
+
+// An owner that the application chose must not be released with ALL: a late copy could meet a later hold.
+func TestGivenOwnerReleasesALateGrantByItsToken(t *testing.T) {
+	late := func(d time.Duration) func(received) string {
+		return func(received) string { time.Sleep(d); return token }
+	}
+	for name, test := range map[string]struct {
+		reply   any
+		timeout time.Duration // of the caller
+		renew   string
+		want    error // what the error matches; it does not match ErrNotAcquired then
+	}{
+		"cancelled":        {late(200 * time.Millisecond), 100 * time.Millisecond, renewal, context.DeadlineExceeded},
+		"silent":           {late(1200 * time.Millisecond), time.Minute, renewal, os.ErrDeadlineExceeded},
+		"not certain":      {late(45 * time.Millisecond), time.Minute, null, nil},
+		"renewal was lost": {late(45 * time.Millisecond), time.Minute, cut, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"PING": {"+PONG\r\n"}, "LOCK.ACQUIRE": {test.reply}, "LOCK.RENEW": {test.renew}, "LOCK.RELEASE": {"-LOADING x\r\n", one}})
+				lease := 10 * time.Second
+				if test.want == nil {
+					lease = 80 * time.Millisecond
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), test.timeout)
+				defer cancel()
+				c := f.client()
+				_, err := c.TryLock(ctx, "k", Owner("app"), Lease(lease), NoRenew())
+				if test.want == nil && !errors.Is(err, ErrNotAcquired) {
+					t.Errorf("got %v", err)
+				}
+				if test.want != nil && (!errors.Is(err, test.want) || errors.Is(err, ErrNotAcquired) || !strings.Contains(err.Error(), "lease may be left")) {
+					t.Errorf("got %v", err)
+				}
+				for _, r := range f.await("LOCK.RELEASE", 2) {
+					if r.String() != "LOCK.RELEASE k app TOKEN 7" {
+						t.Errorf("sent %v", r)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestWithdrawnRequestsFreeTheirConnectionsSoon(t *testing.T) {
+	for name, options := range map[string][]Option{"own owner": nil, "given owner": {Owner("app")}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"PING": {"+PONG\r\n"}, "LOCK.ACQUIRE": {silent}, "LOCK.RELEASE": {one}})
+				c := f.client()
+				lock := c.Lock
+				if options != nil {
+					lock = c.TryLock
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+				defer cancel()
+				if _, err := lock(ctx, "k", append(options, Lease(time.Hour))...); err == nil {
+					t.Fatal("acquired")
+				}
+				time.Sleep(askAgain + time.Second/2) // another RELEASE ALL follows a second after it
+				p := c.pool(f.addr)
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				if busy := p.open - len(p.idle); busy != 0 {
+					t.Errorf("%d connections are busy", busy)
+				}
+			})
+		})
+	}
 }

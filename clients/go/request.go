@@ -53,7 +53,8 @@ func Shared() Option { return func(r *request) { r.shared = true } }
 func Value(v string) Option { return func(r *request) { r.value = v } }
 
 // Owner sets the whole owner, for interfaces that dictate it. The lock is refused if this owner holds it already, and
-// a request whose reply was lost is not repeated: its error says that a lease may be left.
+// a request whose reply was lost is not repeated: its error says that a lease may be left, and does not match
+// [ErrNotAcquired].
 func Owner(owner string) Option { return func(r *request) { r.owner, r.given = owner, owner != "" } }
 
 func (c *Client) request(names []string, wait time.Duration, options []Option) (*request, error) {

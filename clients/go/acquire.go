@@ -206,7 +206,11 @@ func (a *acquisition) ask(ctx context.Context) *attempt {
 		if asking {
 			first = "ASKING"
 		}
-		_, err = t.conn.exchange(ctx, limit, []string{first})
+		began := time.Now()
+		if _, err = t.conn.exchange(ctx, limit, []string{first}); err != nil {
+			p.put(t.conn, began, err)
+			t.conn = nil
+		}
 	}
 	now := time.Now()
 	if err == nil && !now.Before(a.until) {
@@ -261,7 +265,6 @@ func (a *acquisition) supersede(t *attempt) {
 
 // failed returns the error with which the acquisition ends after a failure, or nil if it may ask again.
 func (a *acquisition) failed(ctx context.Context, f *answer) error {
-	var reply ServerError
 	switch {
 	case a.given && f.lost():
 		return a.lostReply(f.err, nil)
@@ -269,8 +272,6 @@ func (a *acquisition) failed(ctx context.Context, f *answer) error {
 		return notAcquired(ctx, f.err)
 	case f.passing && (a.wait != 0 || !f.at.After(time.Now())):
 		return nil
-	case f.passing && errors.As(f.err, &reply):
-		return fmt.Errorf("%w: %w", ErrNotAcquired, f.err)
 	}
 	return f.err
 }

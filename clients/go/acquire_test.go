@@ -144,3 +144,37 @@ func TestWithdrawnRequestsFreeTheirConnectionsSoon(t *testing.T) {
 		})
 	}
 }
+
+func TestTryOfAServerThatFailsIsNotARefusal(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, reply := range []string{"OOM x", "MISCONF x", "LOADING x", "CLUSTERDOWN x"} {
+			f := newFake(t, script{"LOCK.ACQUIRE": {"-" + reply + "\r\n"}, "LOCK.RELEASE": {one}})
+			if _, err := f.client().TryLock(context.Background(), "k"); !errors.Is(err, ServerError(reply)) || errors.Is(err, ErrNotAcquired) {
+				t.Errorf("%s: %v", reply, err)
+			}
+		}
+	})
+}
+
+func TestGivenOwnerPausesWhenItsConnectionsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		opened := 0
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "PING": {func(received) string {
+			if opened++; opened > 100 { // a loop without a pause: the bubble's clock stands still
+				return "+PONG\r\n"
+			}
+			return cut
+		}}})
+		c := f.client()
+		for range 10 {
+			if _, err := c.TryLock(context.Background(), "k", Owner("app")); err == nil {
+				t.Fatal("acquired")
+			}
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.opened > 11 {
+			t.Errorf("%d connections", f.opened)
+		}
+	})
+}

@@ -47,7 +47,7 @@ func (c *Client) TryLockAll(ctx context.Context, names []string, options ...Opti
 }
 
 // Do runs fn while it holds the lock. The context of fn ends with ctx or with the lock. Do returns the error of fn,
-// joined with a [*LostError] if the lock was lost meanwhile.
+// joined with a [*LostError] if the lock was lost meanwhile, or with why it could not be released.
 func (c *Client) Do(ctx context.Context, name string, fn func(context.Context) error, options ...Option) error {
 	hold, err := c.Lock(ctx, name, options...)
 	if err != nil {
@@ -65,7 +65,10 @@ func (h *Hold) run(ctx context.Context, fn func(context.Context) error) (err err
 		stop()
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.request.lease)
 		defer cancel()
-		err = errors.Join(err, h.Release(release))
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(late, cancel) })() // the release goes on in the background
+		if failed := h.Release(release); failed != nil {
+			err = errors.Join(err, failed)
+		}
 	}()
 	return fn(inner)
 }
@@ -149,15 +152,19 @@ func (c *Client) Leader(ctx context.Context, name string) (Leader, error) {
 	return Leader{value, holder.Token}, nil
 }
 
-// Observe calls fn with the leader and after every change of the leader, until ctx ends. It polls at every interval.
+// Observe calls fn with the leader and after every change of the leader, until ctx ends or a poll fails
+// for good, as with NOPERM. It polls at every interval, which is at least 20 ms.
 func (c *Client) Observe(ctx context.Context, name string, interval time.Duration, fn func(Leader)) error {
 	for last := (Leader{Term: -1}); ; {
 		leader, err := c.Leader(ctx, name)
+		if err != nil && judge(err) == fatal {
+			return err
+		}
 		if err == nil && leader != last {
 			last = leader
 			fn(leader)
 		}
-		if err := sleep(ctx, time.Now().Add(interval)); err != nil {
+		if err := sleep(ctx, time.Now().Add(max(interval, minPause))); err != nil {
 			return err
 		}
 	}
@@ -188,7 +195,7 @@ type Waiter struct {
 
 // Info describes a lock. A lock that is neither held nor waited for has a zero Info.
 func (c *Client) Info(ctx context.Context, name string) (Info, error) {
-	reply, err := c.call(ctx, name, "LOCK.INFO", name, "COUNT", "5000")
+	reply, err := c.call(ctx, anyTimes, name, "LOCK.INFO", name, "COUNT", "5000")
 	f := fields(reply)
 	info := Info{Limit: int(integer(f["limit"])), Fence: integer(f["fence"]), TTL: ms(f["ttl"]), Waiters: int(integer(f["waiters"]))}
 	holders, _ := f["holders"].([]any)
@@ -201,7 +208,7 @@ func (c *Client) Info(ctx context.Context, name string) (Info, error) {
 
 // Waiters lists the requests that wait for a lock, in order, at most 5,000.
 func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
-	reply, err := c.call(ctx, name, "LOCK.WAITERS", name, "COUNT", "5000")
+	reply, err := c.call(ctx, anyTimes, name, "LOCK.WAITERS", name, "COUNT", "5000")
 	items, _ := reply.([]any)
 	var waiters []Waiter
 	for _, item := range items {
@@ -211,9 +218,10 @@ func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
 	return waiters, err
 }
 
-// Force releases the lock of all its holders, and reports whether it was held. The holders notice the loss.
+// Force releases the lock of all its holders, and reports whether it was held. The holders notice the loss. It is not
+// repeated if its reply is lost, since it would release the lock of the next holder.
 func (c *Client) Force(ctx context.Context, name string) (bool, error) {
-	reply, err := c.call(ctx, name, "LOCK.FORCE", name)
+	reply, err := c.call(ctx, once, name, "LOCK.FORCE", name)
 	return integer(reply) > 0, err
 }
 
@@ -221,19 +229,28 @@ func (c *Client) Force(ctx context.Context, name string) (bool, error) {
 // does not repeat it, since a late copy could release a later hold. It reports whether the owner held the lock.
 func (c *Client) ReleaseOwner(ctx context.Context, name, owner string, token int64) (bool, error) {
 	if token != 0 {
-		reply, err := c.call(ctx, name, "LOCK.RELEASE", name, owner, "TOKEN", strconv.FormatInt(token, 10))
+		reply, err := c.call(ctx, anyTimes, name, "LOCK.RELEASE", name, owner, "TOKEN", strconv.FormatInt(token, 10))
 		return reply != nil, err
 	}
 	a := c.route(name, defaultLease).do(ctx, forRelease, []string{"LOCK.RELEASE", name, owner})
 	return a.err == nil && a.replies[0] != nil, a.err
 }
 
-// call sends a command that may be repeated. Without a deadline of ctx it is bounded by 5 s.
-func (c *Client) call(ctx context.Context, name string, command ...string) (any, error) {
+const (
+	anyTimes = true  // a command may be executed again after its reply was lost
+	once     = false // it may not
+)
+
+// call sends a command, and repeats it after failures. It takes at most 5 s.
+func (c *Client) call(ctx context.Context, again bool, name string, command ...string) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	r := c.route(name, defaultLease)
-	a := repeat(ctx, time.Now().Add(endless), func() answer { return r.do(ctx, forOther, command) })
+	a := repeat(ctx, time.Now().Add(endless), func() answer {
+		a := r.do(ctx, forOther, command)
+		a.passing = a.passing && (again || !a.lost())
+		return a
+	})
 	if a.err != nil {
 		return nil, a.err
 	}

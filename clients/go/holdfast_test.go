@@ -1,0 +1,105 @@
+//go:build go1.25
+
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestForceIsRepeatedOnlyIfItWasNotExecuted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			replies []any
+			sent    int
+			forced  bool
+		}{
+			"after an error reply":   {[]any{"-LOADING x\r\n", one}, 2, true},
+			"not after a lost reply": {[]any{cut, one}, 1, false},
+		} {
+			f := newFake(t, script{"LOCK.FORCE": test.replies})
+			forced, err := f.client().Force(context.Background(), "k")
+			if sent := f.sent("LOCK.FORCE"); len(sent) != test.sent || forced != test.forced || (err == nil) != test.forced {
+				t.Errorf("%s: %v, %v, sent %v", name, forced, err, sent)
+			}
+		}
+	})
+}
+
+func TestObserve(t *testing.T) {
+	const info = "*2\r\n+holders\r\n*1\r\n*4\r\n+owner\r\n+node#5c\r\n+token\r\n:7\r\n"
+	t.Run("polls with a pause if it has no interval", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			asked := 0
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			f := newFake(t, script{"LOCK.INFO": {func(received) string {
+				if asked++; asked > 200 { // the bubble's clock stands still
+					cancel()
+				}
+				return info
+			}}})
+			if err := f.client().Observe(ctx, "k", 0, func(Leader) {}); !errors.Is(err, context.DeadlineExceeded) || asked > 51 {
+				t.Errorf("%v after %d polls", err, asked)
+			}
+		})
+	})
+	t.Run("ends with a permanent error", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			for _, reply := range []string{"-NOPERM x\r\n", "-ERR unknown command 'LOCK.INFO'\r\n"} {
+				f := newFake(t, script{"LOCK.INFO": {"-LOADING x\r\n", info, reply}})
+				err := within(t, patience, func() error {
+					return f.client().Observe(context.Background(), "k", time.Second, func(Leader) {})
+				})
+				if err == nil {
+					t.Errorf("%s: no error", reply)
+				}
+			}
+		})
+	})
+	t.Run("ends with the client", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			c := newFake(t, script{"LOCK.INFO": {info}}).client()
+			err := within(t, patience, func() error {
+				return c.Observe(context.Background(), "k", time.Second, func(Leader) { go func() { _ = c.Close() }() })
+			})
+			if !errors.Is(err, ErrClosed) {
+				t.Error(err)
+			}
+		})
+	})
+}
+
+func TestDoEndsSoonAfterItsContext(t *testing.T) {
+	for name, before := range map[string]bool{"that ended before the release": true, "that ends during the release": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {silent}})
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				began := time.Now()
+				err := f.client().Do(ctx, "k", func(inner context.Context) error {
+					if before {
+						<-inner.Done()
+					}
+					return nil
+				})
+				if took := time.Since(began); took != time.Second+late || !errors.Is(err, context.Canceled) {
+					t.Errorf("%v after %v", err, took)
+				}
+			})
+		})
+	}
+}
+
+func TestDoReturnsTheErrorOfItsFunctionUnchanged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}}).client()
+		own := errors.New("own")
+		if err := c.Do(context.Background(), "k", func(context.Context) error { return own }); err != own { //nolint:errorlint // unchanged
+			t.Errorf("got %#v", err)
+		}
+	})
+}

@@ -37,8 +37,8 @@ type Config struct {
 	Hooks Hooks
 }
 
-// Hooks are functions for metrics and logs. Each may be nil, is called from several goroutines, and must not block;
-// Lost runs in a goroutine of its own.
+// Hooks are functions for metrics and logs. Each may be nil and is called from several goroutines. Acquired must not
+// block; Lost and Released run in goroutines of their own.
 type Hooks struct {
 	Acquired func(name string, waited time.Duration)
 	Lost     func(name string, reason Reason)

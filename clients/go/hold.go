@@ -27,6 +27,7 @@ type hold struct {
 	outcome  error         // what Release returns
 	release  sync.Once
 	dropped  atomic.Bool // the application can no longer reach it
+	woken    atomic.Bool // it is renewed because of the wall clock, and that has not succeeded yet
 
 	busy  chan struct{} // full while a request about this lock is under way
 	lease time.Duration // which Renew may change
@@ -97,6 +98,9 @@ func (h *hold) attend() {
 		h.lose(ReasonExpired)
 		return
 	}
+	if h.manual { // Renew has lengthened it since the timer fired
+		return
+	}
 	if h.dropped.CompareAndSwap(true, false) {
 		h.client.config.Logger.Warn("holdfast: a Hold was dropped without a release; it is renewed until the client closes", "name", h.name())
 	}
@@ -125,6 +129,7 @@ func (h *hold) renew(class priority, lease time.Duration) answer {
 			certain = h.certain
 		}
 		h.setCertain(certain)
+		h.woken.Store(false)
 		h.due = a.sent.Add(h.lease / 4)
 	case judge(a.err) == overwritten:
 		h.lose(ReasonChanged)
@@ -271,7 +276,7 @@ func (h *hold) end(outcome error, reason Reason) {
 	} else {
 		h.cancel(fmt.Errorf("holdfast: lock %s was released", h.name()))
 		if hooks.Released != nil {
-			hooks.Released(h.name(), time.Since(h.acquired))
+			go hooks.Released(h.name(), time.Since(h.acquired))
 		}
 	}
 	close(h.ended)
@@ -304,7 +309,7 @@ func (h *Hold) Remaining() time.Duration {
 	h.mu.Unlock()
 	now := time.Now()
 	left := min(certain.Sub(now), certain.Round(0).Sub(now.Round(0))) // the wall clock advances during suspend
-	if left <= 0 && now.Before(certain) && !h.manual {
+	if left <= 0 && now.Before(certain) && !h.manual && h.woken.CompareAndSwap(false, true) {
 		h.timer.Reset(0)
 	}
 	return max(left, 0)
@@ -329,14 +334,18 @@ func (h *Hold) Check(ctx context.Context) error {
 	}
 	for _, name := range h.names {
 		info, err := h.client.Info(ctx, name)
-		if err != nil {
-			return err
-		}
 		held := func(holder Holder) bool { return holder.Owner == h.owner && holder.Token == h.token }
-		if !slices.ContainsFunc(info.Holders, held) {
-			if err := h.do(ctx, func() { h.lose(ReasonGone) }); err != nil {
-				return err
-			}
+		reason := ReasonGone
+		switch {
+		case err != nil && judge(err) == overwritten:
+			reason = ReasonChanged
+		case err != nil:
+			return err
+		case slices.ContainsFunc(info.Holders, held):
+			continue
+		}
+		if err := h.do(ctx, func() { h.lose(reason) }); err != nil {
+			return err
 		}
 	}
 	return h.failure()
@@ -382,7 +391,8 @@ func (h *Hold) Release(ctx context.Context) error { return h.ReleaseAfter(ctx, 0
 
 // ReleaseAfter stops renewing and lets the lock expire after d: for jobs that must not run twice in that time.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
-	h.release.Do(func() {
+	here := false
+	h.release.Do(func() { // only decides: a concurrent call waits with its own ctx
 		select {
 		case <-h.ended: // lost; should the server still hold it, it does not any more
 			go h.client.route(h.names[0], h.lease).do(h.client.ctx, forRelease, h.releases(0)...)
@@ -390,12 +400,13 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 			h.mu.Lock()
 			h.rest = d
 			h.mu.Unlock()
-			here := ctx.Done() == nil && h.unwatch() // since the caller cannot leave before it ends
-			if h.stop(); here {
-				h.letGo()
-			}
+			here = ctx.Done() == nil && h.unwatch() // since the caller cannot leave before it ends
+			h.stop()
 		}
 	})
+	if here {
+		h.letGo()
+	}
 	select {
 	case <-h.ended:
 		return h.outcome

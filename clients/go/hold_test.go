@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 func TestReleaseAfterRenewsEachOfSeveralNames(t *testing.T) {
@@ -59,6 +60,105 @@ func TestEachCommandOfAPipelineFollowsARedirectWithAsking(t *testing.T) {
 		}
 		if asking, renewed := len(second.sent("ASKING")), len(second.sent("LOCK.RENEW")); asking != 2 || renewed != 2 {
 			t.Errorf("%d ASKING, %d LOCK.RENEW", asking, renewed)
+		}
+	})
+}
+
+func TestHookOfAReleaseMayReleaseAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
+		var h *Hold
+		done := make(chan error, 1)
+		c := f.client(func(config *Config) {
+			config.Hooks.Released = func(string, time.Duration) { done <- h.Release(context.Background()) }
+		})
+		h = mustLock(t, c)
+		if err := within(t, patience, func() error { return h.Release(context.Background()) }); err != nil {
+			t.Error(err)
+		}
+		if err := within(t, patience, func() error { return <-done }); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestConcurrentReleaseEndsWithItsOwnContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {silent}})
+		h := mustLock(t, f.client())
+		first := make(chan error, 1)
+		go func() { first <- h.Release(context.Background()) }()
+		f.await("LOCK.RELEASE", 1)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		if err := h.Release(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 100*time.Millisecond {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		if err := <-first; err == nil {
+			t.Error("released without a reply")
+		}
+	})
+}
+
+// suspend makes the wall clock say that the hold is over.
+func (h *hold) suspend() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	wall := (*uint64)(unsafe.Pointer(&h.certain)) //nolint:gosec // a flag, 33 bits of seconds, 30 bits of nanoseconds
+	*wall -= 3600 << 30
+}
+
+func TestHoldIsRenewedOnceAfterASuspend(t *testing.T) { // not in a bubble, which has no wall clock of its own
+	for name, test := range map[string]struct {
+		renew string
+		takes time.Duration
+		most  int // RENEWs in 400 ms
+	}{
+		"if the server confirms it":   {renewal, 100 * time.Millisecond, 1},
+		"and with pauses if it fails": {"-LOADING x\r\n", 0, 12},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {func(received) string {
+				time.Sleep(test.takes)
+				return test.renew
+			}}})
+			h := mustLock(t, f.client())
+			h.suspend()
+			if h.Held() {
+				t.Fatal("the wall clock is not over")
+			}
+			for began := time.Now(); time.Since(began) < 400*time.Millisecond; time.Sleep(time.Millisecond) {
+				h.Held()
+			}
+			if n := len(f.await("LOCK.RENEW", 1)); n > test.most {
+				t.Errorf("%d RENEWs", n)
+			}
+			if test.renew == renewal {
+				eventually(t, "held again", h.Held)
+			}
+		})
+	}
+}
+
+func TestHoldWithoutRenewalIsNeverRenewedByItsTimer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}})
+		h := mustLock(t, f.client(), NoRenew())
+		h.inTurn(h.attend) // as the timer does that fires just before a Renew ends
+		if n := len(f.sent("LOCK.RENEW")); n > 0 || !h.Held() {
+			t.Errorf("%d RENEWs, held: %v", n, h.Held())
+		}
+	})
+}
+
+func TestCheckReportsAnOverwrittenLockAsLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {null}, "LOCK.INFO": {"-WRONGTYPE x\r\n"}})
+		h := mustLock(t, f.client())
+		if err := h.Check(context.Background()); lostFor(err) != ReasonChanged || h.Context().Err() == nil {
+			t.Error(err)
 		}
 	})
 }

@@ -390,6 +390,10 @@ func (p *pool) freeWait() {
 func (p *pool) closeIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.dropIdle()
+}
+
+func (p *pool) dropIdle() {
 	for _, c := range p.idle {
 		p.drop(c)
 	}
@@ -398,9 +402,9 @@ func (p *pool) closeIdle() {
 
 // close closes all connections; those that are busy, when their requests end with the client's context.
 func (p *pool) close() {
-	p.closeIdle()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
+	p.dropIdle()
 	p.refuse(ErrClosed)
 }

@@ -347,3 +347,23 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestClosedPoolKeepsNoConnection(t *testing.T) {
+	p := &pool{client: newFake(t, script{}).client(), open: 1}
+	ours, theirs := net.Pipe()
+	defer func() { _ = theirs.Close() }()
+	var done sync.WaitGroup
+	p.mu.Lock()
+	done.Go(p.close)
+	time.Sleep(5 * time.Millisecond)
+	done.Go(func() { p.put(&conn{Conn: ours}, time.Now(), nil) })
+	time.Sleep(5 * time.Millisecond)
+	p.mu.Unlock() // a mutex that is taken from a waiter of more than 1 ms is handed over in order from then on
+	p.mu.Lock()
+	time.Sleep(5 * time.Millisecond)
+	p.mu.Unlock()
+	done.Wait()
+	if len(p.idle) > 0 {
+		t.Error("a connection is left")
+	}
+}

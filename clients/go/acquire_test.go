@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -175,6 +176,42 @@ func TestGivenOwnerPausesWhenItsConnectionsEnd(t *testing.T) {
 		defer f.mu.Unlock()
 		if f.opened > 11 {
 			t.Errorf("%d connections", f.opened)
+		}
+	})
+}
+
+func TestLimitOfZeroIsRefused(t *testing.T) {
+	c := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}}).client()
+	if _, err := c.Semaphore("k", 0).TryAcquire(context.Background()); err == nil || !strings.Contains(err.Error(), "Limit") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A client that never loses a connection learns of slots that moved by -MOVED alone.
+func TestLookUpAfterARedirectIsAnew(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		second := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
+		first := newFake(t, script{"LOCK.ACQUIRE": {"-MOVED 1 " + second.addr + "\r\n"}})
+		var looked []bool // whether the map was stale
+		addr := first.addr
+		c := first.client(func(config *Config) {
+			config.Locate = func(_ context.Context, _ string, stale bool) (string, error) {
+				if looked = append(looked, stale); stale {
+					addr = second.addr
+				}
+				return addr, nil
+			}
+		})
+		for range 3 {
+			if err := mustLock(t, c).Release(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}
+		if want := []bool{false, true, false}; !slices.Equal(looked, want) {
+			t.Errorf("looked up %v, want %v", looked, want)
+		}
+		if n := len(first.sent("LOCK.ACQUIRE")); n != 1 {
+			t.Errorf("the old node got %d ACQUIREs", n)
 		}
 	})
 }

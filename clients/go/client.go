@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,7 +25,8 @@ type Config struct {
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Setup returns the commands that each new connection sends first: AUTH, SELECT. They must succeed, except CLIENT.
 	Setup func(ctx context.Context) ([][]string, error)
-	// Locate returns the address of the node that serves a key; stale means that the last result was wrong.
+	// Locate returns the address of the node that serves a key; stale means that an earlier result was wrong, for this
+	// key or another.
 	// Default: Addr.
 	Locate func(ctx context.Context, key string, stale bool) (addr string, err error)
 	// MaxConnections bounds the connections to each node. Default 32, at least 4.
@@ -53,6 +55,8 @@ type Client struct {
 	ctx          context.Context // ends when the client has closed
 	cancel       context.CancelFunc
 	running      sync.WaitGroup // acquisitions, holds and withdrawals
+
+	moved atomic.Bool // a node said that another serves a key: the next look-up must not use an old map
 
 	mu    sync.Mutex
 	pools map[string]*pool

@@ -43,8 +43,14 @@ func Ephemeral() Option { return func(r *request) { r.ephemeral = true } }
 // Replicas requires that n replicas confirm the lock and each renewal.
 func Replicas(n int) Option { return func(r *request) { r.replicas = n } }
 
-// Limit lets n owners hold the lock at once. All must name the same limit.
-func Limit(n int) Option { return func(r *request) { r.limit = n } }
+// Limit lets n owners hold the lock at once, at least 1. All must name the same limit.
+func Limit(n int) Option {
+	return func(r *request) {
+		if r.limit = n; n == 0 { // 0 in a request: no limit was given
+			r.limit = -1
+		}
+	}
+}
 
 // Shared lets any number of shared owners hold the lock at once.
 func Shared() Option { return func(r *request) { r.shared = true } }

@@ -46,7 +46,7 @@ func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking
 	}
 	if locate := r.client.config.Locate; locate != nil && (r.addr == "" || r.stale) {
 		if r.looking == nil {
-			looking, stale := make(chan located, 1), r.stale
+			looking, stale := make(chan located, 1), r.client.moved.Swap(false) || r.stale
 			r.looking = looking
 			go func() {
 				ctx, cancel := context.WithTimeout(r.client.ctx, connectTimeout)
@@ -170,6 +170,7 @@ func (r *route) follow(a answer) {
 		r.asking = addr
 	} else {
 		r.addr = addr
+		r.client.moved.Store(true)
 	}
 }
 

@@ -14,12 +14,13 @@ import (
 )
 
 // A Locker implements [certmagic.Locker], [certmagic.TryLocker] and [certmagic.LockLeaseRenewer]. Embed it in a
-// storage. Holds are kept by name, because certmagic releases by name.
+// storage. Certmagic releases by name, so holds are kept by name. There may be several of one name: those that were lost
+// and not unlocked yet, and the one that was acquired then.
 type Locker struct {
 	client  *holdfast.Client
 	options []holdfast.Option
 	mu      sync.Mutex
-	holds   map[string]*holdfast.Hold
+	holds   map[string][]*holdfast.Hold // in the order of their acquisition
 }
 
 var (
@@ -30,7 +31,7 @@ var (
 
 // New returns a locker. Its locks are renewed until they are released.
 func New(client *holdfast.Client, options ...holdfast.Option) *Locker {
-	return &Locker{client: client, options: options, holds: map[string]*holdfast.Hold{}}
+	return &Locker{client: client, options: options, holds: map[string][]*holdfast.Hold{}}
 }
 
 // Lock waits for the lock of this name.
@@ -45,7 +46,7 @@ func (l *Locker) TryLock(ctx context.Context, name string) (bool, error) {
 	hold, err := l.client.TryLock(ctx, name, l.options...)
 	l.keep(name, hold)
 	if errors.Is(err, holdfast.ErrNotAcquired) {
-		return false, nil
+		return false, ctx.Err()
 	}
 	return err == nil, err
 }
@@ -54,29 +55,38 @@ func (l *Locker) keep(name string, hold *holdfast.Hold) {
 	if hold != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.holds[name] = hold
+		l.holds[name] = append(l.holds[name], hold)
 	}
 }
 
-// Unlock releases the lock of this name. It fails if the lock was lost, or is not held by this process.
+// Unlock releases the lock of this name, the one that was acquired first. It fails if that was lost, or if none is held
+// by this process.
 func (l *Locker) Unlock(ctx context.Context, name string) error {
 	l.mu.Lock()
-	hold := l.holds[name]
-	delete(l.holds, name)
-	l.mu.Unlock()
-	if hold == nil {
-		return fmt.Errorf("holdfast: lock %s is not held by this process", name)
+	holds := l.holds[name]
+	if len(holds) > 1 {
+		l.holds[name] = holds[1:]
+	} else {
+		delete(l.holds, name)
 	}
-	return hold.Release(ctx)
+	l.mu.Unlock()
+	if len(holds) == 0 {
+		return notHeld(name)
+	}
+	return holds[0].Release(ctx)
 }
 
-// RenewLockLease restarts the lease of a held lock with this duration.
+// RenewLockLease restarts the lease of a held lock, the one that was acquired last, with this duration.
 func (l *Locker) RenewLockLease(ctx context.Context, name string, lease time.Duration) error {
 	l.mu.Lock()
-	hold := l.holds[name]
+	holds := l.holds[name]
 	l.mu.Unlock()
-	if hold == nil {
-		return fmt.Errorf("holdfast: lock %s is not held by this process", name)
+	if len(holds) == 0 {
+		return notHeld(name)
 	}
-	return hold.Renew(ctx, lease)
+	return holds[len(holds)-1].Renew(ctx, lease)
+}
+
+func notHeld(name string) error {
+	return fmt.Errorf("holdfast: lock %s is not held by this process", name)
 }

@@ -56,7 +56,7 @@ func (s *Store) InitLockStore(_ context.Context, m lock.Metadata) error {
 func (s *Store) TryLock(ctx context.Context, r *lock.TryLockRequest) (*lock.TryLockResponse, error) {
 	lease := time.Duration(r.ExpiryInSeconds) * time.Second
 	hold, err := s.client.TryLock(ctx, r.ResourceID, holdfast.Owner(r.LockOwner), holdfast.Lease(lease), holdfast.NoRenew())
-	if errors.Is(err, holdfast.ErrNotAcquired) {
+	if errors.Is(err, holdfast.ErrNotAcquired) && ctx.Err() == nil {
 		return &lock.TryLockResponse{}, nil
 	}
 	if err != nil {
@@ -84,12 +84,10 @@ func (s *Store) Unlock(ctx context.Context, r *lock.UnlockRequest) (*lock.Unlock
 	var released bool
 	var err error
 	if hold != nil {
-		if err = hold.Release(ctx); errors.Is(err, holdfast.ErrLockLost) {
-			err = nil
-		} else {
-			released = err == nil
-		}
-	} else {
+		err = hold.Release(ctx)
+		released = err == nil
+	}
+	if hold == nil || errors.Is(err, holdfast.ErrLockLost) { // another process may have acquired it for this owner
 		released, err = s.client.ReleaseOwner(ctx, r.ResourceID, r.LockOwner, 0)
 	}
 	if err != nil {

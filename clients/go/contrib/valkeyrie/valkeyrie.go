@@ -24,8 +24,8 @@ var _ store.Store = (*Store)(nil)
 // New returns a store. Closing it does not close client.
 func New(client *holdfast.Client) *Store { return &Store{client: client} }
 
-// NewLock returns the lock of this key. It is renewed until RenewLock is closed. The value contains no "##" and does not
-// begin or end with "#".
+// NewLock returns the lock of this key. It is renewed until RenewLock is closed; then it ends after its TTL. The value
+// has at most 479 bytes, of which each "%" and "#" takes three.
 func (s *Store) NewLock(_ context.Context, key string, opts *store.LockOptions) (store.Locker, error) {
 	l := &lock{client: s.client, key: key, ttl: defaultTTL}
 	if opts != nil {
@@ -63,23 +63,34 @@ type lock struct {
 
 // Lock waits for the lock. The channel is closed when the lock is lost or released.
 func (l *lock) Lock(ctx context.Context) (<-chan struct{}, error) {
-	hold, err := l.client.Lock(ctx, l.key, holdfast.Value(l.value), holdfast.Lease(l.ttl))
+	hold, err := l.client.Lock(ctx, l.key, holdfast.Value(l.value), holdfast.Lease(l.ttl), holdfast.NoRenew())
 	if err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
 	l.hold = hold
 	l.mu.Unlock()
-	if l.renew != nil {
-		go func() {
-			select {
-			case <-l.renew:
-				_ = hold.ReleaseAfter(context.Background(), l.ttl) // the context of the hold tells a failure
-			case <-hold.Context().Done():
-			}
-		}()
-	}
+	go l.renewal(hold)
 	return hold.Context().Done(), nil
+}
+
+// renewal renews a hold until RenewLock is closed or the hold ends.
+func (l *lock) renewal(hold *holdfast.Hold) {
+	interval := max(l.ttl/4, time.Millisecond)
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.renew: // nil: never
+			return
+		case <-hold.Context().Done():
+			return
+		case <-ticker.C:
+			ctx, cancel := context.WithTimeout(hold.Context(), interval)
+			_ = hold.Renew(ctx, 0) // a loss ends the hold's context, and another failure is repeated
+			cancel()
+		}
+	}
 }
 
 // Unlock releases the lock.

@@ -6,6 +6,7 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.Logger;
@@ -31,8 +32,11 @@ final class Acquisition {
     private final boolean waits;
     private final long began;
     private final long deadline;
-    /** Completed in a step: what depends on it runs no code of the application there. Null: a try found the lock held. */
-    final CompletableFuture<@Nullable Hold> result = new CompletableFuture<>();
+    /**
+     * Completed in a step with this acquisition: what depends on it runs no code of the application there. Null: a try found the lock held.
+     * The client refers to acquisitions, and they to no {@link Hold}, so that a hold that is forgotten is noticed.
+     */
+    final CompletableFuture<@Nullable Acquisition> result = new CompletableFuture<>();
 
     /** Completed in a step when the hold is lost. */
     final CompletableFuture<LossReason> loss = new CompletableFuture<>();
@@ -42,7 +46,8 @@ final class Acquisition {
     volatile long lease;
     volatile long certain;
     private volatile long wallCertain;
-    volatile boolean renews;
+    /** Whether the hold is renewed: not if it was released or lost. */
+    final AtomicBoolean renews;
 
     private final Runnable turn = this::ask;
     private final Runnable poll = this::poll;
@@ -76,7 +81,7 @@ final class Acquisition {
         lease = Math.max(Rules.MS, (spec.lease() == null ? client.lease : spec.lease()).toNanos());
         route = new Route(client, spec.names().get(0), lease, spec.replicas() > 0);
         waits = wait > 0;
-        renews = spec.renew();
+        renews = new AtomicBoolean(spec.renew());
         began = client.serial.now();
         deadline = wait >= Rules.ENDLESS ? Rules.ENDLESS : began + (waits ? wait : client.timeout);
     }
@@ -287,7 +292,7 @@ final class Acquisition {
         leaveQueues();
         renewFrom(from);
         client.tell(listener -> listener.acquired(spec.title(), Duration.ofNanos(heldSince - began)));
-        if (!result.complete(new Hold(this))) {
+        if (!result.complete(this)) {
             release(null, new CompletableFuture<>());
         }
     }
@@ -374,6 +379,7 @@ final class Acquisition {
     /** Nothing is to be done for it any more. */
     private void forget(State last) {
         state = last;
+        renews.set(false);
         if (heldTimer != null) {
             heldTimer.cancel();
         }
@@ -389,7 +395,7 @@ final class Acquisition {
     }
 
     private void renewFrom(long from) {
-        due = renews ? Rules.renewal(from, lease) : Rules.ENDLESS;
+        due = renews.get() ? Rules.renewal(from, lease) : Rules.ENDLESS;
         schedule();
     }
 
@@ -496,9 +502,11 @@ final class Acquisition {
     }
 
     private void lose(LossReason why) {
+        // A hold whose release has begun is renewed no more.
+        Level level = renews.get() || spec.renew() ? Level.WARN : Level.INFO;
         forget(State.LOST);
         loss.complete(why);
-        LOG.atLevel(renews ? Level.WARN : Level.INFO).log("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
+        LOG.atLevel(level).log("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
         endRenewals(it -> it.completeExceptionally(lost()));
         client.tell(listener -> listener.lost(spec.title(), why));
         disown();
@@ -542,20 +550,21 @@ final class Acquisition {
             return false;
         }
         boolean isHeld = client.serial.clock.wall() <= wallCertain;
-        if (!isHeld && renews) {
+        if (!isHeld && renews.get()) {
             client.serial.run(this::renewNow);
         }
         return isHeld;
     }
 
-    /** Restarts the lease, with this duration from now on. */
-    void renew(Duration length, CompletableFuture<Void> future) {
+    /** Restarts the lease, with this duration from now on, and renews it from now on if {@code goesOn}. */
+    void renew(Duration length, boolean goesOn, CompletableFuture<Void> future) {
         if (state != State.HELD) {
             future.completeExceptionally(state == State.LOST ? lost() : released());
             return;
         }
         lease = Math.max(Rules.MS, length.toNanos());
         route.lease = lease;
+        renews.compareAndSet(false, goesOn);
         renewed.add(future);
         renewNow();
     }
@@ -600,6 +609,7 @@ final class Acquisition {
             future.completeExceptionally(lost());
         } else if (state == State.HELD) {
             state = State.RELEASING;
+            renews.set(false);
             endRenewals(it -> it.completeExceptionally(released()));
         } else {
             future.completeExceptionally(released());

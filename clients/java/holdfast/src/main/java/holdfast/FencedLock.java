@@ -162,7 +162,7 @@ public final class FencedLock implements Lock {
     private @Nullable Hold request(LockSpec terms, long wait, @Nullable String actor, boolean interruptibly) throws InterruptedException {
         Acquisition acquisition = client.start(terms, wait, actor);
         try {
-            return interruptibly ? client.granted(acquisition) : Holdfast.await(acquisition.result);
+            return interruptibly ? client.granted(acquisition) : client.grantedUninterruptibly(acquisition);
         } catch (NotAcquiredException late) {
             return null;
         }
@@ -179,9 +179,8 @@ public final class FencedLock implements Lock {
         Duration left = hold.remaining();
         Duration lease = leaseOf(terms);
         boolean longer = lease.compareTo(left) > 0;
-        if (!hold.acquisition.renews && (terms.renew() || longer)) {
-            hold.acquisition.renews = terms.renew();
-            hold.renew(longer ? lease : left);
+        if (!hold.acquisition.renews.get() && (terms.renew() || longer)) {
+            hold.renew(longer ? lease : left, terms.renew());
         } else if (!hold.isHeld()) {
             // Only the wall clock says that its time is over.
             hold.renew();

@@ -3,6 +3,7 @@ package holdfast;
 import java.lang.ref.Cleaner;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.LoggerFactory;
@@ -18,11 +19,16 @@ public final class Hold implements AutoCloseable {
 
     Hold(Acquisition acquisition) {
         this.acquisition = acquisition;
-        CLEANER.register(this, () -> {
-            if (acquisition.state == Acquisition.State.HELD && acquisition.renews) {
-                LoggerFactory.getLogger(Holdfast.class).warn("the hold of lock '{}' was forgotten without a release; it goes on being renewed", acquisition.spec.title());
+        CLEANER.register(this, ifForgotten(acquisition.spec.title(), acquisition.renews));
+    }
+
+    /** The cleaner keeps this action: it must not refer to the acquisition, whose callbacks may refer to the hold. */
+    private static Runnable ifForgotten(String title, AtomicBoolean renews) {
+        return () -> {
+            if (renews.get()) {
+                LoggerFactory.getLogger(Holdfast.class).warn("the hold of lock '{}' was forgotten without a release; it goes on being renewed", title);
             }
-        });
+        };
     }
 
     /** The fencing token: greater than that of any earlier hold of any lock on this server. */
@@ -76,7 +82,12 @@ public final class Hold implements AutoCloseable {
 
     /** Restarts the lease with this duration, which may be shorter, from now on. */
     public void renew(Duration lease) {
-        Holdfast.await(acquisition.client.<Void>call(future -> acquisition.renew(lease, future), acquisition::notRenewed));
+        renew(lease, false);
+    }
+
+    /** The same; the client renews the lease from now on if that is wanted, or if it did before. */
+    void renew(Duration lease, boolean goesOn) {
+        Holdfast.await(acquisition.client.<Void>call(future -> acquisition.renew(lease, goesOn, future), acquisition::notRenewed));
     }
 
     /**

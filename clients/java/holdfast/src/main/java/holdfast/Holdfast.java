@@ -372,11 +372,19 @@ public final class Holdfast implements AutoCloseable {
     /** Waits for the outcome of an acquisition, which is withdrawn if the thread is interrupted. Null: a try found the lock held. */
     @Nullable Hold granted(Acquisition acquisition) throws InterruptedException {
         try {
-            return result(acquisition.result);
+            return holdOf(result(acquisition.result));
         } catch (InterruptedException why) {
             serial.run(() -> acquisition.cancel(new NotAcquiredException("interrupted", why)));
             throw why;
         }
+    }
+
+    @Nullable Hold grantedUninterruptibly(Acquisition acquisition) {
+        return holdOf(await(acquisition.result));
+    }
+
+    static @Nullable Hold holdOf(@Nullable Acquisition granted) {
+        return granted == null ? null : new Hold(granted);
     }
 
     static <T> @Nullable T result(CompletableFuture<@Nullable T> future) throws InterruptedException {

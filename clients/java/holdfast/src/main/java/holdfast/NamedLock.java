@@ -39,7 +39,7 @@ public final class NamedLock {
 
     /** Acquires the lock if it is free now. */
     public Optional<Hold> tryAcquire() {
-        return Optional.ofNullable(Holdfast.await(client.start(spec, 0, null).result));
+        return Optional.ofNullable(client.grantedUninterruptibly(client.start(spec, 0, null)));
     }
 
     /**
@@ -69,7 +69,7 @@ public final class NamedLock {
     private <T> CompletableFuture<T> async(long wait, Function<@Nullable Hold, T> outcome) {
         Acquisition acquisition = client.start(spec, wait, null);
         CompletableFuture<T> future = new CompletableFuture<>();
-        acquisition.result.thenApply(outcome).whenComplete((value, why) -> {
+        acquisition.result.thenApply(Holdfast::holdOf).thenApply(outcome).whenComplete((value, why) -> {
             Runnable delivery = () -> Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, future);
             if (!client.callback(delivery)) {
                 delivery.run();

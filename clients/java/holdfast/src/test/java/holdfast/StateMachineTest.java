@@ -4,9 +4,13 @@ import static holdfast.FakeServer.CUT;
 import static holdfast.FakeServer.NIL;
 import static holdfast.FakeServer.SILENCE;
 import static holdfast.FakeServer.granted;
+import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.assertj.core.api.Assertions.assertThat;
 import static org.assertj.core.api.Assertions.assertThatThrownBy;
 
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
+import java.lang.ref.WeakReference;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -19,6 +23,7 @@ import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.function.BooleanSupplier;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -932,6 +937,63 @@ class StateMachineTest {
         System.gc();
         eventually(RENEW, 3);
         assertThat(server.read(RELEASE)).isEmpty();
+    }
+
+    /** What is logged while it is open. */
+    private static final class Log implements AutoCloseable {
+        private final PrintStream before = System.err;
+        private final ByteArrayOutputStream text = new ByteArrayOutputStream();
+
+        Log() {
+            System.setErr(new PrintStream(text, true, UTF_8));
+        }
+
+        @Override
+        public String toString() {
+            return text.toString(UTF_8);
+        }
+
+        @Override
+        public void close() {
+            System.setErr(before);
+        }
+    }
+
+    private static void collectUntil(BooleanSupplier condition) {
+        while (!condition.getAsBoolean()) {
+            System.gc();
+            Thread.onSpinWait();
+        }
+    }
+
+    @Test
+    void hold_that_is_forgotten_is_logged() throws Exception {
+        try (Log log = new Log()) {
+            client.lock("forgotten").tryAcquire();
+            acquired(client.lock("forgotten too"));
+            collectUntil(() -> log.toString().contains("'forgotten' was forgotten") && log.toString().contains("'forgotten too' was forgotten"));
+        }
+        assertThat(client.holds()).hasSize(2);
+    }
+
+    @Test
+    void hold_that_was_released_or_lost_is_collected_and_not_logged() throws Exception {
+        try (Log log = new Log()) {
+            List<WeakReference<Acquisition>> ended = new ArrayList<>();
+            for (String name : List.of("released", "lost")) {
+                Hold hold = acquired(client.lock(name));
+                hold.onLost(why -> System.out.println(hold));
+                ended.add(new WeakReference<>(hold.acquisition));
+                server.next(RELEASE, name.equals("lost") ? NIL : ":1\r\n");
+                CompletableFuture<Void> released = hold.releaseAsync();
+                clock.until(released::isDone);
+                assertThat(released.isCompletedExceptionally()).isEqualTo(name.equals("lost"));
+            }
+            // The timers of what they sent refer to them.
+            clock.advance(60_000);
+            collectUntil(() -> ended.stream().allMatch(it -> it.get() == null));
+            assertThat(log.toString()).doesNotContain("forgotten");
+        }
     }
 
     @Test

@@ -100,9 +100,11 @@ public final class Hold implements AutoCloseable {
         Holdfast.await(releaseAsync(null));
     }
 
-    /** Releases the lock without waiting for it. */
+    /** Releases the lock without waiting for it. The future is completed on a thread for callbacks. */
     public CompletableFuture<Void> releaseAsync() {
-        return releaseAsync(null);
+        CompletableFuture<Void> future = new CompletableFuture<>();
+        releaseAsync(null).whenComplete((released, why) -> acquisition.client.deliver(() -> Holdfast.pass(released, why, future)));
+        return future;
     }
 
     /** Instead of a release: the lock stays held for so long, counted from now, and is renewed no more. */

@@ -347,6 +347,13 @@ public final class Holdfast implements AutoCloseable {
         }
     }
 
+    /** Completes a future of the application on a thread for callbacks, and in any case. */
+    void deliver(Runnable completion) {
+        if (!callback(completion)) {
+            completion.run();
+        }
+    }
+
     /** Runs an action on a thread for callbacks in a second. */
     void inASecond(Runnable action) {
         serial.run(() -> serial.after(Rules.SECOND, () -> callback(action)));

@@ -69,12 +69,8 @@ public final class NamedLock {
     private <T> CompletableFuture<T> async(long wait, Function<@Nullable Hold, T> outcome) {
         Acquisition acquisition = client.start(spec, wait, null);
         CompletableFuture<T> future = new CompletableFuture<>();
-        acquisition.result.thenApply(Holdfast::holdOf).thenApply(outcome).whenComplete((value, why) -> {
-            Runnable delivery = () -> Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, future);
-            if (!client.callback(delivery)) {
-                delivery.run();
-            }
-        });
+        acquisition.result.thenApply(Holdfast::holdOf).thenApply(outcome)
+            .whenComplete((value, why) -> client.deliver(() -> Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, future)));
         future.whenComplete((value, why) -> {
             if (why != null) {
                 // Cancelled, or ended by the application's own timeout.

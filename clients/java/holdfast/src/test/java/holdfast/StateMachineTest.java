@@ -923,6 +923,21 @@ class StateMachineTest {
         callbacks.shutdown();
     }
 
+    @Test
+    void continuation_of_an_async_release_that_blocks_delays_nothing() throws Exception {
+        close(client);
+        ExecutorService callbacks = Executors.newCachedThreadPool();
+        client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks).build();
+        Hold other = client.lock("other").acquire(WAIT);
+        Hold hold = client.lock("k").acquire(WAIT);
+        server.next(RELEASE, SILENCE);
+        CompletableFuture<Void> renewed = hold.releaseAsync().thenRun(other::renew);
+        server.answer(server.read(RELEASE).get(0).connection(), ":1\r\n");
+        renewed.join();
+        assertThat(server.read(RENEW)).hasSize(1);
+        callbacks.shutdown();
+    }
+
     private static void await(CountDownLatch latch) {
         try {
             latch.await();

@@ -330,21 +330,27 @@ public final class Holdfast implements AutoCloseable {
         }
     }
 
-    /** Runs a callback of the application on a thread for callbacks; false if none accepts it. */
+    /**
+     * Runs a callback of the application on a thread for callbacks. If the application's executor is full or shut down, it runs on a thread of the client, so
+     * that no loss is unreported. Returns false if the client is closed.
+     */
     boolean callback(Runnable action) {
-        try {
-            callbacks.execute(() -> {
-                try {
-                    action.run();
-                } catch (RuntimeException why) {
-                    LOG.error("a callback of the application failed", why);
-                }
-            });
-            return true;
-        } catch (RejectedExecutionException why) {
-            LOG.debug("no thread for a callback: the client is closed", why);
-            return false;
+        Runnable guarded = () -> {
+            try {
+                action.run();
+            } catch (RuntimeException why) {
+                LOG.error("a callback of the application failed", why);
+            }
+        };
+        for (Executor executor : List.of(callbacks, worker)) {
+            try {
+                executor.execute(guarded);
+                return true;
+            } catch (RejectedExecutionException why) {
+                LOG.debug("no thread for a callback", why);
+            }
         }
+        return false;
     }
 
     /** Completes a future of the application on a thread for callbacks, and in any case. */
@@ -461,7 +467,7 @@ public final class Holdfast implements AutoCloseable {
             return this;
         }
 
-        /** Where callbacks of the application run (default: daemon threads of the client). */
+        /** Where callbacks of the application run (default: daemon threads of the client, which also run those that this executor rejects). */
         public Builder callbacks(Executor callbacks) {
             this.callbacks = callbacks;
             return this;

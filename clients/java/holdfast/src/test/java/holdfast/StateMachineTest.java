@@ -19,6 +19,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
@@ -892,12 +893,42 @@ class StateMachineTest {
     }
 
     @Test
+    void callbacks_that_the_executor_rejects_run_on_a_thread_of_the_client() throws Exception {
+        close(client);
+        ExecutorService worker = Executors.newCachedThreadPool(task -> new Thread(task, "worker"));
+        client = Holdfast.builder(server).controlledBy(clock, worker).callbacks(task -> {
+            throw new RejectedExecutionException();
+        }).build();
+        CompletableFuture<String> lost = new CompletableFuture<>();
+        server.next(ACQUIRE, SILENCE).next(RENEW, NIL);
+        CompletableFuture<String> acquired = client.lock("k").acquireAsync(WAIT).thenApply(hold -> {
+            hold.onLost(why -> lost.complete(Thread.currentThread().getName()));
+            return Thread.currentThread().getName();
+        });
+        answerToWorker(ACQUIRE, granted(7, 0));
+        assertThat(acquired.join()).isEqualTo("worker");
+        clock.advance(2500);
+        assertThat(lost.join()).isEqualTo("worker");
+    }
+
+    @Test
     void acquire_async_ends_when_no_thread_is_left_for_its_callback() throws Exception {
         close(client);
-        ExecutorService callbacks = Executors.newCachedThreadPool();
-        client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks).build();
-        callbacks.shutdown();
-        assertThat(get(client.lock("k").acquireAsync(WAIT)).isHeld()).isTrue();
+        ExecutorService worker = Executors.newCachedThreadPool();
+        client = Holdfast.builder(server).controlledBy(clock, worker).build();
+        server.next(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> acquired = client.lock("k").acquireAsync(WAIT);
+        client.serial.run(worker::shutdown);
+        answerToWorker(ACQUIRE, granted(7, 0));
+        assertThat(acquired.join().isHeld()).isTrue();
+    }
+
+    /** Answers a command that a worker sends, after the step in which it sends it. */
+    private void answerToWorker(String command, String answer) {
+        while (server.read(command).isEmpty()) {
+            Thread.onSpinWait();
+        }
+        client.serial.run(() -> server.answer(server.read(command).get(0).connection(), answer));
     }
 
     @Test

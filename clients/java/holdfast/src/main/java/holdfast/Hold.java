@@ -87,6 +87,7 @@ public final class Hold implements AutoCloseable {
 
     /** The same; the client renews the lease from now on if that is wanted, or if it did before. */
     void renew(Duration lease, boolean goesOn) {
+        LockSpec.checkLease(lease);
         Holdfast.await(acquisition.client.<Void>call(future -> acquisition.renew(lease, goesOn, future), acquisition::notRenewed));
     }
 
@@ -112,6 +113,7 @@ public final class Hold implements AutoCloseable {
         if (acquisition.spec.names().size() > 1) {
             throw new IllegalArgumentException("only a lock of one name can be released later");
         }
+        LockSpec.checkLease(time);
         Holdfast.await(releaseAsync(time));
     }
 

@@ -313,7 +313,11 @@ public final class Holdfast implements AutoCloseable {
         calls.add(future);
         future.whenComplete((outcome, why) -> calls.remove(future));
         serial.run(() -> {
-            step.accept(future);
+            try {
+                step.accept(future);
+            } catch (RuntimeException | Error why) {
+                future.completeExceptionally(why);
+            }
             if (!future.isDone()) {
                 Serial.Timer limit = serial.after(timeout, () -> future.completeExceptionally(late.get()));
                 future.whenComplete((outcome, why) -> serial.run(limit::cancel));

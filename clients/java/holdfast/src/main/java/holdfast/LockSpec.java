@@ -25,11 +25,18 @@ public record LockSpec(List<String> names, @Nullable Duration lease, boolean ren
             check(length > 0 && length <= 1024, "a name has 1 to 1,024 bytes, not " + length);
         }
         check(names.stream().distinct().count() == names.size(), "a name is given twice");
-        check(lease == null || (lease.compareTo(Duration.ZERO) > 0 && lease.compareTo(Duration.ofDays(3650)) <= 0), "a lease is between 1 ms and 3,650 days, not " + lease);
+        if (lease != null) {
+            checkLease(lease);
+        }
         check(limit >= 0, "a limit is at least 1 (0: any number), not " + limit);
         check(limit == 1 || names.size() == 1, "only a mutex may have several names");
         check(replicas >= 0, "replicas are at least 0, not " + replicas);
         check(label == null || escape(label).getBytes(StandardCharsets.UTF_8).length <= 400, "a label has at most 400 bytes, where % and # count as three");
+    }
+
+    /** What the server takes as a lease; it also fits into a long of ns. */
+    static void checkLease(Duration lease) {
+        check(lease.compareTo(Duration.ZERO) > 0 && lease.compareTo(Duration.ofDays(3650)) <= 0, "a lease is between 1 ms and 3,650 days, not " + lease);
     }
 
     private static void check(boolean holds, String message) {

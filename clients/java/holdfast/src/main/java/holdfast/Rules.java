@@ -21,7 +21,7 @@ final class Rules {
 
     /** Whole milliseconds, rounded up, at least 1: 0 would mean for ever (B2). */
     static long ms(long nanos) {
-        return Math.max(1, (nanos + MS - 1) / MS);
+        return nanos <= 0 ? 1 : (nanos - 1) / MS + 1;
     }
 
     /** How much of a lease is certain by a clock of another speed (B6). */

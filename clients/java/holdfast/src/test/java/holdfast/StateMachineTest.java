@@ -503,6 +503,34 @@ class StateMachineTest {
         clock.until(() -> hold.lossReason() == LossReason.EXPIRED);
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"PT0S", "PT-1S", "P3651D", "PT2562047788015H12M"})
+    void lease_that_the_server_does_not_take_is_refused(Duration lease) throws Exception {
+        Hold hold = acquired(client.lock("k"));
+        assertThatThrownBy(() -> hold.renew(lease)).isInstanceOf(IllegalArgumentException.class).hasMessageContaining("3,650 days");
+        assertThatThrownBy(() -> hold.releaseAfter(lease)).isInstanceOf(IllegalArgumentException.class).hasMessageContaining("3,650 days");
+        assertThat(server.read(RENEW)).isEmpty();
+        assertThat(hold.isHeld()).isTrue();
+        release(hold);
+    }
+
+    @Test
+    void times_are_rounded_up_to_whole_milliseconds() {
+        assertThat(Rules.ms(-1)).isEqualTo(1);
+        assertThat(Rules.ms(0)).isEqualTo(1);
+        assertThat(Rules.ms(Rules.MS)).isEqualTo(1);
+        assertThat(Rules.ms(Rules.MS + 1)).isEqualTo(2);
+        assertThat(Rules.ms(Long.MAX_VALUE)).isEqualTo(9_223_372_036_855L);
+    }
+
+    @Test
+    void call_fails_when_its_step_throws() {
+        CompletableFuture<Void> call = client.call(future -> {
+            throw new ArithmeticException("a fault");
+        }, AssertionError::new);
+        assertThatThrownBy(call::join).hasRootCauseInstanceOf(ArithmeticException.class);
+    }
+
     @Test
     void shorter_lease_counts_from_its_request_even_if_the_reply_is_lost() throws Exception {
         Hold hold = acquired(plain(10_000));

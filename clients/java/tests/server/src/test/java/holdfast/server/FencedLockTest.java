@@ -303,6 +303,9 @@ class FencedLockTest {
 
     @Test
     void lease_beyond_what_the_server_takes_is_refused() {
+        lock.lock();
+        assertThatThrownBy(() -> lock.renew(Long.MAX_VALUE, TimeUnit.SECONDS)).isInstanceOf(IllegalArgumentException.class);
+        lock.unlock();
         assertThatThrownBy(() -> lock.lock(Long.MAX_VALUE, TimeUnit.DAYS)).isInstanceOf(IllegalArgumentException.class).hasMessageContaining("3,650 days");
         assertThatThrownBy(() -> lock.tryLock(1, null)).isInstanceOf(NullPointerException.class);
         assertThat(lock.isLocked()).isFalse();

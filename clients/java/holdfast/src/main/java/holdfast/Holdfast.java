@@ -35,7 +35,7 @@ import org.slf4j.LoggerFactory;
  * A client of distributed locks in Redis or Valkey, made once for an application from its Redis client.
  *
  * <p>It opens connections of its own, as the Redis client does. It is safe for use by many threads, platform or virtual.
- * {@link #close} releases what it holds, as does a normal exit of the program.
+ * {@link #close} releases what it holds, as does a normal exit of the program unless {@link Builder#closeAtExit} says otherwise.
  */
 public final class Holdfast implements AutoCloseable {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
@@ -60,7 +60,7 @@ public final class Holdfast implements AutoCloseable {
     /** What callers wait for at most for the client's timeout. */
     private final Set<CompletableFuture<?>> calls = ConcurrentHashMap.newKeySet();
     private final AtomicBoolean closed = new AtomicBoolean();
-    private final Thread hook = new Thread(this::close, "holdfast-exit");
+    private final @Nullable Thread hook;
     private volatile boolean shut;
 
     private Holdfast(Builder builder) {
@@ -73,7 +73,10 @@ public final class Holdfast implements AutoCloseable {
         timeout = builder.timeout.toNanos();
         callbacks = builder.callbacks == null ? worker : builder.callbacks;
         listeners = new CopyOnWriteArrayList<>(builder.listeners);
-        Runtime.getRuntime().addShutdownHook(hook);
+        hook = builder.closesAtExit ? new Thread(this::close, "holdfast-exit") : null;
+        if (hook != null) {
+            Runtime.getRuntime().addShutdownHook(hook);
+        }
     }
 
     /**
@@ -227,7 +230,9 @@ public final class Holdfast implements AutoCloseable {
         worker.shutdown();
         connector.close();
         try {
-            Runtime.getRuntime().removeShutdownHook(hook);
+            if (hook != null) {
+                Runtime.getRuntime().removeShutdownHook(hook);
+            }
         } catch (IllegalStateException exiting) {
             LOG.debug("closed by the exit of the program");
         }
@@ -442,6 +447,7 @@ public final class Holdfast implements AutoCloseable {
         private int maxConnections = 32;
         private Duration lease = Duration.ofSeconds(10);
         private Duration timeout = Duration.ofSeconds(5);
+        private boolean closesAtExit = true;
         private @Nullable Executor callbacks;
         private @Nullable Clock clock;
         private @Nullable ExecutorService worker;
@@ -474,6 +480,12 @@ public final class Holdfast implements AutoCloseable {
         /** Where callbacks of the application run (default: daemon threads of the client, which also run those that this executor rejects). */
         public Builder callbacks(Executor callbacks) {
             this.callbacks = callbacks;
+            return this;
+        }
+
+        /** Whether an exit of the program closes the client (default: yes). Say no if the program itself closes it, after all that uses its locks has ended. */
+        public Builder closeAtExit(boolean closesAtExit) {
+            this.closesAtExit = closesAtExit;
             return this;
         }
 

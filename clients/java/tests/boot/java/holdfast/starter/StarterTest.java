@@ -28,9 +28,11 @@ import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
 import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.context.ConfigurableApplicationContext;
+import org.springframework.context.SmartLifecycle;
 import org.springframework.integration.support.locks.LockRegistry;
 import org.springframework.scheduling.annotation.EnableScheduling;
 import org.springframework.scheduling.annotation.Scheduled;
+import org.springframework.scheduling.concurrent.ThreadPoolTaskScheduler;
 
 /** The starter in a Spring Boot application: nothing is set but {@code spring.data.redis.*}. */
 @Timeout(600)
@@ -96,6 +98,48 @@ class StarterTest {
             assertThat(health.toString()).startsWith("UP").contains("holds");
         }
         await("the connections are closed").until(() -> server.ask("CLIENT", "LIST").lines().count() == 1);
+    }
+
+    /** What a scheduler does: when the application ends, it waits for a task that holds a lock. */
+    private static final class Scheduler implements SmartLifecycle {
+        private final Hold hold;
+        private boolean heldToTheEnd;
+        private boolean running = true;
+
+        Scheduler(Hold hold) {
+            this.hold = hold;
+        }
+
+        @Override
+        public void start() {}
+
+        @Override
+        public void stop() {
+            heldToTheEnd = hold.check();
+            running = false;
+        }
+
+        @Override
+        public boolean isRunning() {
+            return running;
+        }
+
+        @Override
+        public int getPhase() {
+            return ThreadPoolTaskScheduler.DEFAULT_PHASE;
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"lettuce", "jedis"})
+    void closed_context_releases_its_locks_after_the_schedulers_have_stopped(String driver) throws Exception {
+        Scheduler scheduler;
+        try (ConfigurableApplicationContext context = run(driver, "one")) {
+            scheduler = new Scheduler(context.getBean(Holdfast.class).lock("closing").acquire(Duration.ofSeconds(200)));
+            context.getBeanFactory().registerSingleton("closing", scheduler);
+        }
+        assertThat(scheduler.heldToTheEnd).isTrue();
+        assertThat(server.exists("closing")).isFalse();
     }
 
     @Test

@@ -34,9 +34,16 @@ public class HoldfastAutoConfiguration {
     @ConditionalOnMissingBean
     @ConditionalOnBean(RedisConnector.class)
     Holdfast holdfast(RedisConnector connector, HoldfastProperties properties, ObjectProvider<HoldfastListener> listeners) {
-        Holdfast.Builder builder = Holdfast.builder(connector).lease(properties.lease()).timeout(properties.timeout()).maxConnections(properties.maxConnections());
+        Holdfast.Builder builder = Holdfast.builder(connector).lease(properties.lease()).timeout(properties.timeout()).maxConnections(properties.maxConnections())
+            .closeAtExit(false);
         listeners.orderedStream().forEach(builder::listener);
         return builder.build();
+    }
+
+    @Bean
+    @ConditionalOnBean(Holdfast.class)
+    HoldfastLifecycle holdfastLifecycle(Holdfast client) {
+        return new HoldfastLifecycle(client);
     }
 
     @Configuration(proxyBeanMethods = false)

@@ -40,6 +40,7 @@ import org.slf4j.LoggerFactory;
 public final class Holdfast implements AutoCloseable {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
     private static final SecureRandom RANDOM = new SecureRandom();
+    private static final String FORCE = "LOCK.FORCE";
     private static final long CLOSING_MS = 2000;
 
     final Serial serial;
@@ -187,9 +188,13 @@ public final class Holdfast implements AutoCloseable {
         return Reply.maps(query("LOCK.WAITERS", name)).stream().map(LockInfo.Waiter::of).toList();
     }
 
-    /** Releases the lock of all its holders. Returns whether it was held. */
+    /**
+     * Releases the lock of all its holders. Returns whether it was held.
+     *
+     * @throws UnavailableException if the server did not answer: whether the lock was released is unknown
+     */
     public boolean force(String name) {
-        boolean forced = query("LOCK.FORCE", name) instanceof Long broken && broken > 0;
+        boolean forced = query(FORCE, name) instanceof Long broken && broken > 0;
         acquisitions.stream().filter(it -> it.spec.names().contains(name)).map(this::check).forEach(checked -> checked.handle((still, why) -> null).join());
         return forced;
     }
@@ -283,10 +288,12 @@ public final class Holdfast implements AutoCloseable {
         connector.refresh();
     }
 
-    /** Sends a command that may be repeated, and repeats it within the client's timeout. */
+    /** Sends a command, and repeats it within the client's timeout. */
     CompletableFuture<@Nullable Object> ask(String name, Object... command) {
         CompletableFuture<@Nullable Object> future = new CompletableFuture<>();
         Route route = new Route(this, name, lease.toNanos(), false);
+        // A repetition could break the hold of the next owner.
+        route.repeatsLost = !command[0].equals(FORCE);
         route.repeat(Request.OTHER, serial.now() + timeout, () -> List.<byte[][]>of(Reply.command(command)), answer -> {
             if (answer.verdict() == Verdict.YES || answer.verdict() == Verdict.NIL) {
                 future.complete(answer.reply());

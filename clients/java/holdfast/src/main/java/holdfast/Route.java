@@ -32,6 +32,8 @@ final class Route {
     Pool.@Nullable Connection dedicated;
     /** A connection broke under a request: a stale one may still be on its way. */
     boolean broke;
+    /** Whether a request is repeated whose reply was lost: not one that would do something else the second time. */
+    boolean repeatsLost = true;
     private @Nullable Node importing;
     private boolean hurried;
 
@@ -78,7 +80,8 @@ final class Route {
     /** Sends a request again and again until it is answered, a failure does not pass, or the time is over. */
     void repeat(int priority, long until, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
         send(priority, commands, answer -> {
-            boolean passes = answer.verdict.passes() && !client.isShut() && (dedicated == null || !dedicated.closed);
+            boolean lost = answer.verdict == Verdict.BROKEN && answer.request.connection != null;
+            boolean passes = answer.verdict.passes() && (repeatsLost || !lost) && !client.isShut() && (dedicated == null || !dedicated.closed);
             long pause = passes ? pause(answer) : 0;
             if (passes && client.serial.now() + pause <= until) {
                 client.serial.after(pause, () -> repeat(priority, until, commands, then));

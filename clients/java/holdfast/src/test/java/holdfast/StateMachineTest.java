@@ -893,6 +893,29 @@ class StateMachineTest {
             .hasMessageContaining(protocol == 3 ? "module is too old" : "client is too old").hasMessageContaining("0.9.0");
     }
 
+    // ---- Force ----
+
+    @Test
+    void force_is_not_repeated_after_a_lost_reply() {
+        server.next("LOCK.FORCE", CUT);
+        assertThatThrownBy(() -> client.force("k")).isInstanceOf(UnavailableException.class);
+        assertThat(server.read("LOCK.FORCE")).hasSize(1);
+    }
+
+    @Test
+    void force_is_repeated_if_it_was_refused_or_never_written() throws Exception {
+        server.next("LOCK.FORCE", "-LOADING x\r\n").always("LOCK.FORCE", ":1\r\n");
+        server.door = FakeServer.Door.REFUSES;
+        Call forcing = Call.start(() -> assertThat(client.force("k")).isTrue());
+        while (forcing.thread.getState() != Thread.State.WAITING) {
+            Thread.onSpinWait();
+        }
+        assertThat(server.attempts).hasSize(1);
+        server.door = FakeServer.Door.OPEN;
+        finish(forcing);
+        assertThat(server.read("LOCK.FORCE")).hasSize(2);
+    }
+
     // ---- Closing, handles, callbacks ----
 
     @Test

@@ -9,8 +9,11 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.ConcurrentHashMap;
 import org.quartz.JobExecutionContext;
+import org.quartz.JobListener;
+import org.quartz.SchedulerException;
 import org.quartz.Trigger;
 import org.quartz.Trigger.CompletedExecutionInstruction;
+import org.quartz.listeners.JobListenerSupport;
 import org.quartz.listeners.TriggerListenerSupport;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -28,12 +31,33 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
     public static final String FENCE = "holdfast.fence";
     private static final Logger LOG = LoggerFactory.getLogger(FleetTriggerListener.class);
 
-    private record Run(Hold fire, Optional<Hold> job) {}
+    /**
+     * An execution that this node has the locks for.
+     *
+     * @param thread executes it, and nothing else until it has ended
+     */
+    private record Run(String job, Thread thread, Hold fire, Optional<Hold> exclusive) {
+        boolean isHeld() {
+            return fire.isHeld() && exclusive.map(Hold::isHeld).orElse(true);
+        }
+    }
 
     private final Holdfast client;
     private final String prefix;
     private final Duration keep;
     private final Map<String, Run> runs = new ConcurrentHashMap<>();
+    /** Quartz does not report a completion of an execution that another trigger listener vetoed. */
+    private final JobListener vetoed = new JobListenerSupport() {
+        @Override
+        public String getName() {
+            return FleetTriggerListener.this.getName();
+        }
+
+        @Override
+        public void jobExecutionVetoed(JobExecutionContext context) {
+            end(context.getFireInstanceId());
+        }
+    };
 
     /** Locks with the names {@code quartz:…}; a fire time stays taken for a minute after its run, for nodes whose clocks are late. */
     public FleetTriggerListener(Holdfast client) {
@@ -43,12 +67,12 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
     /**
      * Locks with names of this beginning.
      *
-     * @param keep for how long a fire time stays taken after its run: longer than the clocks of the nodes differ
+     * @param keep for how long a fire time stays taken after its run: longer than the clocks of the nodes differ; at least 1 ms
      */
     public FleetTriggerListener(Holdfast client, String prefix, Duration keep) {
         this.client = client;
         this.prefix = prefix;
-        this.keep = keep;
+        this.keep = LockSpec.builder("any").lease(keep).build().lease();
     }
 
     @Override
@@ -58,9 +82,26 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
 
     @Override
     public boolean vetoJobExecution(Trigger trigger, JobExecutionContext context) {
+        String instance = context.getFireInstanceId();
+        // The end of an earlier execution by this thread is not reported if a job listener threw.
+        runs.forEach((id, run) -> {
+            if (run.thread == Thread.currentThread() && !id.equals(instance)) {
+                end(id);
+            }
+        });
+        Run again = runs.get(instance);
+        if (again != null) {
+            // The job asked to be executed again immediately.
+            boolean isHeld = again.isHeld();
+            if (!isHeld) {
+                end(instance);
+            }
+            return !isHeld;
+        }
         String job = prefix + context.getJobDetail().getKey();
         Optional<Hold> fire = Optional.empty();
         try {
+            context.getScheduler().getListenerManager().addJobListener(vetoed);
             fire = client.lock(LockSpec.of(job + "@" + context.getScheduledFireTime().getTime())).tryAcquire();
             if (fire.isEmpty()) {
                 return true;
@@ -74,9 +115,9 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
                 }
             }
             context.put(FENCE, exclusive.orElse(fire.get()).fence());
-            runs.put(context.getFireInstanceId(), new Run(fire.get(), exclusive));
+            runs.put(instance, new Run(job, Thread.currentThread(), fire.get(), exclusive));
             return false;
-        } catch (HoldfastException why) {
+        } catch (HoldfastException | SchedulerException why) {
             LOG.error("job '{}' does not run: its lock could not be acquired", job, why);
             fire.ifPresent(Hold::releaseAsync);
             return true;
@@ -85,19 +126,25 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
 
     @Override
     public void triggerComplete(Trigger trigger, JobExecutionContext context, CompletedExecutionInstruction instruction) {
-        Run run = runs.remove(context.getFireInstanceId());
+        if (instruction != CompletedExecutionInstruction.RE_EXECUTE_JOB) {
+            end(context.getFireInstanceId());
+        }
+    }
+
+    private void end(String instance) {
+        Run run = runs.remove(instance);
         if (run == null) {
             return;
         }
         try {
-            run.job.ifPresent(Hold::close);
+            run.exclusive.ifPresent(Hold::close);
         } catch (HoldfastException why) {
-            LOG.warn("job '{}' was not exclusive to its end", context.getJobDetail().getKey(), why);
+            LOG.warn("job '{}' was not exclusive to its end", run.job, why);
         }
         try {
             run.fire.releaseAfter(keep);
         } catch (HoldfastException why) {
-            LOG.warn("the fire time of job '{}' was not held to its end", context.getJobDetail().getKey(), why);
+            LOG.warn("the fire time of job '{}' was not held to its end", run.job, why);
         }
     }
 }

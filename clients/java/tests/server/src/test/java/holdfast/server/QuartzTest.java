@@ -19,11 +19,15 @@ import org.quartz.DisallowConcurrentExecution;
 import org.quartz.Job;
 import org.quartz.JobBuilder;
 import org.quartz.JobExecutionContext;
+import org.quartz.JobExecutionException;
 import org.quartz.Scheduler;
+import org.quartz.SchedulerException;
 import org.quartz.SimpleScheduleBuilder;
+import org.quartz.Trigger;
 import org.quartz.TriggerBuilder;
 import org.quartz.impl.StdSchedulerFactory;
 import org.quartz.listeners.JobListenerSupport;
+import org.quartz.listeners.TriggerListenerSupport;
 
 @Timeout(600)
 class QuartzTest {
@@ -71,6 +75,95 @@ class QuartzTest {
             scheduler.start();
             vetoed.get(60, TimeUnit.SECONDS);
             await().until(() -> opened.client().holds().isEmpty() && server.call("DBSIZE").equals(1L));
+            scheduler.shutdown(true);
+        }
+    }
+
+    /** Asks to be executed again, twice. */
+    @DisallowConcurrentExecution
+    public static final class Refiring implements Job {
+        static final List<Integer> COUNTS = new CopyOnWriteArrayList<>();
+
+        @Override
+        public void execute(JobExecutionContext context) throws JobExecutionException {
+            COUNTS.add(context.getRefireCount());
+            if (context.getRefireCount() < 2) {
+                throw new JobExecutionException("again", true);
+            }
+        }
+    }
+
+    private static Scheduler scheduler(String name, Clients.Opened opened) throws SchedulerException {
+        Properties properties = new Properties();
+        properties.setProperty("org.quartz.scheduler.instanceName", name);
+        properties.setProperty("org.quartz.threadPool.threadCount", "1");
+        Scheduler scheduler = new StdSchedulerFactory(properties).getScheduler();
+        scheduler.getListenerManager().addTriggerListener(new FleetTriggerListener(opened.client(), "quartz:", Duration.ofMillis(1)));
+        return scheduler;
+    }
+
+    @Test
+    void job_that_asks_to_be_executed_again_keeps_its_locks() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            Scheduler scheduler = scheduler("refiring", opened);
+            scheduler.scheduleJob(JobBuilder.newJob(Refiring.class).build(), TriggerBuilder.newTrigger().startNow().build());
+            scheduler.start();
+            await().until(() -> Refiring.COUNTS.size() == 3 && opened.client().holds().isEmpty() && server.call("DBSIZE").equals(0L));
+            assertThat(Refiring.COUNTS).containsExactly(0, 1, 2);
+            scheduler.shutdown(true);
+        }
+    }
+
+    @Test
+    void locks_are_released_when_another_listener_vetoes() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            Scheduler scheduler = scheduler("vetoed", opened);
+            CompletableFuture<Integer> held = new CompletableFuture<>();
+            scheduler.getListenerManager().addTriggerListener(new TriggerListenerSupport() {
+                @Override
+                public String getName() {
+                    return "vetoes";
+                }
+
+                @Override
+                public boolean vetoJobExecution(Trigger trigger, JobExecutionContext context) {
+                    held.complete(opened.client().holds().size());
+                    return true;
+                }
+            });
+            scheduler.scheduleJob(JobBuilder.newJob(Exclusive.class).build(), TriggerBuilder.newTrigger().startNow().build());
+            scheduler.start();
+            assertThat(held.get(60, TimeUnit.SECONDS)).isEqualTo(2);
+            await().until(() -> opened.client().holds().isEmpty() && server.call("DBSIZE").equals(0L));
+            scheduler.shutdown(true);
+        }
+    }
+
+    @Test
+    void locks_are_released_at_the_threads_next_execution_when_a_job_listener_throws() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            Scheduler scheduler = scheduler("throwing", opened);
+            List<String> ended = new CopyOnWriteArrayList<>();
+            scheduler.getListenerManager().addJobListener(new JobListenerSupport() {
+                @Override
+                public String getName() {
+                    return "throws";
+                }
+
+                @Override
+                public void jobWasExecuted(JobExecutionContext context, JobExecutionException failure) {
+                    ended.add(context.getJobDetail().getKey().getName());
+                    if (ended.size() == 1) {
+                        throw new IllegalStateException("a fault");
+                    }
+                }
+            });
+            scheduler.start();
+            for (String name : List.of("first", "second")) {
+                scheduler.scheduleJob(JobBuilder.newJob(Exclusive.class).withIdentity(name).build(), TriggerBuilder.newTrigger().startNow().build());
+                await().until(() -> ended.contains(name));
+            }
+            await().until(() -> opened.client().holds().isEmpty() && server.call("DBSIZE").equals(0L));
             scheduler.shutdown(true);
         }
     }

@@ -338,12 +338,9 @@ public final class Holdfast implements AutoCloseable {
         return future;
     }
 
-    static <T> void pass(@Nullable T outcome, @Nullable Throwable why, CompletableFuture<T> to) {
-        if (why == null) {
-            to.complete(outcome);
-        } else {
-            to.completeExceptionally(why);
-        }
+    /** Returns whether the future was not completed before. */
+    static <T> boolean pass(@Nullable T outcome, @Nullable Throwable why, CompletableFuture<T> to) {
+        return why == null ? to.complete(outcome) : to.completeExceptionally(why);
     }
 
     /**

@@ -2,6 +2,7 @@ package holdfast;
 
 import java.time.Duration;
 import java.util.Optional;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.function.Function;
@@ -44,7 +45,7 @@ public final class NamedLock {
 
     /**
      * Waits for at most this time without a thread. The future is completed on a thread for callbacks, with what {@link #acquire(Duration)}
-     * returns or throws. Cancelling it withdraws the request.
+     * returns or throws. If the application ends it otherwise, by cancelling it say, the request is withdrawn.
      */
     public CompletableFuture<Hold> acquireAsync(Duration wait) {
         return async(nanos(wait), this::granted);
@@ -70,13 +71,17 @@ public final class NamedLock {
         Acquisition acquisition = client.start(spec, wait, null);
         CompletableFuture<T> future = new CompletableFuture<>();
         acquisition.result.thenApply(Holdfast::holdOf).thenApply(outcome)
-            .whenComplete((value, why) -> client.deliver(() -> Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, future)));
-        future.whenComplete((value, why) -> {
-            if (why != null) {
-                // Cancelled, or ended by the application's own timeout.
-                client.serial.run(() -> acquisition.cancel(why));
+            .whenComplete((value, why) -> client.deliver(() -> {
+                if (!Holdfast.pass(value, why instanceof CompletionException ? why.getCause() : why, future)) {
+                    client.serial.run(() -> acquisition.cancel(new CancellationException()));
+                }
+            }));
+        // Ended by the application: cancelled, say, or by a timeout of its own.
+        future.whenComplete((value, why) -> client.serial.run(() -> {
+            if (why != null || acquisition.state == Acquisition.State.WAITING) {
+                acquisition.cancel(why == null ? new CancellationException() : why);
             }
-        });
+        }));
         return future;
     }
 

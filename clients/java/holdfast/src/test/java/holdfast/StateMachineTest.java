@@ -13,9 +13,11 @@ import java.io.PrintStream;
 import java.lang.ref.WeakReference;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Deque;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -284,6 +286,31 @@ class StateMachineTest {
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
         pending.completeExceptionally(new TimeoutException());
         assertThat(withdrawal().owner()).isEqualTo(asked.owner());
+    }
+
+    @Test
+    void acquire_async_that_the_application_completes_is_withdrawn() {
+        server.always(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        pending.complete(null);
+        FakeServer.Command withdrawn = withdrawal();
+        assertThat(withdrawn.owner()).isEqualTo(asked.owner());
+        assertThat(withdrawn.at()).isEqualTo(asked.at());
+    }
+
+    @Test
+    void grant_that_the_application_did_not_wait_for_is_released() throws Exception {
+        close(client);
+        Deque<Runnable> callbacks = new ConcurrentLinkedDeque<>();
+        client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks::add).build();
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
+        clock.until(() -> !callbacks.isEmpty());
+        pending.complete(null);
+        assertThat(server.read(RELEASE)).isEmpty();
+        callbacks.remove().run();
+        clock.until(() -> !server.read(RELEASE).isEmpty());
+        assertThat(client.holds()).isEmpty();
     }
 
     @Test

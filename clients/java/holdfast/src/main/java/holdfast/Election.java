@@ -40,22 +40,30 @@ public final class Election implements AutoCloseable {
                 return;
             }
             term = hold;
-            hold.onLost(reason -> {
-                term = null;
-                if (!closed) {
-                    try {
-                        onLost.accept(reason);
-                    } finally {
-                        stand();
-                    }
-                }
-            });
             if (closed) {
                 close();
             } else {
-                lock.client.callback(() -> onElected.accept(hold));
+                lock.client.callback(() -> lead(hold));
             }
         });
+    }
+
+    private void lead(Hold hold) {
+        boolean isOver = hold.lossReason() != null;
+        // Here, since executors do not keep an order. Not after onElected, which may last as long as the term.
+        hold.onLost(reason -> {
+            term = null;
+            if (!closed) {
+                try {
+                    onLost.accept(reason);
+                } finally {
+                    stand();
+                }
+            }
+        });
+        if (!isOver && !closed) {
+            onElected.accept(hold);
+        }
     }
 
     /** Whether this candidate certainly leads now. */

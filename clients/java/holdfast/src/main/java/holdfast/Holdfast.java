@@ -154,7 +154,7 @@ public final class Holdfast implements AutoCloseable {
      * @param name the election's name, a key of the server
      * @param value what {@link #leader} tells of this candidate, such as its address; at most 400 bytes
      * @param onElected is called with the term's hold when this candidate leads; its fence is the term's number
-     * @param onLost is called when it leads no more without having been closed
+     * @param onLost is called when it leads no more without having been closed; alone, if the term was over before {@code onElected} could begin
      */
     public Election elect(String name, String value, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
         return elect(LockSpec.builder(name).lease(Duration.ofSeconds(5)).label(value).build(), onElected, onLost);

@@ -1120,6 +1120,31 @@ class StateMachineTest {
         }
     }
 
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void election_is_reported_before_its_loss_or_not_at_all(boolean lostEarly) throws Exception {
+        close(client);
+        Deque<Runnable> callbacks = new ConcurrentLinkedDeque<>();
+        client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks::addFirst).build();
+        List<String> calls = new ArrayList<>();
+        server.next(ACQUIRE, granted(7, 0), SILENCE);
+        try (Election election = client.elect("e", "me", term -> calls.add("elected"), why -> calls.add("lost"))) {
+            clock.until(() -> !callbacks.isEmpty());
+            callbacks.remove().run();
+            server.next(RENEW, NIL);
+            if (!lostEarly) {
+                callbacks.remove().run();
+            }
+            clock.until(() -> !client.holds().isEmpty());
+            clock.until(() -> client.holds().isEmpty());
+            while (!callbacks.isEmpty()) {
+                // The newest one first: an executor may run them in any order.
+                callbacks.remove().run();
+            }
+            assertThat(calls).isEqualTo(lostEarly ? List.of("lost") : List.of("elected", "lost"));
+        }
+    }
+
     @Test
     void value_of_a_candidate_is_escaped_in_its_owner() throws Exception {
         acquired(client.lock(LockSpec.builder("k").label("50%#1").build()));

@@ -4,6 +4,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -596,9 +597,12 @@ final class Acquisition {
         });
     }
 
+    /** Whether the server's description of the lock has this hold, or may have it: it may list fewer holders than there are. */
     private boolean holds(@Nullable Object info) {
-        return Reply.maps(Reply.map(info).get("holders")).stream()
-            .anyMatch(holder -> owner.equals(Reply.text(holder.get("owner"))) && Long.valueOf(token).equals(holder.get("token")));
+        Map<String, Object> map = Reply.map(info);
+        List<Map<String, Object>> holders = Reply.maps(map.get("holders"));
+        return Reply.number(map.get("holder_count")).orElse(0L) > holders.size()
+            || holders.stream().anyMatch(holder -> owner.equals(Reply.text(holder.get("owner"))) && Long.valueOf(token).equals(holder.get("token")));
     }
 
     // ---- Releasing ----

@@ -60,7 +60,10 @@ public final class Hold implements AutoCloseable {
         return acquisition.loss.getNow(null);
     }
 
-    /** Asks the server whether this hold has the lock, without renewing it. */
+    /**
+     * Asks the server whether this hold has the lock, without renewing it. If thousands of owners hold it and the server does not list this one, the answer
+     * is that of {@link #isHeld}.
+     */
     public boolean check() {
         return Holdfast.await(acquisition.client.check(acquisition));
     }

@@ -920,7 +920,16 @@ class StateMachineTest {
             .hasMessageContaining(protocol == 3 ? "module is too old" : "client is too old").hasMessageContaining("0.9.0");
     }
 
-    // ---- Force ----
+    // ---- Check and force ----
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void hold_that_a_check_does_not_find_is_lost_only_if_all_holders_are_listed(int holders) throws Exception {
+        Hold hold = acquired(client.semaphore("k", 2));
+        server.always("LOCK.INFO", "*4\r\n$7\r\nholders\r\n*1\r\n*4\r\n$5\r\nowner\r\n$4\r\nelse\r\n$5\r\ntoken\r\n:9\r\n$12\r\nholder_count\r\n:" + holders + "\r\n");
+        assertThat(hold.check()).isEqualTo(holders == 2);
+        assertThat(hold.lossReason()).isEqualTo(holders == 2 ? null : LossReason.GONE);
+    }
 
     @Test
     void force_is_not_repeated_after_a_lost_reply() {

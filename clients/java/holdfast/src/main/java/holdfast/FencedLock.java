@@ -24,9 +24,10 @@ public final class FencedLock implements Lock {
     /**
      * What a thread holds of a name. Changed by its own thread only.
      *
+     * @param thread its thread
      * @param counts how often the thread has locked and not unlocked it: to read, and to write
      */
-    record Holding(Hold hold, AtomicIntegerArray counts) {}
+    record Holding(Thread thread, Hold hold, AtomicIntegerArray counts) {}
 
     private static final long AT_ONCE = 0;
     private static final int READ = 0;
@@ -155,7 +156,7 @@ public final class FencedLock implements Lock {
         }
         AtomicIntegerArray counts = new AtomicIntegerArray(2);
         counts.set(kind, 1);
-        client.holdings.put(new Place(name, thread), new Holding(hold, counts));
+        client.keep(new Place(name, thread), new Holding(Thread.currentThread(), hold, counts));
         return hold.fence();
     }
 

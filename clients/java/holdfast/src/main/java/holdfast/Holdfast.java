@@ -41,6 +41,7 @@ public final class Holdfast implements AutoCloseable {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
     private static final SecureRandom RANDOM = new SecureRandom();
     private static final String FORCE = "LOCK.FORCE";
+    private static final int FEWEST_SWEPT = 64;
     private static final long CLOSING_MS = 2000;
 
     final Serial serial;
@@ -53,6 +54,8 @@ public final class Holdfast implements AutoCloseable {
     final Set<Acquisition> acquisitions = ConcurrentHashMap.newKeySet();
     final String id = random();
     final Map<FencedLock.Place, FencedLock.Holding> holdings = new ConcurrentHashMap<>();
+    /** The number of holdings above which those of ended threads are dropped. */
+    private volatile int sweepAbove = FEWEST_SWEPT;
     private final Executor callbacks;
     private final List<HoldfastListener> listeners;
     private final Map<Node, Pool> pools = new HashMap<>();
@@ -257,6 +260,15 @@ public final class Holdfast implements AutoCloseable {
 
     boolean isShut() {
         return shut;
+    }
+
+    /** Notes what the current thread holds, and drops what threads held that ended without unlocking it whenever the number of entries has doubled. */
+    void keep(FencedLock.Place place, FencedLock.Holding holding) {
+        holdings.put(place, holding);
+        if (holdings.size() > sweepAbove) {
+            holdings.values().removeIf(it -> !it.thread().isAlive());
+            sweepAbove = Math.max(FEWEST_SWEPT, 2 * holdings.size());
+        }
     }
 
     // ---- What acquisitions use; in steps ----

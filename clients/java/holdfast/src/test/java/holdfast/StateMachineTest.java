@@ -1100,6 +1100,19 @@ class StateMachineTest {
     }
 
     @Test
+    void holdings_of_ended_threads_are_dropped() throws Exception {
+        FencedLock lock = client.fencedLock("k");
+        lock.lock();
+        for (int i = 0; i < 1000; i++) {
+            Call call = Call.start(() -> lock.lock(10, TimeUnit.SECONDS));
+            call.thread.join();
+            call.done.join();
+        }
+        assertThat(client.holdings.size()).isLessThan(100);
+        lock.unlock();
+    }
+
+    @Test
     void hold_that_is_forgotten_is_logged() throws Exception {
         try (Log log = new Log()) {
             client.lock("forgotten").tryAcquire();

@@ -1,6 +1,7 @@
 package holdfast;
 
 import java.time.Duration;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.concurrent.locks.Condition;
@@ -129,18 +130,21 @@ public final class FencedLock implements Lock {
         if (interruptibly && Thread.interrupted()) {
             throw new InterruptedException();
         }
+        long until = client.serial.now() + wait;
         LockSpec terms = leaseTime > 0 ? spec.toBuilder().lease(Duration.ofNanos(unit.toNanos(leaseTime))).renew(false).build() : spec;
         long thread = Thread.currentThread().getId();
         Holding mine = holding(thread);
         if (mine != null) {
             try {
-                return reenter(mine, terms, wait);
+                return reenter(mine, terms, wait, interruptibly);
+            } catch (NotAcquiredException late) {
+                return 0;
             } catch (LockLostException lost) {
                 // As if it had been lost before.
+                wait = wait == AT_ONCE ? AT_ONCE : Math.max(1, until - client.serial.now());
             }
         }
         String actor = client.id + ":" + thread;
-        long until = client.serial.now() + wait;
         Hold hold;
         try {
             hold = request(terms, wait, actor, interruptibly);
@@ -169,7 +173,7 @@ public final class FencedLock implements Lock {
         }
     }
 
-    private long reenter(Holding mine, LockSpec terms, long wait) {
+    private long reenter(Holding mine, LockSpec terms, long wait, boolean interruptibly) throws InterruptedException {
         if (kind == WRITE && mine.hold.spec().limit() != 1) {
             if (wait == AT_ONCE) {
                 return 0;
@@ -181,13 +185,25 @@ public final class FencedLock implements Lock {
         Duration lease = leaseOf(terms);
         boolean longer = lease.compareTo(left) > 0;
         if (!hold.acquisition.renews.get() && (terms.renew() || longer)) {
-            hold.renew(longer ? lease : left, terms.renew());
+            renew(hold, longer ? lease : left, terms.renew(), wait, interruptibly);
         } else if (!hold.isHeld()) {
             // Only the wall clock says that its time is over.
-            hold.renew();
+            renew(hold, Duration.ofNanos(hold.acquisition.lease), false, wait, interruptibly);
         }
         mine.counts.updateAndGet(kind, Math::incrementExact);
         return hold.fence();
+    }
+
+    /** Renews the hold within the caller's time; as any try, one without a time takes the client's timeout at most. */
+    private void renew(Hold hold, Duration lease, boolean goesOn, long wait, boolean interruptibly) throws InterruptedException {
+        boolean isShort = wait != AT_ONCE && wait < client.timeout;
+        CompletableFuture<Void> renewed = hold.renew(lease, goesOn, isShort ? wait : client.timeout,
+            () -> isShort ? new NotAcquiredException("lock '" + name + "' was not renewed in time", null) : hold.acquisition.notRenewed());
+        if (interruptibly) {
+            Holdfast.result(renewed);
+        } else {
+            Holdfast.await(renewed);
+        }
     }
 
     private Duration leaseOf(LockSpec terms) {

@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.LoggerFactory;
 
@@ -85,13 +86,13 @@ public final class Hold implements AutoCloseable {
 
     /** Restarts the lease with this duration, which may be shorter, from now on. */
     public void renew(Duration lease) {
-        renew(lease, false);
+        Holdfast.await(renew(lease, false, acquisition.client.timeout, acquisition::notRenewed));
     }
 
-    /** The same; the client renews the lease from now on if that is wanted, or if it did before. */
-    void renew(Duration lease, boolean goesOn) {
+    /** The same. The client renews the lease from now on if {@code goesOn}; the future fails after the limit, in ns. */
+    CompletableFuture<Void> renew(Duration lease, boolean goesOn, long limit, Supplier<Throwable> late) {
         LockSpec.checkLease(lease);
-        Holdfast.await(acquisition.client.<Void>call(future -> acquisition.renew(lease, goesOn, future), acquisition::notRenewed));
+        return acquisition.client.call(limit, future -> acquisition.renew(lease, goesOn, future), late);
     }
 
     /**

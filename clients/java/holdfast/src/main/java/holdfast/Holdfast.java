@@ -61,7 +61,7 @@ public final class Holdfast implements AutoCloseable {
     private final Map<Node, Pool> pools = new HashMap<>();
     private final Map<Integer, Node> moved = new HashMap<>();
     final Turns turns;
-    /** What callers wait for at most for the client's timeout. */
+    /** What callers wait for, at most for the client's timeout. */
     private final Set<CompletableFuture<?>> calls = ConcurrentHashMap.newKeySet();
     private final AtomicBoolean closed = new AtomicBoolean();
     private final @Nullable Thread hook;
@@ -333,6 +333,11 @@ public final class Holdfast implements AutoCloseable {
 
     /** Runs a step that completes a future, which ends within the client's timeout in any case. */
     <T> CompletableFuture<T> call(Consumer<CompletableFuture<T>> step, Supplier<Throwable> late) {
+        return call(timeout, step, late);
+    }
+
+    /** The same with another limit, in ns. */
+    <T> CompletableFuture<T> call(long limit, Consumer<CompletableFuture<T>> step, Supplier<Throwable> late) {
         CompletableFuture<T> future = new CompletableFuture<>();
         calls.add(future);
         future.whenComplete((outcome, why) -> calls.remove(future));
@@ -343,8 +348,8 @@ public final class Holdfast implements AutoCloseable {
                 future.completeExceptionally(why);
             }
             if (!future.isDone()) {
-                Serial.Timer limit = serial.after(timeout, () -> future.completeExceptionally(late.get()));
-                future.whenComplete((outcome, why) -> serial.run(limit::cancel));
+                Serial.Timer timer = serial.after(limit, () -> future.completeExceptionally(late.get()));
+                future.whenComplete((outcome, why) -> serial.run(timer::cancel));
             }
         });
         return future;

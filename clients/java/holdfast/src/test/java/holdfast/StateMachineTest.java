@@ -591,6 +591,40 @@ class StateMachineTest {
     }
 
     @Test
+    void re_entry_that_has_to_renew_ends_with_the_callers_time() throws Exception {
+        server.always(RENEW, SILENCE);
+        Call call = Call.start(() -> {
+            FencedLock lock = client.fencedLock("k");
+            lock.lock(2, TimeUnit.SECONDS);
+            try {
+                assertThat(lock.tryLock(100, 10_000, TimeUnit.MILLISECONDS)).isFalse();
+            } catch (InterruptedException why) {
+                throw new AssertionError(why);
+            }
+        });
+        finish(call);
+        assertThat(server.read(RENEW)).isNotEmpty();
+        assertThat(server.read(ACQUIRE)).hasSize(1);
+    }
+
+    @Test
+    void re_entry_that_has_to_renew_ends_when_the_thread_is_interrupted() throws Exception {
+        server.always(RENEW, SILENCE);
+        Call call = Call.start(() -> {
+            FencedLock lock = client.fencedLock("k");
+            lock.lock(2, TimeUnit.SECONDS);
+            assertThatThrownBy(lock::lockInterruptibly).isInstanceOf(InterruptedException.class);
+            lock.unlock();
+        });
+        while (server.read(RENEW).isEmpty()) {
+            Thread.onSpinWait();
+        }
+        call.thread.interrupt();
+        Holdfast.result(call.done);
+        assertThat(server.read(ACQUIRE)).hasSize(1);
+    }
+
+    @Test
     void thread_enters_its_lock_again_when_only_the_wall_clock_says_that_its_time_is_over() {
         FencedLock lock = client.fencedLock("k");
         lock.lock();

@@ -27,7 +27,7 @@ func TestLeaseBelowAMillisecondIsRoundedUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		asked := 0
 		f := newFake(t, script{"LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(received) string {
-			if asked++; asked > 10 { // a loop without a pause: the bubble's clock stands still
+			if asked++; asked > 10 { // a loop without a pause: the bubble's clock is paused
 				return "-ERR a loop\r\n"
 			}
 			return token
@@ -161,7 +161,7 @@ func TestGivenOwnerPausesWhenItsConnectionsEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		opened := 0
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "PING": {func(received) string {
-			if opened++; opened > 100 { // a loop without a pause: the bubble's clock stands still
+			if opened++; opened > 100 { // a loop without a pause: the bubble's clock is paused
 				return "+PONG\r\n"
 			}
 			return cut

@@ -36,7 +36,7 @@ func TestObserve(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			f := newFake(t, script{"LOCK.INFO": {func(received) string {
-				if asked++; asked > 200 { // the bubble's clock stands still
+				if asked++; asked > 200 { // the bubble's clock is paused
 					cancel()
 				}
 				return info

@@ -233,7 +233,7 @@ impl Checker {
                 longest: if flagless { old.longest } else { binding.longest },
                 is_unsure: both.is_unsure || is_older(&old),
                 // (What replicas have confirmed of a later request counts.)
-                confirmed: old.confirmed.filter(|_| old.at > position).or(both.confirmed),
+                confirmed: old.confirmed.filter(|_| old.at >= position).or(both.confirmed),
                 ..both
             }
         };

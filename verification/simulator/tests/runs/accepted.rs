@@ -775,6 +775,14 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s
          c LOCK.ACQUIRE k0 o2 WAIT 20
          a LOCK.ACQUIRE k0 o1 WAIT 20",
+        "!replicas never 2000 20
+         a !stop-reading
+         a LOCK.ACQUIRE k0 o2 WATCHDOG WAIT 0 SESSION $s
+         b LOCK.ACQUIRE k0 o2 REPLICAS 1 SESSION $s
+         +20
+         a PEXPIRE k0 30
+         +20
+         s LOCK.EVENTS",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -130,9 +130,11 @@ impl Client {
         Err(Error::Connection { server: String::new(), keys: keys.clone(), source: late() })
     }
 
-    /// Whether the server of this key answers within this time. A reply that has arrived by then counts, also if it has not been read yet.
+    /// Whether the server of this key answers within this time. A reply that has arrived by then counts, also if it has not been read yet, and
+    /// so does an error, for want of a right, say.
     pub(crate) async fn answers(&self, keys: &Keys, within: Duration) -> bool {
-        self.request(keys, &[b"LOCK.VERSION".to_vec()], clock::millis(within)).await.is_ok()
+        let reply = self.request(keys, &[b"LOCK.VERSION".to_vec()], clock::millis(within)).await;
+        !matches!(reply, Err(Error::Connection { .. }))
     }
 
     /// The server of this key did not answer. It is asked again in the background until it does.

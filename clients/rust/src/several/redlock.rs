@@ -14,8 +14,9 @@ use crate::locks::Locks;
 use crate::names::Keys;
 use crate::terms::{Deadline, at_most};
 
-/// How long a server may take to answer by default.
+/// How long a server may take to answer by default, and at most.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A mutex on a majority of independent servers: it survives the loss of a minority of them.
 ///
@@ -80,9 +81,9 @@ impl RedLock {
         self
     }
 
-    /// How long a server may take to answer (500 ms). All clients that contend should have the same.
+    /// How long a server may take to answer (500 ms; at most an hour). All clients that contend should have the same.
     pub fn server_timeout(mut self, time: Duration) -> Self {
-        self.server_timeout = time;
+        self.server_timeout = time.min(LONGEST_TIMEOUT);
         self
     }
 

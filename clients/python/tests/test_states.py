@@ -322,6 +322,21 @@ def test_renewal_by_hand_sets_another_lease(faked, fake):
     assert [option(words, b"LEASE") for words in fake.of("RENEW")] == [90_000, 20_000]
 
 
+def test_reply_to_an_older_renewal_counts_with_the_lease_that_was_sent(faked, kind, fake):
+    hold = faked.lock("k", lease=50, renew=False).acquire(30)
+
+    def lengthen(_):
+        grant.lease = 9000.0
+        return integer(101)
+
+    # As `renew(9000)` in another thread does.
+    grant = hold._grant
+
+    fake.script["RENEW"].append(lengthen)
+    hold.renew()
+    assert hold.remaining() <= 50 * 0.99
+
+
 def test_renewals_name_the_replicas(faked, fake, quick):
     faked.lock("k", lease=60, replicas=2).acquire(30)
     until(lambda: fake.of("RENEW"), "it is renewed")
@@ -477,6 +492,25 @@ async def test_withdrawal_ends_when_the_lease_is_over(fake):
     fake.script["RELEASE"].extend([error(PASSING[0])] * 1000)
     async for _ in _cancelled(fake, lease=0.5):
         await _until(lambda: fake.seen[-1][0] < time.monotonic() - 0.5, "no more is sent")
+
+
+def test_wait_longer_than_its_lease_is_withdrawn(faked, fake):
+    ended = threading.Event()
+    fake.script["ACQUIRE"].append(lambda _: ended.wait(60) and NIL)
+    fake.script["RELEASE"].append(lambda _: ended.set() or integer(1))
+    with pytest.raises(holdfast.NotAcquiredError):
+        faked.lock("k", lease=0.3).acquire(0.5)
+    until(lambda: withdrawals(fake), "it is withdrawn")
+
+
+@pytest.mark.parametrize("trouble", [SILENCE, error("NOPERM no permission")], ids=["silence", "NOPERM"])
+def test_failed_withdrawal_closes_the_connection_of_the_wait(faked, fake, impatient, trouble):
+    fake.script["ACQUIRE"].append(SILENCE)
+    fake.script["RELEASE"].extend([trouble] * 10)
+    with pytest.raises(holdfast.NotAcquiredError):
+        faked.lock("k", lease=0.3).acquire(0.2)
+    until(lambda: withdrawals(fake), "it is withdrawn")
+    until_all_are_read(faked)
 
 
 async def test_cancelled_release_goes_on_in_the_background(fake):

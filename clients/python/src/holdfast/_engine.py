@@ -361,17 +361,22 @@ class Engine:
 
     async def _withdraw(self, grant: Grant) -> None:
         """Releases what may come of a request, until nothing can, or a lease is over (B20, B21)."""
-        answers, end = 0, (grant.sent or now()) + grant.lease
-        while answers < (2 if grant.broke else 1) and now() < end and not self.is_closed:
-            if answers:
-                await self.io.sleep(1.0)
-            try:
+        # A wait may be longer than a lease: RELEASE ALL is sent at least once.
+        answers, end = 0, max(grant.sent + grant.lease, now() + rules.silence(grant.lease))
+        try:
+            while answers < (2 if grant.broke else 1) and (answers == 0 or now() < end) and not self.is_closed:
+                if answers:
+                    await self.io.sleep(1.0)
                 await self.answer(grant, RELEASE, lambda: [grant.withdrawal()], end)
-            except (ConnectionError, TimeoutError, OSError):
-                return
-            # A token was under way: RELEASE ALL had overtaken the request.
-            is_late = any(judge(reply) is Verdict.YES for reply in await self._read_rest(grant))
-            answers = 0 if is_late else answers + 1
+                # A token was under way: RELEASE ALL had overtaken the request.
+                is_late = any(judge(reply) is Verdict.YES for reply in await self._read_rest(grant))
+                answers = 0 if is_late else answers + 1
+        except (ConnectionError, TimeoutError, OSError) as error:
+            logger.debug("lock %r: an acquisition could not be withdrawn: %s", grant.terms.name, error)
+        finally:
+            # The server forgets a wait with its connection.
+            for asked in list(grant.asked):
+                await self._broke(grant, asked)
 
     # Commands
 
@@ -515,25 +520,26 @@ class Engine:
         """Of each: True if it was renewed, False if it is gone or released, or what went wrong (B14)."""
         seconds = min(rules.silence(grant.lease) for grant in grants)
         seconds += pool.replicas_timeout if grants[0].terms.replicas else 0.0
-        asked = [(grant, grant.token) for grant in grants]
+        asked = [(grant, grant.token, grant.lease) for grant in grants]
 
         def make() -> list[Words]:
             # Once a release has begun, none is sent (B16).
-            asked[:] = [(one, one.token) for one in grants if one.state in (State.WAITING, State.HELD)]
-            return [one.renewal() for one, _ in asked]
+            held = [grant for grant in grants if grant.state in (State.WAITING, State.HELD)]
+            asked[:] = [(grant, grant.token, grant.lease) for grant in held]
+            return [grant.renewal() for grant in held]
 
         try:
             sent, replies = await self.command(pool, RENEW, make, seconds, grants)
         except Exception as error:
             sent, replies = 0.0, [error] * len(asked)
         found = zip(asked, replies, strict=True)
-        return [self._take_renewal(grant, token, reply, sent, pool) for (grant, token), reply in found]
+        return [self._take_renewal(*request, reply, sent, pool) for request, reply in found]
 
-    def _take_renewal(self, grant: Grant, token: int, reply: Any, sent: float, pool: Pool) -> Any:
+    def _take_renewal(self, grant: Grant, token: int, lease: float, reply: Any, sent: float, pool: Pool) -> Any:
         verdict = judge(reply)
         if verdict is Verdict.YES:
             pool.succeeded()
-            grant.renewed(sent)
+            grant.renewed(sent, lease)
             self._schedule(grant, grant.due)
             return True
         if verdict is Verdict.NIL and token != grant.token:
@@ -569,12 +575,13 @@ class Engine:
     async def raise_token(self, grant: Grant, fence: int, seconds: float) -> bool:
         """Whether the server holds it under just this token now, for a lease. For several independent servers."""
         pool = await self.router.pool(grant.terms.keys[0], seconds)
-        sent, [reply] = await self.command(pool, RENEW, lambda: [(*grant.renewal(), b"FENCE", fence)], seconds)
+        lease, words = grant.lease, (*grant.renewal(), b"FENCE", fence)
+        sent, [reply] = await self.command(pool, RENEW, lambda: [words], seconds, [grant])
         if judge(reply) is not Verdict.YES:
             return False
         grant.token, grant.certain = int(reply), 0.0
         # What the clocks of several servers may differ by (docs/redlock.md).
-        grant.renewed(sent - 0.002)
+        grant.renewed(sent - 0.002, lease)
         return grant.token == fence
 
     def must_hold(self, grant: Grant) -> None:

@@ -298,12 +298,14 @@ class Grant:
         """What the reply to an ACQUIRE gives, by the clock rule. More elements are ignored."""
         self.token, waited = reply[:2]
         self.since = now()
-        self.renewed(sent + waited / 1000)
+        self.renewed(sent + waited / 1000, self.lease)
 
-    def renewed(self, began: float) -> None:
-        """The server holds it for a lease that began then at the earliest (B6)."""
-        self.certain = max(self.certain, began + self.lease * DRIFT)
-        self.due = min(self.certain, began + self.lease * RENEW_AT if self.terms.renew else math.inf)
+    def renewed(self, began: float, lease: float) -> None:
+        """The server holds it for this lease, which began then at the earliest (B6)."""
+        # The lease may have been changed since this one was sent: the shorter one counts.
+        lease = min(lease, self.lease)
+        self.certain = max(self.certain, began + lease * DRIFT)
+        self.due = min(self.certain, began + lease * RENEW_AT if self.terms.renew else math.inf)
         if not COUNTS_SUSPEND:
             self.wall = time.time() + self.certain - now()
 

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import itertools
+import queue
 import threading
 import time
 
@@ -12,8 +13,10 @@ import redis
 import holdfast
 from fake import CUT, NIL, SILENCE, error, granted, integer
 from holdfast import LossReason
+from holdfast import _api as api
 from holdfast import _engine as engine
 from holdfast import _rules as rules
+from holdfast._io import run
 from holdfast.redis_py import lock_class
 from kinds import Tasks, closed
 from servers import until
@@ -713,3 +716,143 @@ def test_request_with_new_is_not_repeated_when_its_reply_is_lost(fake):
         with pytest.raises(redis.ConnectionError, match="may be held by b'mine'"):
             lock.acquire(token="mine")
     assert len([words for words in fake.of("ACQUIRE") if words[2] == b"mine"]) == 1
+
+
+# Closing
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_close_releases_what_is_granted_while_it_runs(faked, kind, fake):
+    faked.lock("first").acquire(30)
+    is_granted, goes_on = threading.Event(), threading.Event()
+    fake.script["ACQUIRE"].append(lambda _: is_granted.wait(60) and granted(9))
+    fake.script["RELEASE"].append(lambda _: goes_on.wait(60) and integer(1))
+    raised = []
+
+    def acquire():
+        try:
+            faked.lock("k").acquire(30)
+        except (holdfast.HoldfastError, redis.ConnectionError) as failure:
+            raised.append(failure)
+
+    acquiring = in_thread(acquire)
+    until(lambda: len(fake.of("ACQUIRE")) == 2, "it waits at the server")
+    closing = in_thread(lambda: (kind.run if isinstance(kind, Tasks) else run)(faked._engine.close(60)))
+    until(lambda: fake.of("RELEASE"), "it releases the first one")
+    is_granted.set()
+    until(lambda: [words[1] for words in fake.of("RELEASE")] == [b"first", b"k"], "it is released")
+    goes_on.set()
+    acquiring.join(60)
+    closing.join(60)
+    assert raised
+
+
+async def test_cancel_between_the_token_and_its_renewal_withdraws(fake, end_tasks, monkeypatch):
+    fake.script["ACQUIRE"].append(granted(9, -31_000))
+    client = redis.asyncio.Redis(port=fake.port)
+    async with holdfast.asyncio.Holdfast(client) as opened:
+        sleep, sleeps = opened._engine.io.sleep, asyncio.Event()
+
+        async def endless(seconds):
+            sleeps.set()
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(opened._engine.io, "sleep", endless)
+        task = asyncio.create_task(opened.lock("k", lease=60).acquire(30))
+        await asyncio.wait_for(sleeps.wait(), 30)
+        monkeypatch.setattr(opened._engine.io, "sleep", sleep)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await _until(lambda: len(withdrawals(fake)) == 2, "it is withdrawn twice, a second apart")
+    await closed(client)
+
+
+def test_exit_releases_what_a_task_waits_to_lose(fake):
+    loop = asyncio.new_event_loop()
+
+    async def hold():
+        client = redis.asyncio.Redis(port=fake.port)
+        opened = holdfast.asyncio.Holdfast(client)
+        hold = await opened.lock("k", lease=60).acquire(30)
+        waiting = asyncio.ensure_future(hold.lost.wait())
+        await asyncio.sleep(0)
+        for pool in opened._engine.router.all():
+            pool.close()
+        await closed(client)
+        return opened, hold, waiting
+
+    opened, hold, waiting = loop.run_until_complete(hold())
+    timers = asyncio.all_tasks(loop) - {waiting}
+    for task in timers:
+        # Its end releases nothing here: that is left to the end of the process.
+        opened._engine.release_all, release_all = lambda _: asyncio.sleep(0), opened._engine.release_all
+        task.cancel()
+        loop.run_until_complete(asyncio.wait([task]))
+        opened._engine.release_all = release_all
+    loop.close()
+    opened._at_exit()
+    assert [words[3:] for words in fake.of("RELEASE")] == [[b"TOKEN", b"101"]]
+    assert not hold.is_held()
+
+
+def test_error_of_the_block_goes_before_the_loss_of_a_reentrant_lock(fake):
+    with holdfast.Holdfast(redis.Redis(port=fake.port)) as opened:
+        fake.script["RELEASE"].append(NIL)
+        with pytest.raises(KeyError), opened.reentrant_lock("k"):
+            raise KeyError
+
+
+def test_force_is_not_repeated_when_its_reply_is_lost(faked, fake):
+    faked.lock("k").acquire(30).release()
+    fake.script["FORCE"] = collections.deque([CUT])
+    with pytest.raises(redis.ConnectionError):
+        faked.force("k")
+    assert len(fake.of("FORCE")) == 1
+
+
+def test_force_replaces_a_dead_idle_connection(faked, fake):
+    faked.lock("k").acquire(30).release()
+    fake.script["VERSION"].append(CUT)
+    fake.script["FORCE"] = collections.deque([integer(1)])
+    assert faked.force("k") == 1
+
+
+def test_close_closes_the_connection_of_an_ephemeral_hold(faked, fake):
+    hold = faked.lock("k", ephemeral=True).acquire(30)
+    pool = hold._grant.pool
+    assert pool._lines
+    faked.close()
+    assert [words[3:] for words in fake.of("RELEASE")] == [[b"TOKEN", b"101"]]
+    assert not pool._lines
+
+
+def test_lost_ephemeral_hold_closes_its_connection(faked, fake, quick):
+    fake.script["RENEW"].append(NIL)
+    hold = faked.lock("k", lease=60, ephemeral=True).acquire(30)
+    pool = hold._grant.pool
+    assert hold.lost.wait(30)
+    until(lambda: not pool._lines, "it is closed")
+
+
+def test_election_may_be_closed_by_its_callback(faked, kind, fake, monkeypatch):
+    monkeypatch.setattr(api, "RELEASE_TIME", 60.0)
+    elections = queue.Queue()
+    is_closed = threading.Event()
+
+    def on_elected(hold):
+        elections.get(timeout=30).close()
+        is_closed.set()
+
+    async def on_elected_task(hold):
+        await (await asyncio.to_thread(elections.get, timeout=30)).close()
+        is_closed.set()
+
+    election = faked.elect("k", on_elected_task if isinstance(kind, Tasks) else on_elected)
+    elections.put(getattr(election, "_inner", election))
+    assert is_closed.wait(30)

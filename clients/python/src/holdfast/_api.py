@@ -155,7 +155,9 @@ class ReentrantBase(LockBase[HoldT]):
             await hold._release(RELEASE_TIME)
 
     async def _exit(self, error: BaseException | None) -> None:
-        await self._release()
+        hold = self._leave()
+        if self._engine.io.me() not in self._mine:
+            await hold._exit(error)
 
 
 class ElectionBase:
@@ -176,6 +178,8 @@ class ElectionBase:
         self._stop, self._ended = engine.io.event(), engine.io.event()
         self._wake = engine.io.event()  # Of each term: set by its loss, and by the end of the candidacy.
         self._grant: Grant | None = None
+        # The thread or task that calls the callbacks.
+        self._campaigner: Any = None
         engine.enter()
         if not engine.io.spawn(self._campaign):
             raise RuntimeError("cannot start a thread for the election")
@@ -191,6 +195,7 @@ class ElectionBase:
         return self._grant.token if self._grant is not None and self.is_leader else None
 
     async def _campaign(self) -> None:
+        self._campaigner = self._engine.io.me()
         try:
             while not self._stop.is_set() and not self._engine.is_closed:
                 try:
@@ -228,7 +233,9 @@ class ElectionBase:
     async def _close(self) -> None:
         self._stop.set()
         self._wake.set()
-        await self._engine.io.wait(self._ended, RELEASE_TIME)
+        # A callback that closes it would wait for its own end.
+        if self._engine.io.me() != self._campaigner:
+            await self._engine.io.wait(self._ended, RELEASE_TIME)
 
 
 class ReadWriteLock(Generic[LockT]):

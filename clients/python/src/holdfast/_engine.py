@@ -309,16 +309,27 @@ class Engine:
             pool = grant.pool = Pool(self.io, None, 1)
         pool.put(asked.line)
         if grant.left() < grant.lease / 2:
-            await self.io.sleep(min(TICK, grant.lease / 16))
-            if await self._renew([grant], pool) != [True]:
-                grant.broke = True
-                if grant.pool is not None:
+            # Whatever ends this, the server holds it.
+            grant.broke, is_renewed = True, False
+            try:
+                await self.io.sleep(min(TICK, grant.lease / 16))
+                is_renewed = await self._renew([grant], pool) == [True]
+            finally:
+                if not is_renewed and grant.pool is not None:
                     grant.pool.close()
                     grant.pool = None
+            if not is_renewed:
                 return False
         with self.mutex:
-            grant.state = State.HELD
-            self.grants.add(grant)
+            # Either close() finds it, or it is not held.
+            if not self.is_closed:
+                grant.state = State.HELD
+                self.grants.add(grant)
+        if grant.state is State.WAITING:
+            await self.command(pool, RELEASE, grant.releases, rules.silence(grant.lease))
+            if grant.pool is not None:
+                grant.pool.close()
+            raise HoldfastError("this Holdfast object is closed")
         self._schedule(grant, grant.due)
         return True
 
@@ -393,14 +404,22 @@ class Engine:
         return pool.rest(lease)
 
     async def command(
-        self, pool: Pool, priority: int, make: Make, seconds: float, grants: Sequence[Grant] = ()
+        self,
+        pool: Pool,
+        priority: int,
+        make: Make,
+        seconds: float,
+        grants: Sequence[Grant] = (),
+        *,
+        again: bool = True,
     ) -> tuple[float, list[Any]]:
         """When a pipeline was sent, and its replies, of which errors are elements.
 
-        A connection that was dead is replaced once (B28). `grants` are those that it is about.
+        A connection that was dead is replaced once (B28), if it may be sent `again`. `grants` are those that it is
+        about.
         """
         end = now() + seconds
-        for is_last in (False, True):
+        for is_last in (False, True) if again else (True,):
             # Renewals have kept the pause of their leases.
             line = await pool.get(priority, end - now(), 0.0 if priority == RENEW else LONGEST_PAUSE)
             sent = now()
@@ -429,7 +448,10 @@ class Engine:
             try:
                 pool = pool or await self.router.pool(key, max(end - now(), 0.05))
                 seconds = max(min(end - now(), rules.silence(grant.lease)), 0.05)
-                reply = (await self.command(pool, priority, make, seconds, [grant]))[1][0]
+                if not again:
+                    # It is not repeated, so over a connection that has just answered.
+                    await self.command(pool, priority, lambda: [(b"LOCK.VERSION",)], seconds)
+                reply = (await self.command(pool, priority, make, seconds, [grant], again=again))[1][0]
             except Exception as error:
                 reply = error
             verdict = judge(reply)
@@ -614,10 +636,16 @@ class Engine:
                 return
             grant.state, grant.reason = State.LOST, reason
             self.grants.discard(grant)
-        grant.event.set()
+        # At the end of a program the loop of those that wait for it may have ended.
+        with contextlib.suppress(RuntimeError):
+            grant.event.set()
         self._tell("lost", grant.terms.name, grant.token, reason)
-        if grant.listener is not None:
-            grant.listener()
+        with contextlib.suppress(RuntimeError):
+            if grant.listener is not None:
+                grant.listener()
+        # close() releases it over this connection.
+        if grant.pool is not None and reason is not LossReason.CLOSED:
+            grant.pool.close()
 
     def _tell(self, hook: str, *what: Any) -> None:
         try:
@@ -685,24 +713,33 @@ class Engine:
     async def release_all(self, seconds: float) -> None:
         """Of what is held: without a repetition. Those that hold it are told that it is lost: closed (B38)."""
         end = now() + seconds
-        for pool, batch in self._batches(list(self.grants)):
-            for grant in batch:
-                self.lost(grant, LossReason.CLOSED)
+        with self.mutex:
+            grants = list(self.grants)
+        for grant in grants:
+            self.lost(grant, LossReason.CLOSED)
+        for pool, batch in self._batches(grants):
             words = [one for grant in batch for one in grant.releases()]
             try:
                 await self.command(pool, RELEASE, words.copy, max(end - now(), 0.05))
             except Exception as error:
                 logger.warning("%d locks could not be released, they end with their leases: %s", len(batch), error)
+            finally:
+                if batch[0].pool is not None:
+                    pool.close()
 
     async def close(self, seconds: float = EXIT_TIME) -> None:
         """Releases what is held, and closes the connections."""
-        if self.is_closed or not self.is_of_this_process:
-            return
-        await self.release_all(seconds)
-        self.is_closed = True
-        for pool in self.router.all():
-            pool.close()
-        self._wake.set()
+        with self.mutex:
+            if self.is_closed or not self.is_of_this_process:
+                return
+            # From here on nothing is added to `grants`.
+            self.is_closed = True
+        try:
+            await self.release_all(seconds)
+        finally:
+            for pool in self.router.all():
+                pool.close()
+            self._wake.set()
         # The loop ends closed connections in its next iteration.
         await self.io.sleep(0.0)
 

@@ -196,7 +196,8 @@ class Pool:
 
     async def _open(self) -> None:
         assert self._open_line is not None  # noqa: S101
-        line, failure = None, Exception("the attempt to connect was interrupted")
+        line: Any = None
+        failure: Exception = ConnectionError("the attempt to connect was interrupted")
         try:
             line = await self._open_line()
         except Exception as error:

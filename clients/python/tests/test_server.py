@@ -20,7 +20,7 @@ from holdfast import LossReason
 from holdfast import _io as io
 from holdfast import _rules as rules
 from kinds import closed
-from servers import HOST, Server, renewed, until
+from servers import HOST, Cluster, Server, renewed, until
 
 TESTS = Path(__file__).parent
 
@@ -540,6 +540,43 @@ def test_cluster_lock_follows_its_slot(kind, cluster, name, quick):
     finally:
         cluster.begin_move(slot, target, source)
         cluster.finish_move(slot, target, source)
+
+
+def test_hold_in_a_slot_that_is_moving_is_renewed_and_released(kind, cluster, name, quick):
+    opened = kind.open(kind.cluster(cluster.nodes[0].port))
+    key = f"{name}:{kind.name}"
+    slot, owner = cluster.slot(key), cluster.owner(key)
+    source, target = cluster.masters[owner], cluster.masters[1 - owner]
+    hold = opened.lock(key, lease=60).acquire()
+    waiting = opened.lock(key, lease=60)
+    cluster.begin_move(slot, source, target)
+    try:
+        source.client().execute_command("MIGRATE", HOST, target.port, key, 0, 5000)
+        renewed(hold)
+        hold.renew()
+        hold.check()
+        assert waiting.try_acquire() is None
+        hold.release()
+    finally:
+        cluster.finish_move(slot, source, target)
+        cluster.begin_move(slot, target, source)
+        cluster.finish_move(slot, target, source)
+
+
+def test_hold_survives_a_failover_when_the_program_only_holds(kind, name, quick):
+    cluster = Cluster(replicas=True)
+    try:
+        opened = kind.open(kind.cluster(cluster.nodes[0].port))
+        hold = opened.lock(name, lease=60).acquire(30)
+        owner = cluster.owner(name)
+        replica = cluster.nodes[len(cluster.masters) + owner].client()
+        until(lambda: replica.info("keyspace"), "the replica has it")
+        cluster.masters[owner].kill()
+        replica.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        renewed(hold)
+        assert hold.is_held()
+    finally:
+        cluster.close()
 
 
 def test_sentinel_leads_to_the_new_primary(kind, sentinels):

@@ -412,11 +412,12 @@ class Engine:
         grants: Sequence[Grant] = (),
         *,
         again: bool = True,
+        is_asking: bool = False,
     ) -> tuple[float, list[Any]]:
         """When a pipeline was sent, and its replies, of which errors are elements.
 
         A connection that was dead is replaced once (B28), if it may be sent `again`. `grants` are those that it is
-        about.
+        about. `is_asking`: an ASK redirect led to this node.
         """
         end = now() + seconds
         for is_last in (False, True) if again else (True,):
@@ -425,6 +426,9 @@ class Engine:
             sent = now()
             try:
                 commands = make()
+                if is_asking:
+                    # It is for the next command only.
+                    commands = [words for command in commands for words in ((b"ASKING",), command)]
                 line.start(pack(commands), len(commands))
                 replies = await line.wait(end - now())
             except BaseException as error:
@@ -437,7 +441,7 @@ class Engine:
                     raise
             else:
                 pool.put(line)
-                return sent, replies
+                return sent, replies[1::2] if is_asking else replies
         raise AssertionError
 
     async def answer(self, grant: Grant, priority: int, make: Make, end: float, again: bool = True) -> Any:
@@ -452,6 +456,11 @@ class Engine:
                     # It is not repeated, so over a connection that has just answered.
                     await self.command(pool, priority, lambda: [(b"LOCK.VERSION",)], seconds)
                 reply = (await self.command(pool, priority, make, seconds, [grant], again=again))[1][0]
+                if rules.is_ask(reply) and grant.pool is None:
+                    pool = self.router.redirected(reply, key, pool)
+                    reply = (await self.command(pool, priority, make, seconds, [grant], again=again, is_asking=True))[
+                        1
+                    ][0]
             except Exception as error:
                 reply = error
             verdict = judge(reply)
@@ -512,6 +521,9 @@ class Engine:
         for grant in due:
             if grant.certain <= now():
                 self.lost(grant, LossReason.EXPIRED)
+        if due:
+            # A program that only holds has to find the new primary, too (B40).
+            await self.router.refresh()
         for pool, batch in self._batches(grant for grant in due if grant.state is State.HELD):
             # One that is silent does not delay the others (B15).
             await self.io.background(functools.partial(self._renew, batch, pool))
@@ -538,8 +550,8 @@ class Engine:
             for begin in range(0, len(group), BATCH):
                 yield pool, group[begin : begin + BATCH]
 
-    async def _renew(self, grants: Sequence[Grant], pool: Pool) -> list[Any]:
-        """Of each: True if it was renewed, False if it is gone or released, or what went wrong (B14)."""
+    async def _renew(self, grants: Sequence[Grant], pool: Pool, is_asking: bool = False) -> list[Any]:
+        """Of each, in any order: True if it was renewed, False if it is gone or released, or what went wrong (B14)."""
         seconds = min(rules.silence(grant.lease) for grant in grants)
         seconds += pool.replicas_timeout if grants[0].terms.replicas else 0.0
         asked = [(grant, grant.token, grant.lease) for grant in grants]
@@ -551,11 +563,20 @@ class Engine:
             return [grant.renewal() for grant in held]
 
         try:
-            sent, replies = await self.command(pool, RENEW, make, seconds, grants)
+            sent, replies = await self.command(pool, RENEW, make, seconds, grants, is_asking=is_asking)
         except Exception as error:
             sent, replies = 0.0, [error] * len(asked)
-        found = zip(asked, replies, strict=True)
-        return [self._take_renewal(*request, reply, sent, pool) for request, reply in found]
+        found: list[Any] = []
+        redirected: dict[Pool, list[Grant]] = {}
+        for (grant, token, lease), reply in zip(asked, replies, strict=True):
+            if rules.is_ask(reply) and grant.pool is None and not is_asking:
+                target = self.router.redirected(reply, grant.terms.keys[0], pool)
+                redirected.setdefault(target, []).append(grant)
+            else:
+                found.append(self._take_renewal(grant, token, lease, reply, sent, pool))
+        for target, group in redirected.items():
+            found += await self._renew(group, target, is_asking=True)
+        return found
 
     def _take_renewal(self, grant: Grant, token: int, lease: float, reply: Any, sent: float, pool: Pool) -> Any:
         verdict = judge(reply)
@@ -773,10 +794,7 @@ class _Router:
         """The connections to the node that serves a key. What is known is used while the map is read again (B24)."""
         slot, end, io = rules.slot_of(key), now() + seconds, self._engine.io
         while self._engine.source.is_cluster:
-            done = self._reading
-            if done is None and (slot not in self.slots or (self._is_doubtful and now() - self._read_at > 0.1)):
-                done = self._reading = io.event()
-                await io.background(functools.partial(self._read, done))
+            done = await self.refresh(slot not in self.slots)
             if slot in self.slots:
                 break
             await io.wait(done, max(end - now(), 0.0))
@@ -785,6 +803,15 @@ class _Router:
             if slot not in self.slots:
                 await io.sleep(min(0.1, max(end - now(), 0.0)))
         return self.known(key)
+
+    async def refresh(self, is_needed: bool = False) -> Any:
+        """Begins to read the map again if it may be wrong. The event of its end, or None if nothing is being read."""
+        is_due = is_needed or (self._is_doubtful and now() - self._read_at > 0.1)
+        done = self._reading
+        if done is None and is_due and self._engine.source.is_cluster:
+            done = self._reading = self._engine.io.event()
+            await self._engine.io.background(functools.partial(self._read, done))
+        return done
 
     def redirected(self, error: Any, key: bytes, pool: Pool) -> Pool:
         """Where a redirect leads."""

@@ -673,6 +673,65 @@ print("fine")
     assert found.stdout == "fine\n", found.stderr
 
 
+def test_threads_of_a_forked_child_share_no_connection_with_the_parent(own_server):
+    found = _program(
+        own_server.port,
+        """
+import threading
+opened = holdfast.Holdfast(redis.Redis(port=port))
+opened.lock("k").acquire().release()
+parents = opened._engine.router
+urandom = os.urandom
+child = os.fork()
+if child == 0:
+    is_asked, goes_on = threading.Event(), threading.Event()
+    os.urandom = lambda count: (is_asked.set(), goes_on.wait(5), urandom(count))[2]
+    first = threading.Thread(target=opened._engine.enter)
+    first.start()
+    is_asked.wait(1)
+    opened._engine.enter()
+    ends = opened._engine.router is parents
+    goes_on.set()
+    first.join()
+    os._exit(ends)
+assert os.waitpid(child, 0)[1] == 0
+print("fine")
+""",
+    )
+    assert found.stdout == "fine\n", found.stderr
+
+
+def test_connections_stay_alive_when_a_forked_child_collects_garbage(own_server):
+    found = _program(
+        own_server.port,
+        """
+import gc
+loop = asyncio.new_event_loop()
+async def begin():
+    global opened
+    opened = holdfast.asyncio.Holdfast(redis.asyncio.Redis(port=port))
+    await use()
+async def use():
+    await (await opened.lock("k", lease=60).acquire()).release()
+loop.run_until_complete(begin())
+child = os.fork()
+if child == 0:
+    async def main():
+        await use()
+        gc.collect()
+    asyncio.run(main())
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+before = opened._engine.router.known(b"k")._idle[:]
+loop.run_until_complete(use())
+assert opened._engine.router.known(b"k")._idle == before
+print("fine")
+os._exit(0)
+""",
+    )
+    assert found.stdout == "fine\n", found.stderr
+
+
 def test_acquire_raises_when_no_thread_can_be_started(server, name, monkeypatch):
     opened = holdfast.Holdfast(server.client())
 

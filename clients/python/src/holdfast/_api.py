@@ -358,5 +358,5 @@ def _terms(name: Name | Sequence[Name], *terms: Any, **more: Any) -> Terms:
 def _release_at_exit(engine: weakref.ref[Engine], close: Callable[[Engine], None]) -> None:
     """A normal exit of the program releases what it holds (B38)."""
     found = engine()
-    if found is not None and found.is_of_this_process and not found.is_closed and found.grants:
+    if found is not None and not found.is_closed and found.grants:
         close(found)

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +59,11 @@ class _Asked(NamedTuple):
     silent_at: float
 
 
+# The child of a fork refers for ever to what its parent had: the end of such a connection would take it out of the
+# epoll that both share, and the parent would hear nothing of it any more.
+_of_parents: list[Any] = []
+
+
 class Engine:
     """All that a Holdfast object does."""
 
@@ -71,9 +77,9 @@ class Engine:
         self._limit = max_connections
         self.is_closed = False
         self._start()
+        _engines.add(self)
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         self.actor = os.urandom(8).hex().encode()
         self.mutex = threading.Lock()
         self.grants: set[Grant] = set()
@@ -83,16 +89,13 @@ class Engine:
         self._alarm = math.inf
         self.router = _Router(self)
 
-    @property
-    def is_of_this_process(self) -> bool:
-        """Not of a parent."""
-        return os.getpid() == self._pid
+    def forked(self) -> None:
+        """The child of a fork holds nothing. Its parent's connections are forgotten, not closed (B39)."""
+        _of_parents.append((self.router, self.grants))
+        self._start()
 
     def enter(self) -> None:
         """Before anything is sent."""
-        if not self.is_of_this_process:
-            # The child of a fork holds nothing. Its parent's connections are forgotten, not closed (B39).
-            self._start()
         if self.is_closed:
             raise HoldfastError("this Holdfast object is closed")
 
@@ -751,7 +754,7 @@ class Engine:
     async def close(self, seconds: float = EXIT_TIME) -> None:
         """Releases what is held, and closes the connections."""
         with self.mutex:
-            if self.is_closed or not self.is_of_this_process:
+            if self.is_closed:
                 return
             # From here on nothing is added to `grants`.
             self.is_closed = True
@@ -763,6 +766,19 @@ class Engine:
             self._wake.set()
         # The loop ends closed connections in its next iteration.
         await self.io.sleep(0.0)
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    # Before the child has a second thread, which might find its parent's connections.
+    for engine in _engines:
+        engine.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class _Router:

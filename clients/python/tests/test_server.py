@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -563,12 +564,14 @@ def test_hold_in_a_slot_that_is_moving_is_renewed_and_released(kind, cluster, na
         cluster.finish_move(slot, target, source)
 
 
-def test_hold_survives_a_failover_when_the_program_only_holds(kind, name, quick):
+def test_hold_survives_a_failover_when_the_program_only_holds(kind, quick):
     cluster = Cluster(replicas=True)
     try:
         opened = kind.open(kind.cluster(cluster.nodes[0].port))
+        # At the only node that was configured.
+        owner = 0
+        name = next(name for name in map("lock:{}".format, itertools.count()) if cluster.owner(name) == owner)
         hold = opened.lock(name, lease=60).acquire(30)
-        owner = cluster.owner(name)
         replica = cluster.nodes[len(cluster.masters) + owner].client()
         until(lambda: replica.info("keyspace"), "the replica has it")
         cluster.masters[owner].kill()
@@ -636,6 +639,14 @@ def test_normal_exit_releases(own_server, text, end):
     found = _program(own_server.port, text + end)
     assert "held" in found.stdout, found.stderr
     assert own_server.client().exists("exit") == 0, found.stderr
+
+
+def test_normal_exit_releases_at_the_primary_that_sentinels_named(sentinels):
+    client = f"redis.asyncio.sentinel.Sentinel([('localhost', port)], socket_timeout=1).master_for({sentinels.NAME!r})"
+    program = "import redis.asyncio.sentinel\n" + LOOP.replace("redis.asyncio.Redis(port=port)", client)
+    found = _program(sentinels.sentinel.port, program)
+    assert "held" in found.stdout, found.stderr
+    assert sentinels.master.client().exists("exit") == 0, found.stderr
 
 
 def test_killed_process_blocks_others_for_its_lease_only(own_server, kind):

@@ -452,7 +452,7 @@ async def _until(condition, what, seconds=30):
         await asyncio.sleep(0.005)
 
 
-async def test_cancel_withdraws_and_keeps_both_connections(fake):
+async def test_cancel_withdraws_and_keeps_both_connections(fake, end_tasks):
     ended = threading.Event()
     fake.script["ACQUIRE"].append(lambda _: ended.wait(60) and NIL)
     fake.script["RELEASE"].append(lambda _: ended.set() or integer(1))
@@ -464,7 +464,7 @@ async def test_cancel_withdraws_and_keeps_both_connections(fake):
         assert len(withdrawals(fake)) == 1
 
 
-async def test_cancel_that_overtook_the_request_withdraws_once_more(fake):
+async def test_cancel_that_overtook_the_request_withdraws_once_more(fake, end_tasks):
     ended = threading.Event()
     fake.script["ACQUIRE"].append(lambda _: ended.wait(60) and granted(5))
     fake.script["RELEASE"].append(lambda _: ended.set() or NIL)
@@ -472,7 +472,7 @@ async def test_cancel_that_overtook_the_request_withdraws_once_more(fake):
         await _until(lambda: len(withdrawals(fake)) == 2, "a token came: once more")
 
 
-async def test_cancel_withdraws_until_it_was_heard_twice_when_the_connection_broke(fake):
+async def test_cancel_withdraws_until_it_was_heard_twice_when_the_connection_broke(fake, end_tasks):
     go = threading.Event()
     fake.script["ACQUIRE"].append(lambda _: go.wait(60) and CUT)
     fake.script["RELEASE"].append(lambda _: go.set() or NIL)
@@ -483,14 +483,14 @@ async def test_cancel_withdraws_until_it_was_heard_twice_when_the_connection_bro
 
 
 @pytest.mark.parametrize("trouble", [CUT, SILENCE, error(PASSING[0])], ids=["cut", "silence", "error"])
-async def test_withdrawal_is_repeated_when_it_fails(fake, impatient, trouble):
+async def test_withdrawal_is_repeated_when_it_fails(fake, impatient, trouble, end_tasks):
     fake.script["ACQUIRE"].append(lambda _: time.sleep(0.1) or NIL)
     fake.script["RELEASE"].extend([trouble] * 2)
     async for _ in _cancelled(fake):
         await _until(lambda: len(withdrawals(fake)) >= 3, "it is repeated")
 
 
-async def test_withdrawal_ends_when_the_lease_is_over(fake):
+async def test_withdrawal_ends_when_the_lease_is_over(fake, end_tasks):
     fake.script["ACQUIRE"].append(SILENCE)
     fake.script["RELEASE"].extend([error(PASSING[0])] * 1000)
     async for _ in _cancelled(fake, lease=0.5):
@@ -516,7 +516,7 @@ def test_failed_withdrawal_closes_the_connection_of_the_wait(faked, fake, impati
     until_all_are_read(faked)
 
 
-async def test_cancelled_release_goes_on_in_the_background(fake):
+async def test_cancelled_release_goes_on_in_the_background(fake, end_tasks):
     client = redis.asyncio.Redis(port=fake.port)
     async with holdfast.asyncio.Holdfast(client) as opened:
         hold = await opened.lock("k", lease=60).acquire(30)
@@ -856,3 +856,33 @@ def test_election_may_be_closed_by_its_callback(faked, kind, fake, monkeypatch):
     election = faked.elect("k", on_elected_task if isinstance(kind, Tasks) else on_elected)
     elections.put(getattr(election, "_inner", election))
     assert is_closed.wait(30)
+
+
+async def test_close_ends_attempts_to_connect(fake, end_tasks):
+    client = redis.asyncio.Redis(port=fake.port)
+    opened = holdfast.asyncio.Holdfast(client)
+    asked, goes_on = threading.Event(), threading.Event()
+    fake.script["VERSION"].append(lambda _: asked.set() or (goes_on.wait(60) and CUT))
+    acquiring = asyncio.create_task(opened.lock("k").acquire(30))
+    await _until(asked.is_set, "a connection is being opened")
+    await opened.close()
+    try:
+        assert opened._engine.router.known(b"k").attempts == set()
+    finally:
+        goes_on.set()
+        with pytest.raises((holdfast.HoldfastError, redis.ConnectionError)):
+            await acquiring
+        await closed(client)
+
+
+async def test_close_waits_for_the_end_of_its_connections(fake, end_tasks):
+    client = redis.asyncio.Redis(port=fake.port)
+    opened = holdfast.asyncio.Holdfast(client)
+    await (await opened.lock("k").acquire(30)).release()
+    [line] = opened._engine.router.known(b"k")._idle
+    transport = line.raw._writer.transport
+    lose, goes_on = transport._call_connection_lost, asyncio.get_running_loop().call_later
+    transport._call_connection_lost = lambda error: goes_on(0.1, lose, error)
+    await opened.close()
+    assert transport._sock is None
+    await closed(client)

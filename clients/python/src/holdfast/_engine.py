@@ -753,6 +753,7 @@ class Engine:
 
     async def close(self, seconds: float = EXIT_TIME) -> None:
         """Releases what is held, and closes the connections."""
+        end = now() + seconds
         with self.mutex:
             if self.is_closed:
                 return
@@ -761,11 +762,10 @@ class Engine:
         try:
             await self.release_all(seconds)
         finally:
-            for pool in self.router.all():
-                pool.close()
+            pools = self.router.all()
+            lines = [line for pool in pools for line in pool.close()]
             self._wake.set()
-        # The loop ends closed connections in its next iteration.
-        await self.io.sleep(0.0)
+        await self.io.end([one for pool in pools for one in pool.attempts], lines, max(end - now(), 0.05))
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -848,7 +848,9 @@ class _Router:
 
     async def _read(self, done: Any) -> None:
         try:
-            for address in dict.fromkeys([*filter(None, list(self._pools)), *self._engine.source.addresses]):
+            used, found = filter(None, list(self._pools)), list(self.slots.values())
+            # With asyncio, the application's client may know the configured nodes only.
+            for address in dict.fromkeys([*used, *self._engine.source.addresses, *found]):
                 try:
                     words: list[Words] = [(b"CLUSTER", b"SLOTS")]
                     _, [reply] = await self._engine.command(self._at(address), REST, words.copy, 1.0)

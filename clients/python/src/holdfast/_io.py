@@ -111,6 +111,8 @@ class TaskLine(_Line):
     """With asyncio: a task of its own reads, so that a cancelled caller leaves the reply to be read to its end."""
 
     _task: asyncio.Task[list[Any]] | None = None
+    # redis-py forgets it when it closes the connection, and has no way to wait for its end afterwards.
+    _writer: asyncio.StreamWriter | None = None
 
     def start(self, payload: bytes, count: int) -> None:
         """Sends a pipeline."""
@@ -144,9 +146,16 @@ class TaskLine(_Line):
             self._task.cancel()
             # An error that was fetched is not logged.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._writer = self._writer or getattr(self.raw, "_writer", None)
         # It awaits nothing. A task for it might be cancelled before it begins, as by asyncio.run at its end.
         with contextlib.suppress(StopIteration):
             _disconnect(self.raw).send(None)
+
+    async def ended(self) -> None:
+        """When it was closed: until that is done."""
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                await self._writer.wait_closed()
 
 
 async def _disconnect(raw: Any) -> None:
@@ -196,6 +205,9 @@ class Threads:
             futures = [executor.submit(run, work()) for work in works]
         return [future.exception() or future.result() for future in futures]
 
+    async def end(self, attempts: Sequence[int], lines: Sequence[ThreadLine], seconds: float) -> None:
+        """Nothing: closed connections have ended, and attempts to connect find their pool closed."""
+
     def me(self) -> int:
         """Who calls, as threading.RLock has it."""
         return threading.get_ident()
@@ -242,6 +254,22 @@ class Tasks:
     async def gather(self, works: Sequence[Work]) -> list[Any]:
         """The results of what runs at the same time, of which errors are elements."""
         return list(await asyncio.gather(*(work() for work in works), return_exceptions=True))
+
+    async def end(self, attempts: Sequence[asyncio.Task[Any]], lines: Sequence[TaskLine], seconds: float) -> None:
+        """Ends attempts to connect, and waits for the end of closed connections: with TLS it takes a round trip."""
+        loop = asyncio.get_running_loop()
+        ends: list[asyncio.Task[Any]] = [loop.create_task(line.ended()) for line in lines]
+        for task in attempts:
+            # Those of a loop that has ended have ended, too.
+            if task.get_loop() is loop:
+                task.cancel()
+                ends.append(task)
+        if ends:
+            await asyncio.wait(ends, timeout=seconds)
+        for task in ends:
+            task.cancel()
+        # The loop ends the connection of an attempt in its next iteration.
+        await asyncio.sleep(0)
 
     def me(self) -> Any:
         """Who calls. The object: its number is used again."""
@@ -313,6 +341,8 @@ class Source:
             settings["host"], settings["port"] = address
         kind = pool.connection_class
         if isinstance(no_retry, Retry) and kind.__module__.startswith("redis.asyncio"):
-            # At the end of a program whose loop has ended.
-            kind = getattr(redis.connection, kind.__name__)
+            # At the end of a program whose loop has ended. The Sentinels cannot be asked: to the last primary.
+            if (sentinel := settings.pop("connection_pool", None)) is not None:
+                settings["host"], settings["port"] = sentinel.master_address
+            kind = getattr(redis.connection, kind.__name__.removeprefix("SentinelManaged"))
         return kind(**settings)

@@ -49,6 +49,8 @@ class Pool:
         self._tickets: list[_Ticket] = []
         self._numbers = itertools.count()
         self._opening = 0
+        # The threads or tasks of the attempts to connect.
+        self.attempts: set[Any] = set()
         self._opening_since = 0.0
         self._is_outage = False
         self._pause = self._paused_until = 0.0
@@ -137,14 +139,15 @@ class Pool:
             self._lines.difference_update(idle)
         return idle
 
-    def close(self) -> None:
-        """Closes all connections, also those in use, and fails the requests that wait for one."""
+    def close(self) -> set[Any]:
+        """Closes all connections, also those in use, and fails the requests that wait for one. Those it closed."""
         with self._mutex:
             self._is_closed = True
             lines, self._lines, self._idle = self._lines, set(), []
         self._fail(ConnectionError("this connection is closed"))
         for line in lines:
             line.close()
+        return lines
 
     def take_slot(self) -> bool:
         """Whether one more wait may have a connection (B29)."""
@@ -198,12 +201,17 @@ class Pool:
         assert self._open_line is not None  # noqa: S101
         line: Any = None
         failure: Exception = ConnectionError("the attempt to connect was interrupted")
+        me = self._io.me()
+        self.attempts.add(me)
         try:
+            if self._is_closed:
+                raise ConnectionError("this connection is closed")
             line = await self._open_line()
         except Exception as error:
             failure = error
         finally:
             with self._mutex:
+                self.attempts.discard(me)
                 self._opening -= 1
                 self._is_outage = line is None
             if line is None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 import holdfast
-from fake import CUT, NIL, SILENCE, error, granted, integer
+from fake import CUT, NIL, SILENCE, Fake, error, granted, integer
 from holdfast import LossReason
 from holdfast import _api as api
 from holdfast import _engine as engine
@@ -498,20 +498,25 @@ async def test_withdrawal_ends_when_the_lease_is_over(fake, end_tasks):
 
 
 def test_wait_longer_than_its_lease_is_withdrawn(faked, fake):
+    # Its connection is there.
+    faked.lock("j").acquire(30).release()
     ended = threading.Event()
     fake.script["ACQUIRE"].append(lambda _: ended.wait(60) and NIL)
     fake.script["RELEASE"].append(lambda _: ended.set() or integer(1))
     with pytest.raises(holdfast.NotAcquiredError):
-        faked.lock("k", lease=0.3).acquire(0.5)
+        faked.lock("k", lease=0.3).acquire(0.8)
     until(lambda: withdrawals(fake), "it is withdrawn")
 
 
 @pytest.mark.parametrize("trouble", [SILENCE, error("NOPERM no permission")], ids=["silence", "NOPERM"])
-def test_failed_withdrawal_closes_the_connection_of_the_wait(faked, fake, impatient, trouble):
+def test_failed_withdrawal_closes_the_connection_of_the_wait(faked, fake, monkeypatch, trouble):
+    # How long the withdrawal is waited for.
+    monkeypatch.setattr(rules, "LEAST_SILENCE", 3.0)
+    faked.lock("j").acquire(30).release()
     fake.script["ACQUIRE"].append(SILENCE)
     fake.script["RELEASE"].extend([trouble] * 10)
     with pytest.raises(holdfast.NotAcquiredError):
-        faked.lock("k", lease=0.3).acquire(0.2)
+        faked.lock("k", lease=0.3).acquire(0.8)
     until(lambda: withdrawals(fake), "it is withdrawn")
     until_all_are_read(faked)
 
@@ -867,7 +872,7 @@ async def test_close_ends_attempts_to_connect(fake, end_tasks):
     await _until(asked.is_set, "a connection is being opened")
     await opened.close()
     try:
-        assert opened._engine.router.known(b"k").attempts == set()
+        assert opened._engine.router.known(b"k")._opening == 0
     finally:
         goes_on.set()
         with pytest.raises((holdfast.HoldfastError, redis.ConnectionError)):
@@ -886,3 +891,32 @@ async def test_close_waits_for_the_end_of_its_connections(fake, end_tasks):
     await opened.close()
     assert transport._sock is None
     await closed(client)
+
+
+async def test_interrupted_attempt_to_connect_is_repeated(fake, end_tasks):
+    client = redis.asyncio.Redis(port=fake.port)
+    opened = holdfast.asyncio.Holdfast(client)
+    asked, goes_on = threading.Event(), threading.Event()
+    fake.script["VERSION"].append(lambda _: asked.set() or (goes_on.wait(60) and CUT))
+    acquiring = asyncio.create_task(opened.lock("k").acquire(30))
+    await _until(asked.is_set, "a connection is being opened")
+    for task in opened._engine.router.known(b"k").attempts:
+        task.cancel()
+    assert (await acquiring).is_held()
+    goes_on.set()
+    await opened.close()
+    await closed(client)
+
+
+def test_redlock_withdraws_when_a_connection_breaks_while_the_token_is_raised(kind):
+    servers = [Fake() for _ in range(3)]
+    try:
+        opened = [kind.open(kind.redis(server.port)) for server in servers]
+        servers[0].script["RENEW"].append(CUT)
+        kind.redlock(opened, "k", lease=60).acquire(30).release()
+        for server in servers:
+            until(lambda server=server: server.of("RELEASE"), "it is released")
+        until(lambda: withdrawals(servers[0]), "nothing is left in the queue")
+    finally:
+        for server in servers:
+            server.close()

@@ -329,9 +329,11 @@ class Engine:
                 grant.state = State.HELD
                 self.grants.add(grant)
         if grant.state is State.WAITING:
-            await self.command(pool, RELEASE, grant.releases, rules.silence(grant.lease))
-            if grant.pool is not None:
-                grant.pool.close()
+            try:
+                await self.command(pool, RELEASE, grant.releases, rules.silence(grant.lease))
+            finally:
+                if grant.pool is not None:
+                    grant.pool.close()
             raise HoldfastError("this Holdfast object is closed")
         self._schedule(grant, grant.due)
         return True
@@ -458,12 +460,11 @@ class Engine:
                 if not again:
                     # It is not repeated, so over a connection that has just answered.
                     await self.command(pool, priority, lambda: [(b"LOCK.VERSION",)], seconds)
-                reply = (await self.command(pool, priority, make, seconds, [grant], again=again))[1][0]
+                send = functools.partial(self.command, priority=priority, make=make, seconds=seconds, grants=[grant])
+                _, [reply, *_] = await send(pool, again=again)
                 if rules.is_ask(reply) and grant.pool is None:
                     pool = self.router.redirected(reply, key, pool)
-                    reply = (await self.command(pool, priority, make, seconds, [grant], again=again, is_asking=True))[
-                        1
-                    ][0]
+                    _, [reply, *_] = await send(pool, again=again, is_asking=True)
             except Exception as error:
                 reply = error
             verdict = judge(reply)
@@ -765,7 +766,8 @@ class Engine:
             pools = self.router.all()
             lines = [line for pool in pools for line in pool.close()]
             self._wake.set()
-        await self.io.end([one for pool in pools for one in pool.attempts], lines, max(end - now(), 0.05))
+        attempts = [attempt for pool in pools for attempt in list(pool.attempts)]
+        await self.io.end(attempts, lines, max(end - now(), 0.05))
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -256,7 +256,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       throw new RangeError(`names must be an array of one name at least, got ${String(names)}`);
     if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError('several locks at once are exclusive ones');
     const terms: Terms = {
-      names,
+      names: [...names], // The caller may change its array.
       keys: names.map((name) => this.key(name)),
       lease: checkLease(options.lease ?? this.#options.lease ?? 10_000),
       renewed: options.renew ?? true,

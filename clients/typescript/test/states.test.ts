@@ -56,6 +56,15 @@ const passing: [string, Act][] = [
 
 // Asked, Waiting
 
+test('lock_all_keeps_its_names_when_the_caller_changes_the_array', async () => {
+  const { holdfast } = start({ MACQUIRE: [granted], MRENEW: [reply([TOKEN, null])], MRELEASE: [reply([1, 1])] });
+  const names = ['a', 'b'];
+  const hold = await within(10, holdfast.lockAll(names, { lease: 1000 }));
+  names.length = 0;
+  await vi.advanceTimersByTimeAsync(300);
+  expect(hold.signal.reason).toMatchObject({ names: ['a', 'b'] });
+});
+
 test('lock_sends_terms_and_holds', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted] });
   const hold = await within(10, holdfast.lock('a', { wait: 5000, lease: 4000.2, limit: 3, replicas: 1 }));

@@ -339,6 +339,8 @@ export class Acquisition {
     this.#client.background(
       work.finally(() => {
         this.#withdrawing = false;
+        // If it failed, the server cancels what waits when the connection ends.
+        for (const attempt of this.#attempts) this.#abandon(attempt);
       }),
     );
   }

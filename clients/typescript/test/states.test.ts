@@ -391,6 +391,18 @@ test('withdrawal_ends_one_lease_after_the_last_request', async () => {
   expect(warnings).toHaveLength(1);
 });
 
+test('withdrawal_that_fails_closes_the_connection_of_a_silent_wait', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent'], 'RELEASE ALL': [reply('-NOPERM x')] });
+  const controller = new AbortController();
+  holdfast.lock('a', { signal: controller.signal }).catch(() => {});
+  await vi.advanceTimersByTimeAsync(10);
+  server.delay = 1500;
+  await vi.advanceTimersByTimeAsync(2500); // The request is silent, and the next one waits for its connection.
+  controller.abort();
+  await vi.advanceTimersByTimeAsync(20_000);
+  expect(server.connections[0]?.closed).toBe(true);
+});
+
 test('cancel_before_anything_was_sent_sends_nothing', async () => {
   const { server, holdfast } = start({});
   server.refuse = () => new Error('refused');

@@ -37,7 +37,8 @@ export class Server {
   readonly #max: number;
   readonly #pools = new Map<string | undefined, Pool>();
   readonly #slots = new Map<number, string>();
-  #next = 0;
+  /** Which node is asked about slots that are not known, by its place in the addresses. */
+  #guide = 0;
 
   constructor(driver: Driver, maxConnections: number) {
     this.#driver = driver;
@@ -50,7 +51,7 @@ export class Server {
     const known = this.#slots.get(slotOf(target));
     if (known !== undefined) return this.#at(known);
     const addresses = this.#driver.addresses();
-    return this.#at(addresses[this.#next++ % addresses.length] ?? 'no node of the cluster is known');
+    return this.#at(addresses[this.#guide % addresses.length] ?? 'no node of the cluster is known');
   }
 
   /** A pool for each primary. */
@@ -91,7 +92,7 @@ export class Server {
       } catch (error) {
         if (options.connection) options.connection.close();
         else if (connection) pool.broke(connection);
-        this.#forget(target, pool);
+        this.#forget(pool);
         throw error;
       }
       const failed = replies.filter((reply): reply is ServerError => reply instanceof ServerError);
@@ -99,13 +100,14 @@ export class Server {
       if (failed.some(({ code }) => code === 'READONLY' || code === 'UNBLOCKED')) {
         pool.dropIdle();
         connection.close();
-        this.#forget(target, pool);
+        this.#forget(pool);
       }
       if (!options.connection) {
         if (options.keep?.(replies)) pool.detach(connection);
         else pool.give(connection);
       }
       const redirects = this.#driver.addresses ? failed.filter(({ code }) => code === 'MOVED' || code === 'ASK') : [];
+      if (failed.length > redirects.length) this.#avoid(pool);
       asking = undefined;
       for (const { message } of redirects) {
         const [kind, slot, address = ''] = message.split(' ');
@@ -165,11 +167,16 @@ export class Server {
     return pool;
   }
 
-  /** The node did not answer: another one knows who serves the key now. */
-  #forget(target: string | Pool, pool: Pool): void {
-    if (!this.#driver.addresses || typeof target !== 'string') return;
-    const slot = slotOf(target);
-    if (this.#slots.get(slot) === pool.address) this.#slots.delete(slot);
+  /** The node did not answer: another one knows who serves its slots now. One at a time, they would outlast the leases of a pipeline. */
+  #forget(pool: Pool): void {
+    for (const [slot, address] of this.#slots) if (address === pool.address) this.#slots.delete(slot);
+    this.#avoid(pool);
+  }
+
+  /** Asks another node about unknown slots. Requests that fail at one node together change it once. */
+  #avoid(pool: Pool): void {
+    const addresses = this.#driver.addresses?.() ?? [];
+    if (addresses[this.#guide % addresses.length] === pool.address) this.#guide++;
   }
 }
 

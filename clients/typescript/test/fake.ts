@@ -9,12 +9,14 @@ export class FakeConnection implements Connection {
   closed = false;
   onClose: (() => void) | undefined;
   readonly id: number;
+  readonly address: string | undefined;
   readonly #server: FakeServer;
   readonly #pending = new Set<{ resolve(reply: unknown): void; reject(error: Error): void; args: readonly string[] }>();
 
-  constructor(server: FakeServer, id: number) {
+  constructor(server: FakeServer, id: number, address?: string) {
     this.#server = server;
     this.id = id;
+    this.address = address;
   }
 
   send(args: readonly string[]): Promise<unknown> {
@@ -54,7 +56,9 @@ export class FakeServer implements Driver {
   readonly log: string[] = [];
   readonly connections: FakeConnection[] = [];
   /** What attempts to connect meet; nothing: they succeed. */
-  refuse: (() => Error | undefined) | undefined;
+  refuse: ((address?: string) => Error | undefined) | undefined;
+  /** Of a cluster: the primaries. */
+  addresses?: () => string[];
   /** What happens to a connection after it was opened. */
   accepted: ((connection: FakeConnection) => void) | undefined;
   attempts = 0;
@@ -67,12 +71,13 @@ export class FakeServer implements Driver {
     this.script = script;
   }
 
-  async connect(): Promise<Connection> {
+  /** `address`: that of a node, if `addresses` makes this a cluster. */
+  async connect(_timeout?: number, address?: string): Promise<Connection> {
     this.attempts++;
     await new Promise((resolve) => setTimeout(resolve, this.delay));
-    const error = this.refuse?.();
+    const error = this.refuse?.(address);
     if (error) throw error;
-    const connection = new FakeConnection(this, this.connections.length);
+    const connection = new FakeConnection(this, this.connections.length, address);
     this.connections.push(connection);
     this.accepted?.(connection);
     return connection;

@@ -1,6 +1,7 @@
 import { getEventListeners } from 'node:events';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError } from '../src/index.js';
+import { type Hold, Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError } from '../src/index.js';
+import { slotOf } from '../src/server.js';
 import { LockManager } from '../src/web-locks.js';
 import { type Act, FakeServer, granted, reply, type Script, script, TOKEN } from './fake.js';
 
@@ -718,6 +719,46 @@ test('ephemeral_hold_closes_its_connection_when_it_is_lost', async () => {
   await vi.advanceTimersByTimeAsync(300);
   expect(hold.signal.reason).toMatchObject({ reason: 'gone' });
   expect(server.open()).toBe(0);
+});
+
+// A cluster
+
+test.each([[['a:1', 'b:2']], [['b:2', 'a:1']], [['b:2', 'a:1', 'c:3']], [['b:2', 'c:3', 'd:4', 'a:1']]])(
+  'holds_in_many_slots_outlast_the_failover_of_a_node_of_%j',
+  async (nodes) => {
+    let primary = 'a:1';
+    const slots = (args: readonly string[], { address }: { address: string | undefined }): Act =>
+      address === primary ? (args[0] === 'LOCK.ACQUIRE' ? granted : reply(TOKEN)) : reply(`-MOVED ${slotOf(args[1] as string)} ${primary}`);
+    const { server, holdfast } = start({});
+    server.script = slots;
+    server.addresses = () => nodes;
+    const holds = await within(500, Promise.all(Array.from({ length: 100 }, (_, i) => holdfast.lock(`name${i}`, { lease: 5000 }))));
+    primary = 'b:2';
+    server.refuse = (address) => (address === 'a:1' ? new Error('refused') : undefined);
+    for (const connection of server.connections) if (connection.address === 'a:1') connection.close();
+    await vi.advanceTimersByTimeAsync(20_000);
+    expect(holds.filter(({ isHeld }) => isHeld)).toHaveLength(100);
+  },
+);
+
+test.each(['RENEW', 'RELEASE', 'INFO'])('%s_follows_ask_also_from_a_pipeline', async (verb) => {
+  let asking = false;
+  const { server, holdfast } = start({});
+  server.addresses = () => ['a:1'];
+  server.script = ([command, key], { address }) => {
+    const asked = asking;
+    asking = command === 'ASKING';
+    if (command === 'LOCK.ACQUIRE') return granted;
+    if (address === 'a:1' && command === `LOCK.${verb}` && key !== 'stays') return reply(`-ASK ${slotOf(key as string)} ${key}:2`);
+    if (address !== 'a:1' && !asking && !asked) return reply(`-MOVED ${slotOf(key as string)} a:1`);
+    return reply(command === 'LOCK.INFO' ? ['holders', [['owner', hold.owner, 'token', TOKEN]]] : TOKEN);
+  };
+  const all = Promise.all(['moves', 'goes', 'stays'].map((name) => holdfast.lock(name, { lease: 2000 })));
+  const [hold, second] = (await within(20, all)) as [Hold, Hold];
+  await vi.advanceTimersByTimeAsync(5000);
+  expect([hold.isHeld, second.isHeld]).toEqual([true, true]);
+  expect(await within(100, hold.check())).toBe(true);
+  await within(100, hold.release());
 });
 
 // The pool

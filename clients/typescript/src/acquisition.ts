@@ -3,12 +3,14 @@ import type { Connection } from './driver.js';
 import { NotAcquiredError, ServerError, UnavailableError } from './errors.js';
 import { type Client, command, Hold, type Terms } from './hold.js';
 import { OTHER, type Pool, RELEASE } from './pool.js';
-import { Alarm, now, silence, sleep, whole } from './time.js';
+import { Alarm, now, silence, sleep, wallOffset, whole } from './time.js';
 
 /** One request, until its reply has been read. */
 interface Attempt {
   /** When it was written; a redirect repeats that. */
   sent: number;
+  /** The {@link wallOffset} then. */
+  offset: number;
   connection: Connection | undefined;
   /** How long it waits at the server at most, ms. */
   readonly longest: number;
@@ -134,7 +136,7 @@ export class Acquisition {
   /** Sends the request in the background. `longest`: how long it may wait at the server, ms. */
   #send(longest: number): void {
     const { lease, ephemeral } = this.#terms;
-    const attempt: Attempt = { sent: 0, connection: undefined, longest, alarm: undefined };
+    const attempt: Attempt = { sent: 0, offset: 0, connection: undefined, longest, alarm: undefined };
     this.#newest = attempt;
     const answered = (reply: unknown): void => this.#take(attempt, reply);
     this.#client.server
@@ -162,6 +164,7 @@ export class Acquisition {
     if (ephemeral) request.push('EPHEMERAL');
     if (replicas) request.push('REPLICAS', String(replicas));
     attempt.sent = this.#lastSent = sent;
+    attempt.offset = wallOffset();
     return [[...request, ...limit, 'WITHWAITED']];
   }
 
@@ -264,11 +267,11 @@ export class Acquisition {
       return;
     }
     const connection = ephemeral ? attempt.connection : undefined;
-    const hold = new Hold(this.#client, this.#terms, this.owner, token, attempt.sent + waited, connection);
+    const hold = new Hold(this.#client, this.#terms, this.owner, token, attempt.sent + waited, attempt.offset, connection);
     this.#hold = hold;
     hold.stale = this.#broke;
     hold.unanswered = this.#attempts;
-    if (hold.certain - now() >= lease / 2) this.#held(hold);
+    if (hold.left >= lease / 2) this.#held(hold);
     else void this.#confirm(hold);
   }
 
@@ -287,7 +290,7 @@ export class Acquisition {
       await sleep(this.#pool.pause());
       if (this.#settled || now() >= hold.certain) break;
       await this.#client.renewer.send([hold]);
-      if (!this.#settled && hold.isActive && hold.certain - now() >= hold.lease / 2) return this.#held(hold);
+      if (!this.#settled && hold.isActive && hold.left >= hold.lease / 2) return this.#held(hold);
     } while (!this.#settled && hold.isActive && this.#waits && now() < this.#deadline);
     if (this.#settled) return;
     hold.connection?.close();

@@ -6,7 +6,7 @@ import { OTHER, RELEASE } from './pool.js';
 import type { Renewer } from './renewer.js';
 import { lockInfo } from './replies.js';
 import type { Server } from './server.js';
-import { Alarm, now, silence, whole } from './time.js';
+import { Alarm, now, silence, wallOffset, whole } from './time.js';
 import type { Turns } from './turns.js';
 
 /** The terms of a request. Times in ms. */
@@ -69,8 +69,9 @@ export class Hold {
   /** @internal Requests of this acquisition that may be there, since no reply was read. */ unanswered: ReadonlySet<unknown> = NONE;
   readonly #client: Client;
   #lease: number;
-  /** The lease that the newest renewal asked for. */
+  /** The lease that the newest renewal asked for, and the {@link wallOffset} then. */
   #asked = 0;
+  #offset: number;
   #certain = 0;
   /** The same by the wall clock, which goes on while the machine is suspended. */
   #certainWall = 0;
@@ -81,8 +82,16 @@ export class Hold {
   #sending: Promise<void> | undefined;
   #controller: AbortController | undefined;
 
-  /** @internal `since`: when the lease began at the earliest, by the monotonic clock. */
-  constructor(client: Client, terms: Terms, owner: string, token: number, since: number, connection: Connection | undefined) {
+  /** @internal `since`: when the lease began at the earliest, by the monotonic clock; `offset`: the {@link wallOffset} when it was asked for. */
+  constructor(
+    client: Client,
+    terms: Terms,
+    owner: string,
+    token: number,
+    since: number,
+    offset: number,
+    connection: Connection | undefined,
+  ) {
     this.#client = client;
     this.terms = terms;
     this.names = terms.names;
@@ -90,6 +99,7 @@ export class Hold {
     this.fence = token;
     this.connection = connection;
     this.#lease = terms.lease;
+    this.#offset = offset;
     this.#setCertain(since + this.#lease * CERTAIN);
     this.#plan(since);
     if (connection) connection.onClose = () => this.lose('disconnected');
@@ -202,10 +212,16 @@ export class Hold {
     return this.#certain;
   }
 
+  /** @internal For how long the hold is certain by both clocks, ms. */
+  get left(): number {
+    return Math.min(this.#certain - now(), this.#certainWall - Date.now());
+  }
+
   /** @internal The renewal to be written now. A shorter lease begins now, even if the reply is lost. */
   renewal(sent: number): string[] {
     const { keys, replicas } = this.terms;
     this.#asked = this.#lease;
+    this.#offset = wallOffset();
     const certain = sent + this.#asked * CERTAIN;
     if (certain < this.#certain) this.#setCertain(certain);
     const more = replicas ? ['REPLICAS', String(replicas)] : [];
@@ -250,7 +266,7 @@ export class Hold {
 
   #setCertain(certain: number): void {
     this.#certain = certain;
-    this.#certainWall = Date.now() + certain - now();
+    this.#certainWall = certain + this.#offset; // The machine may have been suspended since the request.
   }
 
   /** When to renew. Renewals of one 40th of the lease go together, none later than at a quarter. */

@@ -1,6 +1,9 @@
 /** The monotonic clock, ms. It may stand while the machine is suspended: {@link Hold.isHeld} compares the wall clock, too. */
 export const now = (): number => performance.now();
 
+/** The wall clock, ms, minus the monotonic one: grows while the machine is suspended. */
+export const wallOffset = (): number => Date.now() - now();
+
 /** Something to be done in `ms`, unless it is cancelled. It does not keep the process alive. */
 export class Alarm {
   #timer: NodeJS.Timeout | undefined;

@@ -550,6 +550,25 @@ test('is_held_is_false_and_renews_when_only_the_wall_clock_is_over', async () =>
   expect(hold.isHeld).toBe(true);
 });
 
+test('grant_does_not_count_when_the_machine_was_suspended_before_its_reply_was_read', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 100), reply([TOKEN + 1, 0])], RENEW: [reply(null)] });
+  const lock = holdfast.lock('a');
+  await vi.advanceTimersByTimeAsync(50);
+  vi.setSystemTime(Date.now() + 60_000);
+  expect((await within(500, lock)).fence).toBe(TOKEN + 1);
+  expect(server.sent[1]).toMatch(/RENEW/);
+});
+
+test('is_held_is_false_when_the_machine_was_suspended_before_the_reply_to_a_renewal_was_read', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN, 100), 'silent'] });
+  const hold = await within(10, holdfast.lock('a'));
+  const renewed = hold.renew();
+  await vi.advanceTimersByTimeAsync(50);
+  vi.setSystemTime(Date.now() + 60_000);
+  await within(100, renewed);
+  expect(hold.isHeld).toBe(false);
+});
+
 test('renewals_that_are_due_together_share_a_connection', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
   await within(50, Promise.all(Array.from({ length: 300 }, (_, i) => holdfast.lock(`a${i}`))));

@@ -313,7 +313,8 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   async #close(): Promise<void> {
     open.delete(this);
     if (open.size === 0) process.off('beforeExit', releaseAll).off('exit', releaseNow);
-    for (const acquisition of this.#client.acquisitions) acquisition.cancel(new ClosedError());
+    // The newest one first: otherwise each that is cancelled lets the next one ask the server.
+    for (const acquisition of [...this.#client.acquisitions].reverse()) acquisition.cancel(new ClosedError());
     this.releaseAll();
     await Promise.race([Promise.all(this.#background), sleep(CLOSE_TIMEOUT)]);
     this.#client.server.close();

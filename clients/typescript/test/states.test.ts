@@ -856,6 +856,15 @@ test('close_cancels_waits_and_releases_holds', async () => {
   await expect(holdfast.lock('c')).rejects.toMatchObject({ code: 'CLOSED' });
 });
 
+test('close_sends_nothing_for_waits_that_the_server_does_not_know', async () => {
+  const { server, holdfast } = start((args) => (args[0] === 'LOCK.ACQUIRE' ? 'silent' : reply(null)));
+  for (let i = 0; i < 5; i++) holdfast.lock('a').catch(() => {});
+  await vi.advanceTimersByTimeAsync(10);
+  expect(await within(10, holdfast.info('a'))).toBeNull(); // Its connection is idle.
+  await within(5100, holdfast.close());
+  expect(server.sent.filter((line) => line.includes('ACQUIRE'))).toHaveLength(1);
+});
+
 test('close_waits_for_the_withdrawal_of_a_wait_that_was_cancelled_before', async () => {
   const { server, holdfast } = start((args) => (args[0] === 'LOCK.ACQUIRE' ? 'silent' : reply(1)));
   const controller = new AbortController();

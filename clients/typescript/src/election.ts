@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { setTimeout as pause } from 'node:timers/promises';
 import { ClosedError, LockLostError, type LossReason } from './errors.js';
-import { checkLease, type Hold } from './hold.js';
+import { checkLease, checkRange, type Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import type { LockInfo } from './replies.js';
 import { onAbort } from './signals.js';
@@ -48,13 +48,15 @@ export class Election {
     this.#holdfast = holdfast;
     this.#name = name;
     this.#options = options;
-    const { signal } = options;
+    const { signal, value = '' } = options;
     checkLease(options.lease ?? 5000);
+    checkRange('replicas', options.replicas ?? 0, 0, 2 ** 31 - 1);
+    if (typeof value !== 'string') throw new TypeError(`value must be a string, got ${String(value)}`);
     holdfast.key(name);
     const abort = (): void => this.#ending.abort();
+    const ignoreSignal = signal && onAbort(signal, abort);
     if (signal?.aborted) abort();
-    else if (signal) this.#ending.signal.addEventListener('abort', onAbort(signal, abort));
-    this.#done = this.#run();
+    this.#done = this.#run().finally(ignoreSignal);
   }
 
   /** Whether this process leads. */

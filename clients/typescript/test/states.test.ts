@@ -903,6 +903,20 @@ test('election_resigns_at_once_while_it_pauses_after_an_error', async () => {
   await within(10, election.resign());
 });
 
+test('election_leaves_no_listener_when_it_resigned_or_the_client_was_closed', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted, 'silent'] });
+  const { signal } = new AbortController();
+  const first = holdfast.elect('a', { signal });
+  await vi.advanceTimersByTimeAsync(10);
+  expect(first.isLeader).toBe(true);
+  holdfast.elect('b', { signal });
+  expect(getEventListeners(signal, 'abort')).toHaveLength(2);
+  await within(10, first.resign());
+  expect(getEventListeners(signal, 'abort')).toHaveLength(1);
+  await within(5100, holdfast.close());
+  expect(getEventListeners(signal, 'abort')).toHaveLength(0);
+});
+
 test('web_lock_waits_for_a_server_that_gives_no_answer_unless_it_must_not_wait', async () => {
   const { holdfast } = start({ ACQUIRE: ['silent', granted, 'silent'] });
   const locks = new LockManager(holdfast);
@@ -952,6 +966,8 @@ test('invalid_terms_are_refused', async () => {
   await expect(holdfast.lockAll(['a', 'b'], { shared: true })).rejects.toBeInstanceOf(TypeError);
   expect(() => holdfast.semaphore('a', 0)).toThrow(RangeError);
   expect(() => holdfast.elect('a', { lease: 0 })).toThrow(RangeError);
+  expect(() => holdfast.elect('a', { replicas: -1 })).toThrow(RangeError);
+  expect(() => holdfast.elect('a', { value: 5 as unknown as string })).toThrow('value must be a string, got 5');
 });
 
 test.each(['wait', 'lease', 'limit', 'replicas'])('lock_refuses_a_%s_that_is_no_number_of_its_range', async (option) => {

@@ -12,6 +12,8 @@ interface Attempt {
   /** The {@link wallOffset} then. */
   offset: number;
   connection: Connection | undefined;
+  /** The pool let the connection go, for an ephemeral hold. */
+  kept: boolean;
   /** How long it waits at the server at most, ms. */
   readonly longest: number;
   /** Rings when it has been silent for too long. */
@@ -136,7 +138,7 @@ export class Acquisition {
   /** Sends the request in the background. `longest`: how long it may wait at the server, ms. */
   #send(longest: number): void {
     const { lease, ephemeral } = this.#terms;
-    const attempt: Attempt = { sent: 0, offset: 0, connection: undefined, longest, alarm: undefined };
+    const attempt: Attempt = { sent: 0, offset: 0, connection: undefined, kept: false, longest, alarm: undefined };
     this.#newest = attempt;
     const answered = (reply: unknown): void => this.#take(attempt, reply);
     this.#client.server
@@ -146,7 +148,10 @@ export class Acquisition {
         timeout: this.#waits ? ASK_AGAIN : Math.max(1, this.#deadline - now()),
         patient: true,
         written: (connection) => this.#written(attempt, connection),
-        keep: ([reply]) => ephemeral && Array.isArray(reply) && !this.#settled && !this.#hold,
+        keep: ([reply]) => {
+          attempt.kept = ephemeral && Array.isArray(reply) && !this.#settled && !this.#hold;
+          return attempt.kept;
+        },
       })
       .then(({ replies }) => answered(replies[0]), answered);
   }
@@ -252,6 +257,7 @@ export class Acquisition {
 
   #granted(attempt: Attempt, token: number, waited: number): void {
     if (this.#settled) {
+      if (attempt.kept) attempt.connection?.close(); // Cancelled since the reply was read.
       // The same grant again: whatever ends the hold ends it, too.
       if (this.#hold?.fence === token) return;
       this.#hold?.lose('gone');

@@ -740,6 +740,27 @@ test('ephemeral_hold_closes_its_connection_when_it_is_lost', async () => {
   expect(server.open()).toBe(0);
 });
 
+test('ephemeral_grant_that_is_cancelled_while_it_is_read_leaves_no_connection', async () => {
+  for (let ticks = 0; ticks < 15; ticks++) {
+    let answer = (): void => {};
+    const { server, holdfast } = start((args, connection) => {
+      if (args[0] !== 'LOCK.ACQUIRE') return reply(1);
+      answer = () => connection.answer(args, [TOKEN, 0]);
+      return 'silent';
+    });
+    const controller = new AbortController();
+    const lock = holdfast.lock('a', { ephemeral: true, signal: controller.signal }).catch(() => {});
+    await vi.advanceTimersByTimeAsync(10);
+    answer();
+    for (let i = 0; i < ticks; i++) await Promise.resolve();
+    controller.abort();
+    await vi.advanceTimersByTimeAsync(3000);
+    await lock;
+    await within(5100, holdfast.close());
+    expect(server.open(), `${ticks} ticks`).toBe(0);
+  }
+});
+
 // A cluster
 
 test.each([[['a:1', 'b:2']], [['b:2', 'a:1']], [['b:2', 'a:1', 'c:3']], [['b:2', 'c:3', 'd:4', 'a:1']]])(

@@ -367,7 +367,7 @@ export class LockManager {
         while (waits) {
           const [first] = await this.#holdfast.waiters(name);
           if (first?.owner === thief.acquisition?.owner) await this.#holdfast.force(name);
-          else await sleep(5);
+          await sleep(5); // Also after FORCE, and before the lock is asked for again: the server may answer anything.
         }
         hold = await result;
         await hold?.check(); // It may have been granted right before, and taken away by our own FORCE.

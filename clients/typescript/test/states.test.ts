@@ -955,6 +955,20 @@ test('web_lock_waits_for_a_server_that_gives_no_answer_unless_it_must_not_wait',
   ).rejects.toBeInstanceOf(NotAcquiredError);
 });
 
+test('steal_pauses_when_the_lock_stays_held_after_force', async () => {
+  let owner: string | undefined;
+  const { server, holdfast } = start(([command, , name, ...more]) => {
+    if (command !== 'LOCK.ACQUIRE') return reply(command === 'LOCK.WAITERS' ? [['owner', owner]] : command === 'LOCK.FORCE' ? 0 : 1);
+    owner = name;
+    return more.includes('WAIT') ? 'silent' : reply(null);
+  });
+  const thief = new LockManager(holdfast).request('a', { steal: true }, () => {});
+  thief.catch(() => {});
+  await vi.advanceTimersByTimeAsync(1000);
+  expect(server.sent.filter((line) => line.includes('FORCE')).length).toBeLessThan(150);
+  await within(5100, holdfast.close());
+});
+
 // Versions
 
 test.each([

@@ -87,13 +87,15 @@ export class Pool {
   /** Closes a connection under which a command broke or was not answered. */
   broke(connection: Connection): void {
     this.#proven = false;
+    // The idle ones may be as dead, or lead to a former primary: tried one after the other, they would outlast a lease.
+    if (this.#used.has(connection)) this.dropIdle();
     // A dead idle connection is replaced at once, once.
     if (this.#used.has(connection) && !this.#replaced && now() >= this.#until) this.#replaced = true;
     else this.pause();
     connection.close();
   }
 
-  /** Closes the idle connections: the server is not the primary any more. */
+  /** Closes the idle connections: the server may not be the primary any more. */
   dropIdle(): void {
     for (const connection of this.#idle.splice(0)) connection.close();
   }

@@ -819,6 +819,19 @@ test.each(['refuses', 'accepts_and_closes'])('outage_costs_at_most_40_attempts_i
   await within(3000, work);
 });
 
+test('hold_outlasts_a_failover_that_leaves_many_idle_connections_silent', async () => {
+  let primary = 0;
+  const { server, holdfast } = start((args, { id }) =>
+    id < primary ? 'silent' : args[0] === 'LOCK.ACQUIRE' ? granted : reply(args[0] === 'LOCK.INFO' ? null : TOKEN, 5),
+  );
+  const hold = await within(20, holdfast.lock('a', { lease: 4000 }));
+  await within(100, Promise.all(Array.from({ length: 20 }, (_, i) => holdfast.info(`b${i}`))));
+  primary = server.connections.length;
+  expect(primary).toBeGreaterThan(10);
+  await vi.advanceTimersByTimeAsync(8000);
+  expect(hold.isHeld).toBe(true);
+});
+
 test('waits_leave_two_connections_free', async () => {
   const { server, holdfast } = start((args) => (args.includes('WAIT') ? 'silent' : args[0] === 'LOCK.ACQUIRE' ? reply(null) : reply(1)), {
     maxConnections: 6,

@@ -204,11 +204,11 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   }
 
   /**
-   * Sends one command about the lock `name`, for adapters. It is sent again after a lost reply only if it is `repeatable` (the default). Rejects as
-   * {@link Holdfast.info}.
+   * Sends one command about the lock `name`, for adapters. It is sent again after a lost reply only if it is `repeatable` (the default). `broke` is
+   * called when a reply was lost. Rejects as {@link Holdfast.info}.
    */
-  request(name: string, command: readonly string[], repeatable = true): Promise<unknown> {
-    return this.#request(this.key(name), command, repeatable);
+  request(name: string, command: readonly string[], repeatable = true, broke?: () => void): Promise<unknown> {
+    return this.#request(this.key(name), command, repeatable, broke);
   }
 
   /** The names of all locks whose name begins with `start`: looks at every key of the database. Rejects as {@link Holdfast.info}. */
@@ -282,10 +282,15 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     };
   }
 
-  async #request(target: Parameters<Server['request']>[0], command: readonly string[], repeatable: boolean): Promise<unknown> {
+  async #request(
+    target: Parameters<Server['request']>[0],
+    command: readonly string[],
+    repeatable: boolean,
+    broke = (): void => {},
+  ): Promise<unknown> {
     if (this.#closing) throw new ClosedError();
     const end = now() + 5000;
-    const request = { priority: OTHER, lease: 5000, timeout: 1000, end: () => end, repeatable } as const;
+    const request = { priority: OTHER, lease: 5000, timeout: 1000, end: () => end, repeatable, broke } as const;
     return this.#foregroundWork(this.#client.server.request(target, () => [command], request));
   }
 

@@ -68,7 +68,13 @@ export class VerrouStore {
     const token = this.#tokens.get(id);
     this.#tokens.delete(id);
     // Without the token, a repeated release could meet a later hold of this owner.
-    await this.#owned(this.#command('RELEASE', name, owner, ...(token ? ['TOKEN', token] : [])), name, token !== undefined);
+    const release = this.#command('RELEASE', name, owner, ...(token ? ['TOKEN', token] : []));
+    let repeated = false;
+    const reply = await this.#holdfast.request(name, release, token !== undefined, () => {
+      repeated = true;
+    });
+    // A repetition finds nothing if the reply to the first request was lost.
+    if (reply === null && !repeated) throw new this.#errors.E_LOCK_NOT_OWNED();
   }
 
   /** Takes the lock from its holder. */
@@ -84,15 +90,12 @@ export class VerrouStore {
 
   /** Begins the lease anew, with this duration. Rejects with `E_LOCK_NOT_OWNED` if `owner` does not hold the lock. */
   async extend(name: string, owner: string, duration: number): Promise<void> {
-    await this.#owned(this.#command('RENEW', name, owner, 'LEASE', whole(duration)), name, true);
+    const reply = await this.#holdfast.request(name, this.#command('RENEW', name, owner, 'LEASE', whole(duration)));
+    if (reply === null) throw new this.#errors.E_LOCK_NOT_OWNED();
   }
 
   /** Closes nothing: the client belongs to the program. */
   async disconnect(): Promise<void> {}
-
-  async #owned(command: readonly string[], name: string, repeatable: boolean): Promise<void> {
-    if ((await this.#holdfast.request(name, command, repeatable)) === null) throw new this.#errors.E_LOCK_NOT_OWNED();
-  }
 
   #command(verb: string, name: string, owner: string, ...rest: string[]): string[] {
     return [`LOCK.${verb}`, this.#holdfast.key(name), owner, ...rest];

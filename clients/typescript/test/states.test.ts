@@ -2,6 +2,7 @@ import { getEventListeners } from 'node:events';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { type Hold, Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError } from '../src/index.js';
 import { slotOf } from '../src/server.js';
+import { VerrouStore } from '../src/verrou.js';
 import { LockManager } from '../src/web-locks.js';
 import { type Act, FakeServer, granted, reply, type Script, script, TOKEN } from './fake.js';
 
@@ -980,6 +981,15 @@ test('steal_pauses_when_the_lock_stays_held_after_force', async () => {
   await vi.advanceTimersByTimeAsync(1000);
   expect(server.sent.filter((line) => line.includes('FORCE')).length).toBeLessThan(150);
   await within(5100, holdfast.close());
+});
+
+test('verrou_delete_takes_nil_to_a_repetition_as_released', async () => {
+  const { holdfast } = start({ ACQUIRE: [reply(TOKEN)], RELEASE: ['cut', reply(null)] });
+  const store = new VerrouStore(holdfast, { E_LOCK_NOT_OWNED: RangeError });
+  await within(10, store.save('a', 'me', 1000));
+  await within(100, store.delete('a', 'me'));
+  await within(10, store.save('a', 'me', 1000));
+  await expect(within(100, store.delete('a', 'me'))).rejects.toBeInstanceOf(RangeError);
 });
 
 // Versions

@@ -125,7 +125,8 @@ export async function* observe(
   name: string,
   options: { signal?: AbortSignal | undefined; interval?: number | undefined },
 ): AsyncGenerator<Leader | null, void, undefined> {
-  const { signal, interval = 1000 } = options;
+  const { signal } = options;
+  const interval = checkRange('interval', options.interval ?? 1000, 1, 2 ** 31 - 1); // A timer takes no more: it would ring at once.
   let last: string | undefined;
   while (!signal?.aborted) {
     const leader = await holdfast.leader(name);

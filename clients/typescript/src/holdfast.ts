@@ -171,7 +171,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return leaderOf(await this.info(name));
   }
 
-  /** Tells who leads now, and each change, until the signal aborts; asks every `interval` ms (1,000). Ends with the error if that fails. */
+  /** Tells who leads now, and each change, until the signal aborts; asks every `interval` ms (1,000; 1 to 2^31 - 1). Ends with the error if that fails. */
   observe(
     name: string,
     options: { signal?: AbortSignal | undefined; interval?: number | undefined } = {},

@@ -983,6 +983,12 @@ test('steal_pauses_when_the_lock_stays_held_after_force', async () => {
   await within(5100, holdfast.close());
 });
 
+test('observe_refuses_an_interval_that_no_timer_takes', async () => {
+  const { holdfast } = start({});
+  for (const interval of [0, 2 ** 31, Number.POSITIVE_INFINITY, Number.NaN])
+    await expect(holdfast.observe('a', { interval }).next()).rejects.toThrow('interval must be a number from 1 to 2147483647');
+});
+
 test('verrou_delete_takes_nil_to_a_repetition_as_released', async () => {
   const { holdfast } = start({ ACQUIRE: [reply(TOKEN)], RELEASE: ['cut', reply(null)] });
   const store = new VerrouStore(holdfast, { E_LOCK_NOT_OWNED: RangeError });

@@ -330,6 +330,27 @@ test('late_grant_is_asked_for_again_when_its_renewal_says_nil', async () => {
   expect(server.sent.map((line) => line.split(' ')[0]).slice(0, 3)).toEqual(['LOCK.ACQUIRE', 'LOCK.RENEW', 'LOCK.ACQUIRE']);
 });
 
+test('late_grant_is_withdrawn_when_the_caller_aborts_before_it_counts', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 600)], RENEW: ['silent'] });
+  const controller = new AbortController();
+  const lock = holdfast.lock('a', { lease: 1000, signal: controller.signal });
+  lock.catch(() => {});
+  await vi.advanceTimersByTimeAsync(700);
+  expect(server.sent[1]).toMatch(/RENEW/);
+  controller.abort('why');
+  await expect(within(10, lock)).rejects.toBe('why');
+  await vi.advanceTimersByTimeAsync(100);
+  expect(server.sent[2]).toBe('LOCK.RELEASE a O ALL');
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent.filter((line) => line.includes('RENEW'))).toHaveLength(1);
+});
+
+test('force_is_not_repeated_after_a_lost_reply', async () => {
+  const { server, holdfast } = start({ FORCE: ['cut'] });
+  await expect(within(500, holdfast.force('a'))).rejects.toMatchObject({ code: 'UNAVAILABLE', sent: true });
+  expect(server.sent.filter((line) => line.includes('FORCE'))).toHaveLength(1);
+});
+
 // Cancel, Withdrawing
 
 test('cancel_answers_at_once_and_withdraws_over_another_connection', async () => {

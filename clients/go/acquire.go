@@ -152,6 +152,9 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 		case errors.Is(err, errInterrupted):
 			return nil, a.giveUp(current, a.lostReply(context.Cause(ctx), notAcquired(ctx, last)))
 		}
+		if err == nil && reply != nil && !granted(reply) && failure(reply) == nil {
+			err = fmt.Errorf("holdfast: the server answered neither a token nor nil: %v", reply)
+		}
 		t := current
 		current = nil
 		if t.settle(reply, err, a.ephemeral); err != nil {
@@ -272,6 +275,10 @@ func (a *acquisition) failed(ctx context.Context, f *answer) error {
 		return notAcquired(ctx, f.err)
 	case f.passing && (a.wait != 0 || !f.at.After(time.Now())):
 		return nil
+	}
+	var reply ServerError
+	if errors.As(f.err, &reply) {
+		return fmt.Errorf("holdfast: lock %s: %w", a.name(), f.err)
 	}
 	return f.err
 }

@@ -150,9 +150,26 @@ func TestTryOfAServerThatFailsIsNotARefusal(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, reply := range []string{"OOM x", "MISCONF x", "LOADING x", "CLUSTERDOWN x"} {
 			f := newFake(t, script{"LOCK.ACQUIRE": {"-" + reply + "\r\n"}, "LOCK.RELEASE": {one}})
-			if _, err := f.client().TryLock(context.Background(), "k"); !errors.Is(err, ServerError(reply)) || errors.Is(err, ErrNotAcquired) {
+			_, err := f.client().TryLock(context.Background(), "name")
+			if !errors.Is(err, ServerError(reply)) || errors.Is(err, ErrNotAcquired) || !strings.Contains(err.Error(), "name") {
 				t.Errorf("%s: %v", reply, err)
 			}
+		}
+	})
+}
+
+func TestReplyThatMakesNoSenseIsAFailureOfTheConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {"+NONSENSE\r\n", token}, "LOCK.RELEASE": {one}})
+		hold, err := f.client().Lock(context.Background(), "k", Wait(5*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = hold.Release(context.Background())
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.opened < 2 {
+			t.Errorf("%d connections", f.opened)
 		}
 	})
 }

@@ -27,6 +27,7 @@ type hold struct {
 	outcome  error         // what Release returns
 	release  sync.Once
 	dropped  atomic.Bool // the application can no longer reach it
+	stopped  atomic.Bool // it is not renewed any more
 	woken    atomic.Bool // it is renewed because of the wall clock, and that has not succeeded yet
 
 	busy  chan struct{} // full while a request about this lock is under way
@@ -85,7 +86,7 @@ func (h *hold) inTurn(task func()) {
 	switch {
 	case h.outcome != nil && len(h.names) > 1: // the others may still be held
 		h.send(h.client.ctx, forRelease, h.releases(0)...)
-	case h.outcome == nil && h.manual:
+	case h.outcome == nil && !h.renews():
 		h.timer.Reset(time.Until(h.certain))
 	case h.outcome == nil:
 		h.timer.Reset(time.Until(earlier(h.due, h.certain)))
@@ -98,7 +99,7 @@ func (h *hold) attend() {
 		h.lose(ReasonExpired)
 		return
 	}
-	if h.manual { // Renew has lengthened it since the timer fired
+	if !h.renews() { // Renew has lengthened it since the timer fired
 		return
 	}
 	if h.dropped.CompareAndSwap(true, false) {
@@ -309,7 +310,7 @@ func (h *Hold) Remaining() time.Duration {
 	h.mu.Unlock()
 	now := time.Now()
 	left := min(certain.Sub(now), certain.Round(0).Sub(now.Round(0))) // the wall clock advances during suspend
-	if left <= 0 && now.Before(certain) && !h.manual && h.woken.CompareAndSwap(false, true) {
+	if left <= 0 && now.Before(certain) && h.renews() && h.woken.CompareAndSwap(false, true) {
 		h.timer.Reset(0)
 	}
 	return max(left, 0)
@@ -384,6 +385,11 @@ func (h *hold) do(ctx context.Context, task func()) error {
 	}
 	return nil
 }
+
+// StopRenewing leaves renewal to [Hold.Renew] from now on, as [NoRenew] does: without it, the lock ends after its lease.
+func (h *Hold) StopRenewing() { h.stopped.Store(true) }
+
+func (h *hold) renews() bool { return !h.manual && !h.stopped.Load() }
 
 // Release releases the lock. It returns a [*LostError] if the lock had been lost. If ctx ends first, it returns the
 // cause, and the release continues in the background. A second release has no effect, and the same outcome.

@@ -63,34 +63,23 @@ type lock struct {
 
 // Lock waits for the lock. The channel is closed when the lock is lost or released.
 func (l *lock) Lock(ctx context.Context) (<-chan struct{}, error) {
-	hold, err := l.client.Lock(ctx, l.key, holdfast.Value(l.value), holdfast.Lease(l.ttl), holdfast.NoRenew())
+	hold, err := l.client.Lock(ctx, l.key, holdfast.Value(l.value), holdfast.Lease(l.ttl))
 	if err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
 	l.hold = hold
 	l.mu.Unlock()
-	go l.renewal(hold)
-	return hold.Context().Done(), nil
-}
-
-// renewal renews a hold until RenewLock is closed or the hold ends.
-func (l *lock) renewal(hold *holdfast.Hold) {
-	interval := max(l.ttl/4, time.Millisecond)
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-l.renew: // nil: never
-			return
-		case <-hold.Context().Done():
-			return
-		case <-ticker.C:
-			ctx, cancel := context.WithTimeout(hold.Context(), interval)
-			_ = hold.Renew(ctx, 0) // a loss ends the hold's context, and another failure is repeated
-			cancel()
-		}
+	if l.renew != nil {
+		go func() {
+			select {
+			case <-l.renew:
+				hold.StopRenewing()
+			case <-hold.Context().Done():
+			}
+		}()
 	}
+	return hold.Context().Done(), nil
 }
 
 // Unlock releases the lock.

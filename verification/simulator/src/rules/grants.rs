@@ -318,6 +318,7 @@ impl Checker {
                 follows: None,
                 has_stepped: before.as_ref().is_some_and(|it| it.has_stepped),
                 had_expired: false,
+                ended_unreported: false,
                 is_left: before.as_ref().is_some_and(|it| it.is_left),
                 possible_moves,
             },

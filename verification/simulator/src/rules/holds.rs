@@ -215,12 +215,9 @@ impl Checker {
                     return Err(Violation::new(STEPPED, what));
                 }
                 // What is over is reported even while writes are refused: not at all if its connection is no session yet.
-                if is_unconfirmed
-                    && let Some(binding) = &mut belief.binding
-                    && !self.connections.get(&binding.client).is_some_and(|it| it.was_session)
-                {
-                    binding.is_unsure = true;
-                }
+                let is_session =
+                    |binding: Binding| self.connections.get(&binding.client).is_some_and(|it| it.was_session);
+                belief.ended_unreported |= is_unconfirmed && !bound.is_some_and(is_session);
                 if lags {
                     continue;
                 }
@@ -325,6 +322,7 @@ impl Checker {
                 found.iter().all(|cause| matches!(cause, Cause::Forced(..) | Cause::Written(..) | Cause::Flushed(_)));
             if let Some(binding) = bound.filter(|binding| !binding.is_unsure)
                 && others_end
+                && !belief.ended_unreported
                 && role == Role::Master
                 // (A hold in a slot of another node is unbound, not lost.)
                 && !node(|node| node.slots.as_ref().is_some_and(|slots| slots.elsewhere.contains(&slot_of(key))))

@@ -34,6 +34,8 @@ pub(super) struct Belief {
     /// It was bound, and expired while its key could not be removed, before a clock step: it ends as soon as writes are
     /// possible, whatever its key says.
     pub(super) had_expired: bool,
+    /// It was over while its connection was no session: no event reports that.
+    pub(super) ended_unreported: bool,
     /// Another client changed the key in the iteration before the last clock step: the key need not follow the step.
     pub(super) is_left: bool,
     pub(super) possible_moves: PossibleMoves,

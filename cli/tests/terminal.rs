@@ -62,6 +62,12 @@ impl Terminal {
         Self { child, keyboard: here, screen, sent }
     }
 
+    /// Starts bash with this script, in whose commands the program finds the server.
+    pub fn of_shell(server: &Server, script: &str) -> Self {
+        let mut shell = Command::new("bash");
+        Self::start(shell.args(["-c", script]).env("REDIS_URL", format!("redis://{}", server.addr())))
+    }
+
     /// The text on the screen.
     pub fn text(&self) -> String {
         self.screen.lock().expect("no thread panicked with the lock").screen().contents()
@@ -168,9 +174,7 @@ fn run_stops_and_continues_with_shell_job_control() {
     let script = format!(
         "set -m; {program} run a -- sh -c 'echo begun; read line; echo got $line'; echo stopped; fg; echo ended $?"
     );
-    let mut shell = Command::new("bash");
-    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
-    let mut terminal = Terminal::start(&mut shell);
+    let mut terminal = Terminal::of_shell(&server, &script);
     terminal.shows("begun");
     terminal.keys("\x1a");
     terminal.shows("stopped");
@@ -190,9 +194,7 @@ fn command_with_redirected_input_may_read_the_terminal() {
         format!("echo piped | {program} run a -- sh -c '{asks}'; read line; echo and $line"),
         format!("{program} run a -- sh -c '{asks}' < <(echo piped) 2>&1 | cat; read line; echo and $line"),
     ] {
-        let mut shell = Command::new("bash");
-        shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
-        let mut terminal = Terminal::start(&mut shell);
+        let mut terminal = Terminal::of_shell(&server, &script);
         terminal.shows("ready");
         terminal.keys("words\n");
         terminal.shows("got words");
@@ -209,9 +211,7 @@ fn command_without_terminal_use_leaves_it_to_others() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
     let script = format!("true | {program} run a -- sleep 1000 | (echo ready; read line < /dev/tty; echo got $line)");
-    let mut shell = Command::new("bash");
-    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
-    let mut terminal = Terminal::start(&mut shell);
+    let mut terminal = Terminal::of_shell(&server, &script);
     terminal.shows("ready");
     until(SOON, "the command runs", || !is_free(&server, "a"));
     terminal.keys("words\n");
@@ -227,9 +227,7 @@ fn reader_of_output_may_read_the_terminal() {
     let program = env!("CARGO_BIN_EXE_holdfast");
     let reader = "read line; echo ready > /dev/tty; read line < /dev/tty; echo got $line > /dev/tty";
     let script = format!("{program} run a -- sh -c 'echo begun; exec sleep 1000' | ({reader})");
-    let mut shell = Command::new("bash");
-    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
-    let mut terminal = Terminal::start(&mut shell);
+    let mut terminal = Terminal::of_shell(&server, &script);
     terminal.shows("ready");
     terminal.keys("words\n");
     terminal.shows("got words");
@@ -255,9 +253,7 @@ fn command_with_redirected_input_can_be_suspended() {
     // Without a `fork`, as below.
     let command = "echo process $$ begun; exec sleep 1000";
     let script = format!("set -m; true | {program} run a -- sh -c '{command}'; echo stopped; read line");
-    let mut shell = Command::new("bash");
-    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
-    let mut terminal = Terminal::start(&mut shell);
+    let mut terminal = Terminal::of_shell(&server, &script);
     terminal.shows("begun");
     let pid = told(&terminal);
     terminal.keys("\x1a");
@@ -274,9 +270,7 @@ fn command_suspended_beyond_its_lease_is_ended_when_resumed() {
     // child that Ctrl-Z has stopped already.
     let run = format!("{program} run --lease 3s a -- sh -c 'echo begun; exec sleep 1000'");
     let script = format!("set -m; {run}; echo stopped; read line; fg; echo ended $?");
-    let mut shell = Command::new("bash");
-    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
-    let mut terminal = Terminal::start(&mut shell);
+    let mut terminal = Terminal::of_shell(&server, &script);
     terminal.shows("begun");
     terminal.keys("\x1a");
     terminal.shows("stopped");

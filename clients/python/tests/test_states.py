@@ -863,13 +863,19 @@ def test_election_may_be_closed_by_its_callback(faked, kind, fake, monkeypatch):
     assert is_closed.wait(30)
 
 
-async def test_close_ends_attempts_to_connect(fake, end_tasks):
+async def _connecting(fake):
+    """A client, its Holdfast object, an acquisition whose attempt to connect is not answered, and what ends that."""
     client = redis.asyncio.Redis(port=fake.port)
     opened = holdfast.asyncio.Holdfast(client)
     asked, goes_on = threading.Event(), threading.Event()
     fake.script["VERSION"].append(lambda _: asked.set() or (goes_on.wait(60) and CUT))
     acquiring = asyncio.create_task(opened.lock("k").acquire(30))
     await _until(asked.is_set, "a connection is being opened")
+    return client, opened, acquiring, goes_on
+
+
+async def test_close_ends_attempts_to_connect(fake, end_tasks):
+    client, opened, acquiring, goes_on = await _connecting(fake)
     await opened.close()
     try:
         assert opened._engine.router.known(b"k")._opening == 0
@@ -894,12 +900,7 @@ async def test_close_waits_for_the_end_of_its_connections(fake, end_tasks):
 
 
 async def test_interrupted_attempt_to_connect_is_repeated(fake, end_tasks):
-    client = redis.asyncio.Redis(port=fake.port)
-    opened = holdfast.asyncio.Holdfast(client)
-    asked, goes_on = threading.Event(), threading.Event()
-    fake.script["VERSION"].append(lambda _: asked.set() or (goes_on.wait(60) and CUT))
-    acquiring = asyncio.create_task(opened.lock("k").acquire(30))
-    await _until(asked.is_set, "a connection is being opened")
+    client, opened, acquiring, goes_on = await _connecting(fake)
     for task in opened._engine.router.known(b"k").attempts:
         task.cancel()
     assert (await acquiring).is_held()

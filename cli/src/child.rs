@@ -13,13 +13,13 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{self, Command, ExitStatus};
 
 use rustix::net::{Shutdown, shutdown};
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process_group, set_child_subreaper};
+use rustix::process::{Pid, Signal, getpid, kill_process_group, set_child_subreaper};
 use rustix::termios::{isatty, tcgetpgrp, tcsetpgrp};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
 use crate::report::print_aside;
-use crate::signals::{is_ignored, stop_here};
+use crate::signals::{is_ignored, own_group, stop_here};
 use crate::supervisor::{self, MESSAGE, Message};
 
 /// This program, even if its file has been replaced.
@@ -159,7 +159,7 @@ impl Child {
     /// of a script.
     fn give_terminal(&self) -> bool {
         let Some(terminal) = &self.terminal else { return false };
-        if tcgetpgrp(terminal) != Ok(getpgrp()) || is_ignored(Signal::INT) {
+        if !is_foreground(terminal) || is_ignored(Signal::INT) {
             return false;
         }
         self.given.set(true);
@@ -196,8 +196,10 @@ impl Child {
 
     /// Takes the terminal back from the command, if it had it.
     fn take_terminal_back(&self) {
-        if self.given.replace(false) {
-            self.move_terminal_to(getpgrp());
+        if self.given.replace(false)
+            && let Some(group) = own_group()
+        {
+            self.move_terminal_to(group);
         }
     }
 
@@ -213,7 +215,11 @@ impl Child {
 fn has_terminal() -> bool {
     let input = io::stdin();
     let is_alone = !is_pipe(io::stdout()) && !is_pipe(io::stderr());
-    is_alone && isatty(&input) && tcgetpgrp(&input) == Ok(getpgrp())
+    is_alone && isatty(&input) && is_foreground(&input)
+}
+
+fn is_foreground(terminal: impl AsFd) -> bool {
+    tcgetpgrp(terminal).is_ok_and(|group| own_group() == Some(group))
 }
 
 fn is_pipe(output: impl AsFd) -> bool {

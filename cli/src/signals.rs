@@ -1,13 +1,20 @@
 //! Signals of this process.
 
 use nix::sys::signal::{self, SigSet};
-use rustix::process::{Signal, getpid, getppid, getsid, kill_process};
+use nix::unistd::getpgrp;
+use rustix::process::{Pid, Signal, kill_current_process_group};
 
-/// Stops this process until it is continued, if a shell is there that can: the parent in the same session.
+/// Stops the process group of this process until it is continued. The system does not if no shell could continue it. A script that
+/// started this process is in the group: its shell waits for that to stop.
 pub fn stop_here() {
-    if getppid().is_some_and(|parent| getsid(Some(parent)).is_ok_and(|session| getsid(None) == Ok(session))) {
-        let _ = kill_process(getpid(), Signal::STOP);
-    }
+    stops_at_terminal(true);
+    let _ = kill_current_process_group(Signal::TTIN);
+    stops_at_terminal(false);
+}
+
+/// The process group of this process; `None` if it is one from outside of its container, whose number would be 0.
+pub fn own_group() -> Option<Pid> {
+    Pid::from_raw(getpgrp().as_raw())
 }
 
 /// Whether this process is stopped when another process has the terminal. If not, it may write there all the same, and take the terminal back.

@@ -110,6 +110,7 @@ impl Terminal {
 impl Drop for Terminal {
     /// Ends all processes of the session, including process groups, stopped processes, and those that ignore the end of the terminal.
     fn drop(&mut self) {
+        println!("the screen:\n{}", self.text());
         let _ = self.child.kill();
         let _ = self.child.wait();
         let session = self.child.id();
@@ -237,13 +238,34 @@ fn reader_of_output_may_read_the_terminal() {
 #[test]
 fn command_goes_on_after_ctrl_z_where_no_shell_could_continue_it() {
     let server = Server::start();
-    let script = "echo begun; while :; do sleep 0.01; done";
+    // With `exec`, as below.
+    let script = "echo begun; exec sleep 1000";
     let mut terminal = Terminal::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
     terminal.shows("begun");
     terminal.keys("\x1a");
     terminal.keys("\x03");
     assert_eq!(terminal.done(), Some(128 + libc::SIGINT));
     assert!(is_free(&server, "a"));
+}
+
+/// As after `docker exec`: its session and group are those of a process outside.
+#[test]
+fn command_runs_in_a_container_entered_from_outside() {
+    let enter = ["--user", "--map-root-user", "--pid", "--fork"];
+    let may_enter = Command::new("unshare").args(enter).arg("true").status().expect("unshare runs").success();
+    if !may_enter {
+        println!("this machine allows no namespaces");
+        return;
+    }
+    let server = Server::start();
+    for program in [vec![], vec!["sh", "-c", r#""$@"; exit $?"#, "sh"]] {
+        // No shell could continue it.
+        let mut command = Command::new("unshare");
+        command.args(enter).args(program).arg(env!("CARGO_BIN_EXE_holdfast"));
+        command.args(["run", "a", "--", "sh", "-c", "kill -TSTP $$; exit 3"]);
+        let terminal = Terminal::start(command.env("REDIS_URL", format!("redis://{}", server.addr())));
+        assert_eq!(terminal.done(), Some(3));
+    }
 }
 
 #[test]
@@ -259,6 +281,21 @@ fn command_with_redirected_input_can_be_suspended() {
     terminal.keys("\x1a");
     terminal.shows("stopped");
     assert_eq!(stat(pid)[0], "T");
+}
+
+#[test]
+fn script_stops_with_its_command() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let script = format!("{program} run a -- sh -c \"echo begun; read line; echo got \\$line\"; echo over");
+    let mut terminal = Terminal::of_shell(&server, &format!("set -m; sh -c '{script}'; echo stopped; read line; fg"));
+    terminal.shows("begun");
+    terminal.keys("\x1a");
+    terminal.shows("stopped");
+    terminal.keys("\nwords\n");
+    terminal.shows("got words");
+    terminal.shows("over");
+    assert_eq!(terminal.done(), Some(0));
 }
 
 /// A stopped process can't know whether it holds the lock, like one that hangs.

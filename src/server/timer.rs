@@ -51,8 +51,8 @@ struct Timers {
     work_this_turn: Option<(Id, Millis)>,
     work_later: Option<(Id, Millis)>,
     ask: Option<(Id, Millis)>,
-    /// The timers for this turn that were pending at the last cron.
-    pending: [Option<Id>; 2],
+    /// The timers that were due at the last cron.
+    due: [Option<Id>; 3],
     /// The server is calling one of them: a timer set now fires in a millisecond at the earliest.
     firing: bool,
 }
@@ -108,18 +108,18 @@ pub fn is_due(timer: Timer) -> bool {
     TIMERS.with(|timers| timers.slot(Slot::of(timer, THIS_TURN)).is_some_and(|(_, due)| due == THIS_TURN))
 }
 
-/// Sets timers for this turn anew if they have not fired since the last call, which was some turns ago.
+/// Sets timers anew that are due and have not fired since the last call, which was some turns ago.
 ///
 /// Servers keep timers by the time of day, but wait for the first of them by a clock that takes no steps. When the time of
 /// day is set back between setting a timer and firing it, it fires late by so much; when it is set forward, the server
 /// still waits for a timer that was the first before, and calls none meanwhile. Either would stand in the way of all work.
 pub fn rescue(ctx: Ctx) {
-    let pending = [Timer::Work, Timer::Ask].map(|timer| {
-        let slot = Slot::of(timer, THIS_TURN);
-        TIMERS.with(|timers| timers.slot(slot).filter(|(_, due)| *due == THIS_TURN).map(|(id, _)| id))
+    let now = Now::read().millis();
+    let due = [Slot::WorkThisTurn, Slot::WorkLater, Slot::Ask].map(|slot| {
+        TIMERS.with(|timers| timers.slot(slot).filter(|(_, due)| *due <= now).map(|(id, _)| id))
     });
-    let before = TIMERS.with(|timers| std::mem::replace(&mut timers.pending, pending));
-    if pending.iter().zip(before).any(|(now, before)| now.is_some() && *now == before) {
+    let before = TIMERS.with(|timers| std::mem::replace(&mut timers.due, due));
+    if due.iter().zip(before).any(|(now, before)| now.is_some() && *now == before) {
         restart(ctx);
     }
 }

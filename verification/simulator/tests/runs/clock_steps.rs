@@ -191,3 +191,18 @@ fn waiting_owner_reenters_what_a_clock_step_gave_back() {
          !clock -200",
     );
 }
+
+/// Seed 3806481: the module's timer was set for the end of that lease, and the server waited for it by a clock that takes no steps.
+#[test]
+fn waiter_is_served_when_a_clock_step_ends_an_unbound_lease() {
+    expect_reply(
+        "b LOCK.ACQUIRE k0 o3 SHARED
+         e LOCK.ACQUIRE k0 o0 LEASE 3600001 LIMIT 3
+         a LOCK.ACQUIRE k0 o1 LIMIT 2 WAIT 0
+         +0
+         !clock 60000
+         +500",
+        'a',
+        "18000",
+    );
+}

@@ -17,7 +17,7 @@ export interface ElectionOptions {
   replicas?: number | undefined;
   /** Resigns when it aborts. */
   signal?: AbortSignal | undefined;
-  /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts with the loss of leadership. */
+  /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts with the loss of leadership. To release `hold` is to stand again. */
   onElected?: ((hold: Hold) => void | PromiseLike<void>) | undefined;
   /** Called when leadership was lost. It is not called for one that was resigned. */
   onLost?: ((reason: LossReason) => void | PromiseLike<void>) | undefined;
@@ -90,7 +90,9 @@ export class Election {
         const hold = (await result) as Hold;
         this.#hold = hold;
         this.#call(() => onElected?.(hold));
-        if (!hold.signal.aborted) await once(hold.signal, 'abort', { signal }).catch(() => {});
+        const over = new AbortController();
+        hold.ended = () => over.abort();
+        if (hold.isActive) await once(over.signal, 'abort', { signal }).catch(() => {});
         const loss: unknown = hold.signal.reason;
         this.#hold = undefined;
         await hold.release().catch((error) => {

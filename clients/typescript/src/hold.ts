@@ -65,6 +65,7 @@ export class Hold {
   /** @internal When to renew, or when the hold is over, by the monotonic clock. */ due = 0;
   /** @internal Those that are due together. */ bucket: Set<Hold> | undefined;
   /** @internal A renewal is under way. */ renewing = false;
+  /** @internal Called when it was released or lost. */ ended: (() => void) | undefined;
   /** @internal A connection broke under a request of this acquisition, which may be in the server's queue. */ stale = false;
   /** @internal Requests of this acquisition that may be there, since no reply was read. */ unanswered: ReadonlySet<unknown> = NONE;
   readonly #client: Client;
@@ -288,6 +289,7 @@ export class Hold {
   }
 
   #stopRenewals(): void {
+    this.ended?.();
     this.#client.renewer.remove(this);
     for (const { reject } of this.#renewals.splice(0)) reject(this.#end());
   }

@@ -89,7 +89,9 @@ export class Renewer {
       else {
         // A renewal that waits for replicas would hold up those behind it.
         const target = hold.terms.replicas ? hold : (hold.connection ?? this.#server.pool(hold.terms.keys[0] as string));
-        groups.set(target, [...(groups.get(target) ?? []), hold]);
+        const group = groups.get(target);
+        if (group) group.push(hold);
+        else groups.set(target, [hold]);
       }
     }
     for (const holds of groups.values()) for (let i = 0; i < holds.length; i += PIPELINE) void this.send(holds.slice(i, i + PIPELINE));

@@ -107,7 +107,9 @@ export class Server {
         else pool.give(connection);
       }
       const redirects = this.#driver.addresses ? failed.filter(({ code }) => code === 'MOVED' || code === 'ASK') : [];
-      if (failed.length > redirects.length) this.#avoid(pool);
+      // A node that was cut off from its cluster may have lost its slots.
+      if (failed.some(({ code }) => code === 'CLUSTERDOWN')) this.#forget(pool);
+      else if (failed.length > redirects.length) this.#avoid(pool);
       asking = undefined;
       for (const { message } of redirects) {
         const [kind, slot, address = ''] = message.split(' ');

@@ -803,6 +803,21 @@ test.each([[['a:1', 'b:2']], [['b:2', 'a:1']], [['b:2', 'a:1', 'c:3']], [['b:2',
   },
 );
 
+test('acquisition_leaves_a_node_that_was_cut_off_from_its_cluster', async () => {
+  let primary = 'a:1';
+  const { server, holdfast } = start({});
+  server.addresses = () => ['b:2', 'a:1'];
+  server.script = ([command], { address }) =>
+    address === primary
+      ? command === 'LOCK.ACQUIRE'
+        ? granted
+        : reply(TOKEN)
+      : reply(address === 'a:1' ? '-CLUSTERDOWN x' : '-MOVED 15495 a:1');
+  await within(100, holdfast.info('a')); // Its slot is known now.
+  primary = 'b:2';
+  await within(1000, holdfast.lock('a'));
+});
+
 test.each(['RENEW', 'RELEASE', 'INFO'])('%s_follows_ask_also_from_a_pipeline', async (verb) => {
   let asking = false;
   const { server, holdfast } = start({});
@@ -956,6 +971,17 @@ test('election_resigns_at_once_while_it_pauses_after_an_error', async () => {
   const election = holdfast.elect('a', {});
   await vi.advanceTimersByTimeAsync(10);
   expect(warnings).toMatchObject([{ code: 'NOPERM' }]);
+  await within(10, election.resign());
+});
+
+test('leader_that_releases_its_hold_stands_again', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(TOKEN)] });
+  const terms: Hold[] = [];
+  const election = holdfast.elect('a', { onElected: (hold) => void terms.push(hold) });
+  await vi.advanceTimersByTimeAsync(10);
+  await within(10, (terms[0] as Hold).release());
+  await vi.advanceTimersByTimeAsync(10);
+  expect([terms.length, election.isLeader]).toEqual([2, true]);
   await within(10, election.resign());
 });
 

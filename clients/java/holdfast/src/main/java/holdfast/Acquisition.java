@@ -39,8 +39,8 @@ final class Acquisition {
      */
     final CompletableFuture<@Nullable Acquisition> result = new CompletableFuture<>();
 
-    /** Completed in a step when the hold is lost. */
-    final CompletableFuture<LossReason> loss = new CompletableFuture<>();
+    /** Completed in a step when the hold is lost, or (with null) released. */
+    final CompletableFuture<@Nullable LossReason> end = new CompletableFuture<>();
 
     volatile State state = State.WAITING;
     volatile long token;
@@ -506,7 +506,7 @@ final class Acquisition {
         // A hold whose release has begun is renewed no more.
         Level level = renews.get() || spec.renew() ? Level.WARN : Level.INFO;
         forget(State.LOST);
-        loss.complete(why);
+        end.complete(why);
         LOG.atLevel(level).log("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
         endRenewals(it -> it.completeExceptionally(lost()));
         client.tell(listener -> listener.lost(spec.title(), why));
@@ -536,7 +536,7 @@ final class Acquisition {
     }
 
     LockLostException lost() {
-        LossReason why = loss.getNow(LossReason.EXPIRED);
+        LossReason why = end.getNow(LossReason.EXPIRED);
         return new LockLostException("lock '" + spec.title() + "' of owner '" + owner + "' is lost: " + why, why);
     }
 
@@ -644,6 +644,7 @@ final class Acquisition {
             } else if (state == State.RELEASING) {
                 forget(State.RELEASED);
                 disown();
+                end.complete(null);
                 client.tell(listener -> listener.released(spec.title(), Duration.ofNanos(client.serial.now() - heldSince)));
             }
             if (loss != null || error != null) {

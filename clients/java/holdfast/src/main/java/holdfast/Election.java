@@ -51,16 +51,18 @@ public final class Election implements AutoCloseable {
     private void lead(Hold hold) {
         boolean isOver = hold.lossReason() != null;
         // Here, since executors do not keep an order. Not after onElected, which may last as long as the term.
-        hold.onLost(reason -> {
+        hold.acquisition.end.thenAccept(loss -> lock.client.callback(() -> {
             term = null;
             if (!closed) {
                 try {
-                    onLost.accept(reason);
+                    if (loss != null) {
+                        onLost.accept(loss);
+                    }
                 } finally {
                     stand();
                 }
             }
-        });
+        }));
         if (!isOver && !closed) {
             onElected.accept(hold);
         }

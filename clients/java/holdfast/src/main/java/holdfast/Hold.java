@@ -58,7 +58,7 @@ public final class Hold implements AutoCloseable {
 
     /** Why the hold was lost; null if it was not. */
     public @Nullable LossReason lossReason() {
-        return acquisition.loss.getNow(null);
+        return acquisition.end.getNow(null);
     }
 
     /**
@@ -71,7 +71,11 @@ public final class Hold implements AutoCloseable {
 
     /** Calls back once, on a thread for callbacks, when the lock is lost; at once if it is lost already. */
     public Hold onLost(Consumer<LossReason> action) {
-        acquisition.loss.thenAccept(why -> acquisition.client.callback(() -> action.accept(why)));
+        acquisition.end.thenAccept(why -> {
+            if (why != null) {
+                acquisition.client.callback(() -> action.accept(why));
+            }
+        });
         return this;
     }
 

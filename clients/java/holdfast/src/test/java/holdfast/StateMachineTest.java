@@ -18,6 +18,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -1198,6 +1199,18 @@ class StateMachineTest {
                 callbacks.remove().run();
             }
             assertThat(calls).isEqualTo(lostEarly ? List.of("lost") : List.of("elected", "lost"));
+        }
+    }
+
+    @Test
+    void leader_that_releases_its_hold_stands_again() throws Exception {
+        List<Hold> terms = new CopyOnWriteArrayList<>();
+        server.next(ACQUIRE, granted(7, 0), granted(8, 0), SILENCE);
+        try (Election election = client.elect("e", "me", terms::add, why -> { })) {
+            clock.until(() -> terms.size() == 1);
+            terms.get(0).release();
+            clock.until(() -> terms.size() == 2);
+            assertThat(election.isLeader()).isTrue();
         }
     }
 

@@ -355,6 +355,9 @@ func (h *Hold) Check(ctx context.Context) error {
 // Renew restarts the lease, with another duration if lease is not 0. It returns a [*LostError] if the lock is lost.
 // Without [NoRenew], the client renews by itself.
 func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
+	if lease < 0 || lease > longestLease {
+		return fmt.Errorf("holdfast: lease must be between 0 and %v, got %v", longestLease, lease)
+	}
 	a := repeat(ctx, time.Now().Add(endless), func() answer {
 		reply := make(chan answer, 1)
 		if err := h.do(ctx, func() { reply <- h.renew(forRenew, lease) }); err != nil {

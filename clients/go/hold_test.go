@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 	"unsafe"
@@ -158,6 +159,31 @@ func TestCheckReportsAnOverwrittenLockAsLost(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {null}, "LOCK.INFO": {"-WRONGTYPE x\r\n"}})
 		h := mustLock(t, f.client())
 		if err := h.Check(context.Background()); lostFor(err) != ReasonChanged || h.Context().Err() == nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRenewRefusesALeaseThatTheServerRefuses(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {func(r received) string {
+			if ms, _ := strconv.ParseInt(r.option("LEASE"), 10, 64); ms < 1 || ms > 315_360_000_000 {
+				return "-ERR LEASE must be between 1 and 315360000000 ms\r\n"
+			}
+			return renewal
+		}}})
+		h := mustLock(t, f.client())
+		for _, lease := range []time.Duration{-time.Second, longestLease + 1} {
+			if h.Renew(context.Background(), lease) == nil {
+				t.Errorf("renewed for %v", lease)
+			}
+		}
+		select {
+		case <-h.Lost():
+			t.Error("lost")
+		case <-time.After(time.Minute):
+		}
+		if err := h.Renew(context.Background(), longestLease); err != nil {
 			t.Error(err)
 		}
 	})

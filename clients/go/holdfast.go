@@ -132,7 +132,12 @@ func (c *Client) Elect(ctx context.Context, name, value string, fn func(ctx cont
 			return err
 		}
 		err = hold.run(ctx, func(ctx context.Context) error { return fn(ctx, hold.Fence()) })
-		if !errors.Is(err, ErrLockLost) || ctx.Err() != nil {
+		select {
+		case <-hold.Lost(): // not of another lock, whose loss fn returns
+		default:
+			return err
+		}
+		if sleep(ctx, time.Now().Add(minPause)) != nil {
 			return err
 		}
 	}

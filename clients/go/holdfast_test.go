@@ -103,3 +103,34 @@ func TestDoReturnsTheErrorOfItsFunctionUnchanged(t *testing.T) {
 		}
 	})
 }
+
+func TestElect(t *testing.T) {
+	for name, test := range map[string]struct {
+		release string
+		fails   error
+		least   int // elections in a second
+		most    int
+	}{
+		"returns the loss of another lock":        {one, &LostError{"other", ReasonGone}, 1, 1},
+		"stands again with a pause after a loss":  {null, nil, 2, 51},
+		"stands again if fn fails after its loss": {null, errors.New("own"), 2, 51},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				c := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {test.release}}).client()
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				elected := 0
+				err := c.Elect(ctx, "k", "v", func(context.Context, int64) error {
+					if elected++; elected > 100 { // the bubble's clock is paused
+						cancel()
+					}
+					return test.fails
+				})
+				if elected < test.least || elected > test.most || err == nil {
+					t.Errorf("elected %d times, %v", elected, err)
+				}
+			})
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -184,6 +185,17 @@ func TestRenewRefusesALeaseThatTheServerRefuses(t *testing.T) {
 		case <-time.After(time.Minute):
 		}
 		if err := h.Renew(context.Background(), longestLease); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCheckOfALockWithMoreHoldersThanAreShownIsNoLoss(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		others := strings.Repeat("*4\r\n+owner\r\n+other\r\n+token\r\n:8\r\n", shown)
+		info := fmt.Sprintf("*2\r\n+holders\r\n*%d\r\n%s", shown, others)
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.INFO": {info}})
+		if err := mustLock(t, f.client(), Shared()).Check(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -198,9 +198,12 @@ type Waiter struct {
 	Limit  int
 }
 
-// Info describes a lock. A lock that is neither held nor waited for has a zero Info.
+// shown is how many holders and waiters are asked for at most.
+const shown = 5000
+
+// Info describes a lock, with at most 5,000 holders. A lock that is neither held nor waited for has a zero Info.
 func (c *Client) Info(ctx context.Context, name string) (Info, error) {
-	reply, err := c.call(ctx, anyTimes, name, "LOCK.INFO", name, "COUNT", "5000")
+	reply, err := c.call(ctx, anyTimes, name, "LOCK.INFO", name, "COUNT", strconv.Itoa(shown))
 	f := fields(reply)
 	info := Info{Limit: int(integer(f["limit"])), Fence: integer(f["fence"]), TTL: ms(f["ttl"]), Waiters: int(integer(f["waiters"]))}
 	holders, _ := f["holders"].([]any)
@@ -213,7 +216,7 @@ func (c *Client) Info(ctx context.Context, name string) (Info, error) {
 
 // Waiters lists the requests that wait for a lock, in order, at most 5,000.
 func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
-	reply, err := c.call(ctx, anyTimes, name, "LOCK.WAITERS", name, "COUNT", "5000")
+	reply, err := c.call(ctx, anyTimes, name, "LOCK.WAITERS", name, "COUNT", strconv.Itoa(shown))
 	items, _ := reply.([]any)
 	var waiters []Waiter
 	for _, item := range items {

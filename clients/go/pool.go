@@ -237,7 +237,10 @@ func (p *pool) prepare(ctx context.Context, c *conn, setup [][]string) error {
 		}
 	}
 	reply := replies[len(setup)]
-	if err := failure(reply); errors.Is(err, ErrModuleNotLoaded) {
+	var refusal ServerError
+	if err := failure(reply); errors.As(err, &refusal) && refusal.Code() == "NOPERM" {
+		return nil // a user who only looks may have no right to ask
+	} else if errors.Is(err, ErrModuleNotLoaded) {
 		replies, _ = c.exchange(ctx, deadline, []string{"LOCK.ACQUIRE"})
 		if len(replies) == 1 && errors.Is(failure(replies[0]), ErrModuleNotLoaded) {
 			return err

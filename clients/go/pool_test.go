@@ -367,3 +367,12 @@ func TestClosedPoolKeepsNoConnection(t *testing.T) {
 		t.Error("a connection is left")
 	}
 }
+
+func TestUserWithoutTheRightToAskForTheVersionMayLook(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.VERSION": {"-NOPERM x\r\n"}, "LOCK.INFO": {"*2\r\n+waiters\r\n:3\r\n"}})
+		if info, err := f.client().Info(context.Background(), "k"); err != nil || info.Waiters != 3 {
+			t.Errorf("%v, %v", info, err)
+		}
+	})
+}

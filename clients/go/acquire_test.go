@@ -5,7 +5,9 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -231,4 +233,36 @@ func TestLookUpAfterARedirectIsAnew(t *testing.T) {
 			t.Errorf("the old node got %d ACQUIREs", n)
 		}
 	})
+}
+
+func TestRedirectNamesAnAddressThatCanBeDialled(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for named, want := range map[string]string{
+			"10.0.0.2:7000": "10.0.0.2:7000", "2001:db8::1:7000": "[2001:db8::1]:7000", "::1:7000": "[::1]:7000", ":7000": "[::5]:7000",
+		} {
+			f := newFake(t, script{"LOCK.ACQUIRE": {"-MOVED 1 " + named + "\r\n", token}, "LOCK.RELEASE": {one}})
+			dialled := make(chan string, 2)
+			c := f.client(func(config *Config) {
+				config.Addr = "[::5]:6000"
+				config.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+					dialled <- addr
+					return dialFake(ctx, f.addr)
+				}
+			})
+			mustLock(t, c)
+			if <-dialled; len(dialled) != 1 || <-dialled != want {
+				t.Errorf("%s: not %s", named, want)
+			}
+		}
+	})
+}
+
+func TestLengthThatNoReplyHasIsIncomplete(t *testing.T) {
+	for _, length := range []int64{math.MaxInt64, math.MaxInt64 - 1} {
+		for _, kind := range "$*" {
+			if _, _, err := parse(fmt.Appendf(nil, "%c%d\r\nab\r\n", kind, length)); err == nil {
+				t.Errorf("%c%d is a reply", kind, length)
+			}
+		}
+	}
 }

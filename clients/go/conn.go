@@ -157,7 +157,7 @@ func parse(b []byte) (reply any, rest []byte, err error) {
 		return n, rest, nil
 	case (kind == '$' || kind == '*') && n < 0:
 		return nil, rest, nil
-	case kind == '$' && int64(len(rest)) < n+int64(len(crlf)):
+	case kind == '$' && int64(len(rest)-len(crlf)) < n:
 		return nil, nil, errIncomplete
 	case kind == '$':
 		return string(rest[:n]), rest[n+int64(len(crlf)):], nil

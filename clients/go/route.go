@@ -161,11 +161,12 @@ func (r *route) follow(a answer) {
 	if len(words) < 3 || words[0] == "SUPERSEDED" {
 		return
 	}
-	addr := words[2]
-	if strings.HasPrefix(addr, ":") { // the same host
-		host, _, _ := net.SplitHostPort(a.pool.addr)
-		addr = host + addr
+	colon := strings.LastIndexByte(words[2], ':')
+	host := words[2][:max(colon, 0)] // an IPv6 address has no brackets
+	if host == "" {                  // the same host
+		host, _, _ = net.SplitHostPort(a.pool.addr)
 	}
+	addr := net.JoinHostPort(host, words[2][colon+1:])
 	if words[0] == "ASK" {
 		r.asking = addr
 	} else {

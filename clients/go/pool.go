@@ -265,13 +265,15 @@ func (p *pool) prepare(ctx context.Context, c *conn, setup [][]string) error {
 	return fmt.Errorf("%w: module %v speaks protocols %v, this client %d", err, version["version"], speaks, protocol)
 }
 
-// put returns a connection after a pipeline that was sent at this time, or closes it if err is not nil.
+// put returns a connection after a pipeline that was sent at this time, or closes it if err is not nil. Without replies,
+// nothing was sent.
 func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case err == nil && !p.closed:
-		if c.used = true; !slices.ContainsFunc(replies, func(reply any) bool { return failure(reply) != nil }) {
+		c.used = c.used || len(replies) > 0
+		if len(replies) > 0 && !slices.ContainsFunc(replies, func(reply any) bool { return failure(reply) != nil }) {
 			p.pause, p.failedAt = 0, time.Time{}
 		}
 		p.idle = append(p.idle, c)
@@ -316,7 +318,16 @@ func (p *pool) do(ctx context.Context, class priority, lease time.Duration, dead
 	if err != nil {
 		return answer{pool: p, err: err}
 	}
+	return p.exchange(ctx, c, deadline, commands...)
+}
+
+// exchange sends commands over a connection of the pool, unless none is wanted any more.
+func (p *pool) exchange(ctx context.Context, c *conn, deadline time.Time, commands ...[]string) answer {
 	sent := time.Now()
+	if len(commands) == 0 || ctx.Err() != nil {
+		p.put(c, sent, nil)
+		return answer{pool: p, err: errInterrupted}
+	}
 	replies, err := c.exchange(ctx, deadline, commands...)
 	p.put(c, sent, err, replies...)
 	return answer{pool: p, sent: sent, replies: replies, err: err}
@@ -352,15 +363,22 @@ func (p *pool) sendRenewals() {
 	due := p.renewals
 	p.renewals = nil
 	p.mu.Unlock()
-	due = slices.DeleteFunc(due, func(r timedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
 	for batch := range slices.Chunk(due, pipeline) {
 		go func() {
 			lease, deadline := batch[0].lease, batch[0].deadline
-			commands := make([][]string, len(batch))
-			for i, r := range batch {
-				lease, deadline, commands[i] = min(lease, r.lease), earlier(deadline, r.deadline), r.command
+			for _, r := range batch {
+				lease, deadline = min(lease, r.lease), earlier(deadline, r.deadline)
 			}
-			a := p.do(p.client.ctx, forTimer, lease, deadline, commands...)
+			c, err := p.get(p.client.ctx, forTimer, lease, deadline)
+			a := answer{pool: p, err: err}
+			if err == nil {
+				batch = slices.DeleteFunc(batch, func(r timedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
+				commands := make([][]string, len(batch))
+				for i, r := range batch {
+					commands[i] = r.command
+				}
+				a = p.exchange(p.client.ctx, c, deadline, commands...)
+			}
 			for i, r := range batch {
 				own := a
 				if a.err == nil {

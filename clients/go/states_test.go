@@ -491,6 +491,34 @@ func TestNoRenewalIsSentAfterARelease(t *testing.T) {
 	})
 }
 
+func TestNoRenewalThatWaitsForAConnectionIsSentAfterARelease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		proceed := make(chan struct{})
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}, "LOCK.INFO": {func(received) string {
+			<-proceed
+			return "*0\r\n"
+		}}})
+		c := f.client(func(config *Config) { config.MaxConnections = 4 })
+		h := mustLock(t, c, Lease(8*time.Second))
+		time.Sleep(1900 * time.Millisecond)
+		for range 4 {
+			go func() { _, _ = c.Info(context.Background(), "k") }()
+		}
+		f.await("LOCK.INFO", 4)
+		time.Sleep(200 * time.Millisecond) // the renewal is due
+		go func() { time.Sleep(time.Millisecond); close(proceed) }()
+		if err := h.Release(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if sent := f.sent("LOCK.RENEW"); len(sent) > 0 {
+			t.Errorf("sent %v", sent)
+		}
+	})
+}
+
 func TestReleaseAfterRaisesTheToken(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, ":8\r\n"}})

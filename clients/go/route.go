@@ -179,7 +179,7 @@ func (r *route) follow(a answer) {
 func repeat(ctx context.Context, until time.Time, ask func() answer) answer {
 	for {
 		a := ask()
-		if !a.passing || a.at.After(until) {
+		if !a.passing || a.at.After(until) || !time.Now().Before(until) {
 			return a
 		}
 		if end := sleep(ctx, a.at); end != nil {

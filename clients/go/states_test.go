@@ -476,6 +476,28 @@ func TestReleaseGoesOnInTheBackgroundWhenItsContextEnds(t *testing.T) {
 	})
 }
 
+func TestReleaseEndsWithTheLeaseIfNoConnectionIsFree(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}})
+		c := f.client(func(config *Config) { config.MaxConnections = 4 })
+		h := mustLock(t, c, Lease(time.Second), NoRenew())
+		p := c.pool(f.addr)
+		for range 4 {
+			busy, err := p.get(context.Background(), forOther, time.Second, time.Now().Add(time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.put(busy, time.Now(), nil)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		began := time.Now()
+		if err := h.Release(ctx); !errors.Is(err, errNoConnection) || time.Since(began) > time.Second+h.route.silence() {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
+}
+
 func TestNoRenewalIsSentAfterARelease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {silent}, "LOCK.RELEASE": {silent}})

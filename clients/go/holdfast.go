@@ -237,8 +237,8 @@ func (c *Client) Force(ctx context.Context, name string) (bool, error) {
 // does not repeat it, since a late copy could release a later hold. It reports whether the owner held the lock.
 func (c *Client) ReleaseOwner(ctx context.Context, name, owner string, token int64) (bool, error) {
 	if token != 0 {
-		reply, err := c.call(ctx, anyTimes, name, "LOCK.RELEASE", name, owner, "TOKEN", strconv.FormatInt(token, 10))
-		return reply != nil, err
+		a, repeated := c.repeat(ctx, anyTimes, name, "LOCK.RELEASE", name, owner, "TOKEN", strconv.FormatInt(token, 10))
+		return a.err == nil && (repeated || a.replies[0] != nil), a.err // nil to a repetition: the first one released it
 	}
 	a := c.route(name, defaultLease).do(ctx, forRelease, []string{"LOCK.RELEASE", name, owner})
 	return a.err == nil && a.replies[0] != nil, a.err
@@ -251,18 +251,25 @@ const (
 
 // call sends a command, and repeats it after failures. It takes at most 5 s.
 func (c *Client) call(ctx context.Context, again bool, name string, command ...string) (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	r := c.route(name, defaultLease)
-	a := repeat(ctx, time.Now().Add(endless), func() answer {
-		a := r.do(ctx, forOther, command)
-		a.passing = a.passing && (again || !a.lost())
-		return a
-	})
+	a, _ := c.repeat(ctx, again, name, command...)
 	if a.err != nil {
 		return nil, a.err
 	}
 	return a.replies[0], nil
+}
+
+// repeat is call that reports whether the command was repeated after a lost reply.
+func (c *Client) repeat(ctx context.Context, again bool, name string, command ...string) (a answer, repeated bool) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	r := c.route(name, defaultLease)
+	a = repeat(ctx, time.Now().Add(endless), func() answer {
+		a := r.do(ctx, forOther, command)
+		a.passing = a.passing && (again || !a.lost())
+		repeated = repeated || a.lost()
+		return a
+	})
+	return a, repeated
 }
 
 // fields reads a map, which RESP2 sends as a flat array.

@@ -134,3 +134,22 @@ func TestElect(t *testing.T) {
 		})
 	}
 }
+
+func TestReleaseOwnerWithItsTokenIsRepeated(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			replies  []any
+			released bool
+		}{
+			"finds nothing":                    {[]any{null}, false},
+			"finds nothing after an error":     {[]any{"-LOADING x\r\n", null}, false},
+			"finds nothing after a lost reply": {[]any{cut, null}, true},
+			"releases after a lost reply":      {[]any{cut, one}, true},
+		} {
+			f := newFake(t, script{"LOCK.RELEASE": test.replies})
+			if released, err := f.client().ReleaseOwner(context.Background(), "k", "o", 7); released != test.released || err != nil {
+				t.Errorf("%s: %v, %v", name, released, err)
+			}
+		}
+	})
+}

@@ -235,7 +235,7 @@ func (h *hold) letGo() {
 		if a.lost() && !tried {
 			tried, wasCertain = true, certain
 		}
-		a.passing = a.passing && (h.conn == nil || !a.lost()) // the server releases it when its connection ends
+		a.passing = a.passing && (h.conn == nil || !a.lost())
 		return a
 	})
 	verdict := passing
@@ -244,6 +244,8 @@ func (h *hold) letGo() {
 	}
 	switch {
 	case a.err == nil && confirmed(a.replies[0]):
+		h.end(nil, "")
+	case h.conn != nil && a.lost() && rest == 0: // the server releases it when its connection ends
 		h.end(nil, "")
 	case a.err != nil && verdict != overwritten:
 		h.end(fmt.Errorf("holdfast: cannot release lock %s: %w", h.name(), a.err), "")

@@ -625,6 +625,24 @@ func TestEphemeralHoldIsLostWithItsConnection(t *testing.T) {
 }
 
 // A renewal that finds no connection, because the server is loading, is repeated.
+func TestReleaseOfAnEphemeralHoldWithoutAReplyEndsItsConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, reply := range []string{cut, silent} {
+			f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {reply}, "LOCK.RENEW": {reply}})
+			c := f.client()
+			h := mustLock(t, c, Ephemeral())
+			if err := h.Release(context.Background()); err != nil || len(f.sent("LOCK.RELEASE")) != 1 {
+				t.Errorf("%v, %v", err, f.sent("LOCK.RELEASE"))
+			}
+			<-h.conn.gone
+			h = mustLock(t, c, Ephemeral())
+			if err := h.ReleaseAfter(context.Background(), time.Second); err == nil { // it may be free at once
+				t.Error("it is held for a second")
+			}
+		}
+	})
+}
+
 func TestRenewalSurvivesAServerThatLoads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, option := range []Option{Replicas(1), NoRenew()} {

@@ -7,8 +7,12 @@ import (
 	"syscall"
 )
 
-// dead reports whether the peer has closed an idle connection.
+// dead reports whether the peer has closed an idle connection, or has sent what nobody asked for: TLS announces the
+// end, and a proxy may give a reason for it.
 func (c *conn) dead() bool {
+	if len(c.buf) > 0 {
+		return true
+	}
 	raw, ok := underlying(c.Conn).(syscall.Conn)
 	if !ok {
 		return false
@@ -20,8 +24,8 @@ func (c *conn) dead() bool {
 	dead := false
 	err = descriptor.Control(func(fd uintptr) {
 		var b [1]byte
-		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		dead = n == 0 && err == nil || err != nil && err != syscall.EAGAIN && err != syscall.EINTR
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		dead = err != syscall.EAGAIN && err != syscall.EINTR
 	})
 	return dead || err != nil
 }

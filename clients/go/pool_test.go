@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -375,4 +376,38 @@ func TestUserWithoutTheRightToAskForTheVersionMayLook(t *testing.T) {
 			t.Errorf("%v, %v", info, err)
 		}
 	})
+}
+
+func TestIdleConnectionWithAReplyThatNobodyAskedForIsReplaced(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ reply, later string }{
+		"together with a reply": {"*0\r\n-ERR going away\r\n", ""},
+		"afterwards":            {"*0\r\n", "-ERR going away\r\n"},
+	} {
+		f := newFake(t, script{"LOCK.INFO": {test.reply, "*0\r\n"}})
+		defer f.listen()()
+		c := f.client(func(config *Config) { config.Dial = dial })
+		for i := range 2 {
+			if _, err := c.Info(context.Background(), "k"); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if i > 0 {
+				continue
+			}
+			f.mu.Lock()
+			_, _ = io.WriteString(f.conns[1], test.later)
+			f.mu.Unlock()
+			p := c.pool(f.addr)
+			eventually(t, "the connection is dead", func() bool {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				return p.idle[0].dead()
+			})
+		}
+		f.mu.Lock()
+		if f.opened != 2 {
+			t.Errorf("%s: %d connections", name, f.opened)
+		}
+		f.mu.Unlock()
+	}
 }

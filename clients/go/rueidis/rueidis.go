@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -82,8 +83,12 @@ const fresh = 100 * time.Millisecond
 
 // A cluster keeps the map of slots, and reads it again when it was wrong.
 type cluster struct {
-	client rueidis.Client
-	mu     sync.Mutex
+	client  rueidis.Client
+	known   atomic.Pointer[slotMap]
+	reading sync.Mutex
+}
+
+type slotMap struct {
 	ranges []slots
 	read   time.Time
 }
@@ -94,14 +99,33 @@ type slots struct {
 }
 
 func (c *cluster) locate(ctx context.Context, key string, stale bool) (string, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if stale && time.Since(c.read) > fresh || c.ranges == nil {
-		reply, err := c.client.Do(ctx, c.client.B().ClusterSlots().Build()).ToArray()
-		if err != nil {
+	known := c.known.Load()
+	if stale || known == nil { // others use the known map meanwhile
+		var err error
+		if known, err = c.refresh(ctx); err != nil {
 			return "", err
 		}
-		ranges := make([]slots, 0, len(reply))
+	}
+	slot := slotOf(key)
+	for _, r := range known.ranges {
+		if r.first <= slot && slot <= r.last {
+			return r.addr, nil
+		}
+	}
+	return "", fmt.Errorf("holdfast: no node serves slot %d", slot)
+}
+
+// refresh reads the map, unless another look-up has just done so.
+func (c *cluster) refresh(ctx context.Context) (*slotMap, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	known := c.known.Load()
+	if known == nil || time.Since(known.read) > fresh {
+		reply, err := c.client.Do(ctx, c.client.B().ClusterSlots().Build()).ToArray()
+		if err != nil {
+			return nil, err
+		}
+		known = &slotMap{ranges: make([]slots, 0, len(reply))}
 		for _, item := range reply {
 			fields, err := item.ToArray()
 			if err != nil || len(fields) < 3 {
@@ -115,17 +139,12 @@ func (c *cluster) locate(ctx context.Context, key string, stale bool) (string, e
 			}
 			host, _ := node[0].ToString()
 			port, _ := node[1].AsInt64()
-			ranges = append(ranges, slots{uint16(first), uint16(last), net.JoinHostPort(host, strconv.FormatInt(port, 10))})
+			known.ranges = append(known.ranges, slots{uint16(first), uint16(last), net.JoinHostPort(host, strconv.FormatInt(port, 10))})
 		}
-		c.ranges, c.read = ranges, time.Now()
+		known.read = time.Now()
+		c.known.Store(known)
 	}
-	slot := slotOf(key)
-	for _, r := range c.ranges {
-		if r.first <= slot && slot <= r.last {
-			return r.addr, nil
-		}
-	}
-	return "", fmt.Errorf("holdfast: no node serves slot %d", slot)
+	return known, nil
 }
 
 // slotOf returns the slot of a key: CRC-16/XMODEM of its hash tag.

@@ -73,7 +73,7 @@ func (e ServerError) Code() string {
 func (e ServerError) Is(target error) bool { return target == ErrDeadlock && e.Code() == "DEADLOCK" }
 
 func (e ServerError) unknownCommand() bool {
-	return strings.HasPrefix(string(e), "ERR unknown command")
+	return strings.HasPrefix(string(e), "ERR unknown command") && strings.Contains(string(e), "LOCK.")
 }
 
 // failure returns the error of a reply.

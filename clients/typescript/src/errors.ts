@@ -55,7 +55,7 @@ export class ServerError extends HoldfastError {
   static from(message: string): ServerError {
     const code = /^[A-Z]+/.exec(message)?.[0] ?? 'ERR';
     if (code === 'DEADLOCK') return new DeadlockError(code, message);
-    if (/^ERR unknown command/i.test(message)) return new ModuleNotLoadedError();
+    if (/^ERR unknown command .?LOCK\./i.test(message)) return new ModuleNotLoadedError();
     return new ServerError(code, message);
   }
   /** Whether the same request may succeed later. */

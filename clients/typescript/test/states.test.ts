@@ -1,6 +1,6 @@
 import { getEventListeners } from 'node:events';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { type Hold, Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError } from '../src/index.js';
+import { type Hold, Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError, ServerError } from '../src/index.js';
 import { slotOf } from '../src/server.js';
 import { VerrouStore } from '../src/verrou.js';
 import { LockManager } from '../src/web-locks.js';
@@ -1062,6 +1062,8 @@ test('lock_says_that_the_module_is_not_loaded_or_too_old', async () => {
   await expect(within(100, holdfast.lock('a'))).rejects.toMatchObject({ code: 'MODULE_NOT_LOADED' });
   server.script = script({ ACQUIRE: [reply("-ERR wrong number of arguments for 'LOCK.ACQUIRE' command")] });
   await expect(within(100, holdfast.lock('a'))).rejects.toMatchObject({ code: 'SERVER_TOO_OLD' });
+  server.refuse = () => ServerError.from("ERR unknown command 'HELLO', with args beginning with: '3' ");
+  await expect(within(100, new Holdfast(server).lock('a'))).rejects.toMatchObject({ code: 'ERR' });
 });
 
 test('info_is_told_when_the_user_may_not_ask_for_the_version', async () => {

@@ -180,14 +180,14 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   }
 
   /**
-   * Who holds the lock, and how many wait; null: nobody does either. Rejects with an {@link UnavailableError} if there is no answer within
+   * Who holds the lock (1,000 holders at most), and how many wait; null: nobody does either. Rejects with an {@link UnavailableError} if there is no answer within
    * 5 s, with a {@link ServerError}, and with a {@link ClosedError}.
    */
   async info(name: string): Promise<LockInfo | null> {
     return lockInfo(await this.request(name, ['LOCK.INFO', this.key(name)]));
   }
 
-  /** Who waits for the lock, in their order. Rejects as {@link Holdfast.info}. */
+  /** Who waits for the lock, in their order: the first 1,000. Rejects as {@link Holdfast.info}. */
   async waiters(name: string): Promise<Waiter[]> {
     return waiterList(await this.request(name, ['LOCK.WAITERS', this.key(name)]));
   }

@@ -47,14 +47,15 @@ type hold struct {
 type Hold struct{ *hold }
 
 func newHold(a *acquisition, token int64, certain time.Time) *hold {
-	return &hold{acquisition: a, token: token, lease: a.lease, certain: certain, acquired: time.Now(), due: time.Now().Add(a.lease / 4),
+	return &hold{acquisition: a, token: token, lease: a.lease, certain: certain, acquired: time.Now(),
 		lost: make(chan struct{}), ended: make(chan struct{}), busy: make(chan struct{}, 1)}
 }
 
 // establish hands a hold to the application.
 func (h *hold) establish(caller context.Context) *Hold {
 	h.client.running.Add(1)
-	h.busy <- struct{}{} // the client may close meanwhile
+	h.due = h.certain.Add(h.lease/4 - sure(h.lease)) // since the lease began, not since the reply was read
+	h.busy <- struct{}{}                             // the client may close meanwhile
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(caller))
 	h.kept, h.stop = context.WithCancel(h.client.closing)
 	h.timer = time.AfterFunc(endless, func() { h.inTurn(h.attend) })

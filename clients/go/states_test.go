@@ -348,6 +348,19 @@ func TestLateTokenIsRenewedFirst(t *testing.T) {
 	}
 }
 
+func TestLateGrantIsRenewedAQuarterOfTheLeaseAfterItBegan(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(received) string {
+			time.Sleep(1500 * time.Millisecond)
+			return "*2\r\n:7\r\n:500\r\n" // it waited for half a second, so that the lease began a second ago
+		}}})
+		mustLock(t, f.client(), Lease(8*time.Second))
+		if due := f.await("LOCK.RENEW", 1)[0].at.Sub(f.sent("LOCK.ACQUIRE")[0].at); due > 2500*time.Millisecond+gather {
+			t.Errorf("renewed after %v", due)
+		}
+	})
+}
+
 func TestRenew(t *testing.T) {
 	for name, test := range map[string]struct {
 		renew   []any

@@ -56,6 +56,14 @@ export function hostAndPort(address: string): { host: string; port: number } {
   return { host: address.slice(0, colon), port: Number(address.slice(colon + 1)) };
 }
 
+/** Rejects with an {@link UnavailableError} if this work, a part of connecting, takes longer than `timeout` ms. */
+export function within<T>(timeout: number, work: Promise<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const alarm = new Alarm(timeout, () => reject(new UnavailableError(`no connection within ${timeout} ms`, false)));
+    void work.then(resolve, reject).finally(() => alarm.cancel());
+  });
+}
+
 /**
  * Opens a connection over a client of a Redis library, within `timeout` ms. `ends`: the events that say that the socket is gone.
  * Requests under way fail then: not every library sees to that.
@@ -67,11 +75,7 @@ export async function openConnection(client: LibraryClient, timeout: number, end
     cause ??= error;
   });
   try {
-    await new Promise((resolve, reject) => {
-      const alarm = new Alarm(timeout, () => reject(new UnavailableError(`no connection within ${timeout} ms`, false)));
-      const opening = client.connect().then(resolve, reject);
-      void opening.finally(() => alarm.cancel());
-    });
+    await within(timeout, client.connect());
   } catch (error) {
     client.destroy();
     throw translate(cause ?? error, false);

@@ -1,4 +1,5 @@
-import { type Connection, type Driver, hostAndPort, openConnection } from './driver.js';
+import { type Connection, type Driver, hostAndPort, openConnection, within } from './driver.js';
+import { now } from './time.js';
 
 /** What is used of a client of node-redis. */
 export interface NodeRedisClient {
@@ -41,9 +42,11 @@ function sentinelDriver(sentinel: NodeRedisSentinel): Driver {
   let last: { host: string; port: number } | undefined;
   return {
     async connect(timeout) {
-      template ??= (await sentinel._execute(false, ((client: unknown) => Promise.resolve(client)) as never)) as NodeRedisClient;
+      const end = now() + timeout;
+      const same = ((client: unknown) => Promise.resolve(client)) as never;
+      template ??= (await within(timeout, sentinel._execute(false, same))) as NodeRedisClient; // It waits for a primary.
       last = sentinel.getMasterNode() ?? last; // It looks for the primary in the background.
-      return open(template, timeout, last ? { host: last.host, port: last.port } : {});
+      return open(template, Math.max(1, end - now()), last ? { host: last.host, port: last.port } : {});
     },
   };
 }
@@ -58,10 +61,11 @@ function clusterDriver(cluster: NodeRedisCluster): Driver {
       return known;
     },
     async connect(timeout, address = '') {
-      const [node] = cluster.masters;
+      const end = now() + timeout;
+      const node = cluster.masters.find((node) => node.address === address) ?? cluster.masters[0];
       if (!template && !node) throw new Error(`no node of the cluster is known: is the client connected? (${address})`);
-      template ??= (await cluster.nodeClient(node as never)) as NodeRedisClient;
-      return open(template, timeout, hostAndPort(address));
+      template ??= (await within(timeout, Promise.resolve(cluster.nodeClient(node as never)))) as NodeRedisClient; // It waits for the node.
+      return open(template, Math.max(1, end - now()), hostAndPort(address));
     },
   };
 }

@@ -10,6 +10,18 @@ import { fromIoredis } from '../src/ioredis.js';
 import { fromNodeRedis } from '../src/node-redis.js';
 import { CuttingProxy, freePort, Redis, until } from './redis.js';
 
+test('node_redis_driver_connects_within_its_time_if_the_library_waits_for_a_node', async () => {
+  const template = createClient();
+  const masters = [{ address: 'down:1' }, { address: '127.0.0.1:1' }];
+  const nodeClient = async ({ address }: { address: string }): Promise<unknown> =>
+    address === 'down:1' ? new Promise(() => {}) : template;
+  const cluster = fromNodeRedis({ masters, nodeClient });
+  await expect(cluster.connect(100, 'down:1')).rejects.toMatchObject({ code: 'UNAVAILABLE', message: 'no connection within 100 ms' });
+  await expect(cluster.connect(60_000, '127.0.0.1:1')).rejects.toThrow('ECONNREFUSED');
+  const sentinel = fromNodeRedis({ getMasterNode: () => undefined, _execute: () => new Promise(() => {}) });
+  await expect(sentinel.connect(100)).rejects.toMatchObject({ code: 'UNAVAILABLE', message: 'no connection within 100 ms' });
+});
+
 test('driver_refuses_a_client_that_it_cannot_use', () => {
   const [ours, theirs] = [createClient(), new Ioredis({ lazyConnect: true })];
   for (const client of [theirs, createClientPool(), ours.legacy()] as unknown as (typeof ours)[])

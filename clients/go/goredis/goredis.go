@@ -89,6 +89,9 @@ func setup(o *redis.Options) func(context.Context) ([][]string, error) {
 		case o.CredentialsProvider != nil:
 			user, password = o.CredentialsProvider()
 		}
+		if password == "" {
+			user = ""
+		}
 		return holdfast.Handshake(user, password, o.DB, o.ClientName), nil
 	}
 }

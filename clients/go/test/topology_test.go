@@ -98,6 +98,21 @@ func TestACLUserAndDatabase(t *testing.T) {
 	}))
 }
 
+// go-redis logs in only with a password.
+func TestGoRedisUserWithoutAPassword(t *testing.T) {
+	s := testserver.Start(t)
+	rdb := goredislib.NewClient(&goredislib.Options{Network: "unix", Addr: s.Addr, Username: "unknown"})
+	t.Cleanup(func() { _ = rdb.Close() })
+	if err := rdb.Ping(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	c := must[*holdfast.Client](t)(goredis.New(rdb, quiet))
+	t.Cleanup(func() { _ = c.Close() })
+	if _, err := c.TryLock(ctx, "k"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	config := certificate(t, dir)

@@ -92,6 +92,7 @@ export class Election {
         this.#call(() => onElected?.(hold));
         const over = new AbortController();
         hold.ended = () => over.abort();
+        hold.retire = () => this.#ending.abort();
         if (hold.isActive) await once(over.signal, 'abort', { signal }).catch(() => {});
         const loss: unknown = hold.signal.reason;
         this.#hold = undefined;

@@ -66,6 +66,7 @@ export class Hold {
   /** @internal Those that are due together. */ bucket: Set<Hold> | undefined;
   /** @internal A renewal is under way. */ renewing = false;
   /** @internal Called when it was released or lost. */ ended: (() => void) | undefined;
+  /** @internal Called before the end of the program or of the client releases it. */ retire: (() => void) | undefined;
   /** @internal A connection broke under a request of this acquisition, which may be in the server's queue. */ stale = false;
   /** @internal Requests of this acquisition that may be there, since no reply was read. */ unanswered: ReadonlySet<unknown> = NONE;
   readonly #client: Client;

@@ -304,9 +304,12 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return work;
   }
 
-  /** @internal Releases what is held. */
+  /** @internal Releases what is held, for good. */
   releaseAll(): void {
-    for (const hold of this.#client.renewer.holds) hold.release({ timeout: CLOSE_TIMEOUT }).catch(() => {});
+    for (const hold of this.#client.renewer.holds) {
+      hold.retire?.();
+      hold.release({ timeout: CLOSE_TIMEOUT }).catch(() => {});
+    }
   }
 
   /** @internal Writes the releases without waiting for the replies. */

@@ -985,6 +985,16 @@ test('leader_that_releases_its_hold_stands_again', async () => {
   await within(10, election.resign());
 });
 
+test('leader_that_the_end_of_the_program_releases_stands_no_more', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(TOKEN)] });
+  const election = holdfast.elect('a', {});
+  await vi.advanceTimersByTimeAsync(10);
+  holdfast.releaseAll(); // As the event `beforeExit` does.
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect(server.sent.map((line) => line.split(' ')[0])).toEqual(['LOCK.ACQUIRE', 'LOCK.RELEASE']);
+  await within(10, election.resign());
+});
+
 test('election_leaves_no_listener_when_it_resigned_or_the_client_was_closed', async () => {
   const { holdfast } = start({ ACQUIRE: [granted, 'silent'] });
   const { signal } = new AbortController();

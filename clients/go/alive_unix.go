@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// dead reports whether the peer has closed an idle connection, or has sent what nobody asked for: TLS announces the
-// end, and a proxy may give a reason for it.
+// dead reports whether the peer has closed an idle connection, or has sent anything over it: TLS announces the end, and
+// a proxy may give a reason for it.
 func (c *conn) dead() bool {
 	if len(c.buf) > 0 {
 		return true

@@ -325,6 +325,26 @@ def test_renewal_by_hand_sets_another_lease(faked, fake):
     assert [option(words, b"LEASE") for words in fake.of("RENEW")] == [90_000, 20_000]
 
 
+def test_renewal_by_hand_keeps_the_former_lease_when_refused(faked, fake, quick):
+    hold = faked.lock("k", lease=60).acquire(30)
+    fake.script["RENEW"].append(error("ERR LEASE must be between 1 and 60000 ms, got 90000"))
+    with pytest.raises(redis.ResponseError, match="LEASE must be"):
+        hold.renew(90)
+    sent = len(fake.of("RENEW"))
+    until(lambda: len(fake.of("RENEW")) > sent, "it is renewed again")
+    assert option(fake.of("RENEW")[-1], b"LEASE") == 60_000
+    assert hold.is_held()
+
+
+@pytest.mark.parametrize("lease", [-1, 0, float("nan"), float("inf"), "10"])
+def test_renewal_by_hand_sends_nothing_when_the_lease_is_invalid(faked, fake, lease):
+    hold = faked.lock("k", lease=60, renew=False).acquire(30)
+    with pytest.raises((ValueError, TypeError)):
+        hold.renew(lease)
+    assert hold.remaining() > 50
+    assert fake.of("RENEW") == []
+
+
 def test_reply_to_an_older_renewal_counts_with_the_lease_that_was_sent(faked, kind, fake):
     hold = faked.lock("k", lease=50, renew=False).acquire(30)
 

@@ -604,7 +604,9 @@ class Engine:
     async def renew(self, grant: Grant, lease: float | None) -> None:
         """By hand, also with another length. Raises LockLostError, or NotHeldError if it was released."""
         self.must_hold(grant)
+        former = grant.lease
         if lease is not None:
+            rules.check_lease(lease)
             grant.lease = lease
             # It may end earlier now.
             grant.certain = min(grant.certain, now() + lease * rules.DRIFT)
@@ -616,6 +618,8 @@ class Engine:
             if answer is True:
                 return
             if judge(answer) is Verdict.FATAL:
+                # The server has refused this length: the timer goes on with the former one.
+                grant.lease = former
                 raise rules.fatal(answer, grant.terms.name)
             await self.io.sleep(pool.rest(grant.lease))
 

@@ -60,6 +60,12 @@ def ms(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000 - 1e-6))
 
 
+def check_lease(lease: float) -> None:
+    """Raises ValueError if this is no length of a lease."""
+    if not 0.001 <= lease < math.inf:
+        raise ValueError(f"lease must be a finite number of seconds, at least 0.001, got {lease!r}")
+
+
 def silence(lease: float, patience: float | None = None) -> float:
     """How long a request without a wait may take, for a hold with this lease (B23)."""
     return min(max(lease / 8, LEAST_SILENCE), patience or LONGEST_SILENCE)
@@ -190,8 +196,7 @@ class Terms:
     def __post_init__(self) -> None:
         if not self.keys or len(set(self.keys)) < len(self.keys):
             raise ValueError(f"name must be one name, or several different ones, got {self.name!r}")
-        if self.lease < 0.001:
-            raise ValueError(f"lease must be at least 0.001 s, got {self.lease!r}")
+        check_lease(self.lease)
         if len(self.keys) > 1 and self.limit != 1:
             raise ValueError("several names can only be locked as mutexes: neither limit nor shared")
 

@@ -30,10 +30,11 @@ type hold struct {
 	stopped  atomic.Bool // it is not renewed any more
 	woken    atomic.Bool // it is renewed because of the wall clock, and that has not succeeded yet
 
-	busy  chan struct{} // full while a request about this lock is under way
-	lease time.Duration // which Renew may change
-	due   time.Time     // when the lock is renewed next
-	timer *time.Timer
+	busy   chan struct{} // full while a request about this lock is under way
+	lease  time.Duration // which Renew may change
+	former time.Duration // the lease that the server has accepted last
+	due    time.Time     // when the lock is renewed next
+	timer  *time.Timer
 
 	mu      sync.Mutex
 	certain time.Time     // no other client holds the lock before
@@ -47,7 +48,7 @@ type hold struct {
 type Hold struct{ *hold }
 
 func newHold(a *acquisition, token int64, certain time.Time) *hold {
-	return &hold{acquisition: a, token: token, lease: a.lease, certain: certain, acquired: time.Now(),
+	return &hold{acquisition: a, token: token, lease: a.lease, former: a.lease, certain: certain, acquired: time.Now(),
 		lost: make(chan struct{}), ended: make(chan struct{}), busy: make(chan struct{}, 1)}
 }
 
@@ -131,6 +132,7 @@ func (h *hold) renew(class priority, lease time.Duration) answer {
 			certain = h.certain
 		}
 		h.setCertain(certain)
+		h.former = h.lease
 		h.woken.Store(false)
 		h.due = a.sent.Add(h.lease / 4)
 	case judge(a.err) == overwritten:
@@ -138,6 +140,7 @@ func (h *hold) renew(class priority, lease time.Duration) answer {
 	default:
 		h.noteLost(a)
 		if h.due = a.at; !a.passing {
+			h.lease, h.route.lease = h.former, h.former
 			h.due = time.Now().Add(min(maxPause, h.lease/16))
 		}
 	}
@@ -355,11 +358,11 @@ func (h *Hold) Check(ctx context.Context) error {
 	return h.failure()
 }
 
-// Renew restarts the lease, with another duration if lease is not 0. It returns a [*LostError] if the lock is lost.
-// Without [NoRenew], the client renews by itself.
+// Renew restarts the lease, with another duration if lease is not 0. It returns a [*LostError] if the lock is lost. A
+// duration that the server refuses changes nothing. Without [NoRenew], the client renews by itself.
 func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
-	if lease < 0 || lease > longestLease {
-		return fmt.Errorf("holdfast: lease must be between 0 and %v, got %v", longestLease, lease)
+	if lease < 0 {
+		return fmt.Errorf("holdfast: lease must not be negative, got %v", lease)
 	}
 	a := repeat(ctx, time.Now().Add(endless), func() answer {
 		reply := make(chan answer, 1)

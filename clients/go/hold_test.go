@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -165,31 +164,6 @@ func TestCheckReportsAnOverwrittenLockAsLost(t *testing.T) {
 	})
 }
 
-func TestRenewRefusesALeaseThatTheServerRefuses(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {func(r received) string {
-			if ms, _ := strconv.ParseInt(r.option("LEASE"), 10, 64); ms < 1 || ms > 315_360_000_000 {
-				return "-ERR LEASE must be between 1 and 315360000000 ms\r\n"
-			}
-			return renewal
-		}}})
-		h := mustLock(t, f.client())
-		for _, lease := range []time.Duration{-time.Second, longestLease + 1} {
-			if h.Renew(context.Background(), lease) == nil {
-				t.Errorf("renewed for %v", lease)
-			}
-		}
-		select {
-		case <-h.Lost():
-			t.Error("lost")
-		case <-time.After(time.Minute):
-		}
-		if err := h.Renew(context.Background(), longestLease); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 func TestCheckOfALockWithMoreHoldersThanAreShownIsNoLoss(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		others := strings.Repeat("*4\r\n+owner\r\n+other\r\n+token\r\n:8\r\n", shown)
@@ -197,6 +171,28 @@ func TestCheckOfALockWithMoreHoldersThanAreShownIsNoLoss(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.INFO": {info}})
 		if err := mustLock(t, f.client(), Shared()).Check(context.Background()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+func TestRenewWithARefusedLeaseChangesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, "-ERR LEASE must be between 1 and 60000 ms\r\n", renewal}, "LOCK.RELEASE": {one}})
+		h := mustLock(t, f.client(), Lease(time.Second))
+		if err := h.Renew(context.Background(), -time.Second); err == nil {
+			t.Error("a negative lease is accepted")
+		}
+		if err := h.Renew(context.Background(), time.Hour); !errors.Is(err, ServerError("ERR LEASE must be between 1 and 60000 ms")) {
+			t.Errorf("renewed: %v", err)
+		}
+		f.await("LOCK.RENEW", 4)
+		for i, want := range []string{"3600000", "3600000", "1000", "1000"} {
+			if r := f.sent("LOCK.RENEW")[i]; !strings.HasSuffix(r.String(), " LEASE "+want) {
+				t.Errorf("renewal %d: %v, want LEASE %s", i, r, want)
+			}
+		}
+		if !h.Held() {
+			t.Error("lost")
 		}
 	})
 }

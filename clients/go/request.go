@@ -14,9 +14,6 @@ import (
 // shortLease is the lease below which there is no time to repeat a renewal.
 const shortLease = 300 * time.Millisecond
 
-// longestLease is the longest lease that the server accepts.
-const longestLease = 10 * 365 * 24 * time.Hour
-
 // A request has the names of the locks and the options.
 type request struct {
 	names                     []string

@@ -71,6 +71,8 @@ export class Hold {
   /** @internal Requests of this acquisition that may be there, since no reply was read. */ unanswered: ReadonlySet<unknown> = NONE;
   readonly #client: Client;
   #lease: number;
+  /** The last lease that the server accepted. */
+  #accepted: number;
   /** The lease that the newest renewal asked for, and the {@link wallOffset} then. */
   #asked = 0;
   #offset: number;
@@ -100,7 +102,7 @@ export class Hold {
     this.owner = owner;
     this.fence = token;
     this.connection = connection;
-    this.#lease = terms.lease;
+    this.#lease = this.#accepted = terms.lease;
     this.#offset = offset;
     this.#setCertain(since + this.#lease * CERTAIN);
     this.#plan(since);
@@ -134,8 +136,8 @@ export class Hold {
 
   /**
    * Renews the lease, with this length from now on, ms. Repeats the request until the server has answered, at the latest until the lock is
-   * lost. Rejects with a {@link LockLostError} after a loss, with a {@link HoldfastError} of code `RELEASED` after a release, and
-   * with a `RangeError` if `lease` is no time.
+   * lost. Rejects with a {@link LockLostError} after a loss, with a {@link HoldfastError} of code `RELEASED` after a release, with
+   * a `RangeError` if `lease` is no time, and with a {@link ServerError} if the server refuses this length: then the former one stays.
    */
   async renew(lease = this.#lease): Promise<void> {
     if (this.#over) throw this.#end();
@@ -234,10 +236,16 @@ export class Hold {
   takeRenewal(reply: unknown, sent: number): boolean {
     if (!this.isActive) return true; // It came late.
     if (isOverwritten(reply)) this.lose('changed');
-    else if (reply instanceof ServerError) return false;
-    else if (isMissing(reply)) this.lose('gone');
+    else if (reply instanceof ServerError) {
+      if (!reply.passing && this.#asked === this.#lease && this.#asked !== this.#accepted) {
+        this.#lease = this.#accepted;
+        for (const { reject } of this.#renewals.splice(0)) reject(reply);
+      }
+      return false;
+    } else if (isMissing(reply)) this.lose('gone');
     else {
       this.#setCertain(Math.max(this.#certain, sent + this.#asked * CERTAIN));
+      this.#accepted = this.#asked;
       if (this.#asked === this.#lease) {
         for (const { resolve } of this.#renewals.splice(0)) resolve();
         this.#plan(sent);

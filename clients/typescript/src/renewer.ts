@@ -72,7 +72,7 @@ export class Renewer {
       if (!(error instanceof UnavailableError)) pause = pool.pause();
       else if (error.sent) for (const hold of asked) hold.stale = true;
     }
-    for (const hold of failed) hold.due = Math.min(now() + pause, hold.certain);
+    for (const hold of failed) hold.due = hold.isRenewed ? Math.min(now() + pause, hold.certain) : hold.certain;
     for (const hold of batch) {
       hold.renewing = false;
       this.add(hold);

@@ -544,6 +544,17 @@ test('renew_is_refused_when_the_lease_is_no_time_or_the_lock_was_released', asyn
   expect(server.sent).toHaveLength(2);
 });
 
+test.each([true, false])('renew_keeps_the_former_lease_when_the_server_refuses_another_one, renewed: %s', async (renew) => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply('-ERR LEASE must be between 1 and 60000 ms'), reply(TOKEN)] });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000, renew }));
+  await expect(within(10, hold.renew(3_600_000))).rejects.toThrow('LEASE must be between 1 and 60000 ms');
+  expect(hold.lease).toBe(1000);
+  await vi.advanceTimersByTimeAsync(1000);
+  expect(hold.isHeld).toBe(renew);
+  const leases = server.sent.slice(1).map((command) => command.split(' LEASE ')[1]);
+  expect(leases.slice(0, 2)).toEqual(renew ? ['3600000', '1000'] : ['3600000']);
+});
+
 test('hold_with_a_lease_of_months_is_not_lost_before_it_is_over', async () => {
   const day = 86_400_000;
   const { holdfast } = start({ ACQUIRE: [granted] });

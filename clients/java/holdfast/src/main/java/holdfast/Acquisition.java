@@ -68,8 +68,9 @@ final class Acquisition {
     private Serial.@Nullable Timer heldTimer;
     private long due;
     private boolean renewing;
-    /** The lease that the newest renewal asked for. */
+    /** The lease that the newest renewal asked for, and the last one that the server accepted. */
     private long asked;
+    private long accepted;
     private final List<CompletableFuture<Void>> renewed = new ArrayList<>();
     private int attempts;
     private boolean certainAtFirst;
@@ -80,6 +81,7 @@ final class Acquisition {
         this.owner = owner;
         commands = new Commands(spec, owner);
         lease = Math.max(Rules.MS, (spec.lease() == null ? client.lease : spec.lease()).toNanos());
+        accepted = lease;
         route = new Route(client, spec.names().get(0), lease, spec.replicas() > 0);
         waits = wait > 0;
         renews = new AtomicBoolean(spec.renew());
@@ -459,9 +461,15 @@ final class Acquisition {
             case OVERWRITTEN -> gone(LossReason.CHANGED);
             default -> {
                 lastError = answer.error();
+                boolean refusesLease = answer.verdict() == Verdict.FATAL && asked == lease && asked != accepted;
+                if (refusesLease) {
+                    lease = accepted;
+                    route.lease = accepted;
+                    endRenewals(it -> it.completeExceptionally(answer.error()));
+                }
                 if (state == State.WAITING && !waits) {
                     end(null);
-                } else {
+                } else if (!refusesLease || renews.get()) {
                     client.serial.after(route.pause(answer), this::renewNow);
                 }
             }
@@ -469,6 +477,7 @@ final class Acquisition {
     }
 
     private void confirmed(long sent) {
+        accepted = asked;
         setCertain(Math.max(certain, sent + Rules.certain(asked)));
         if (state == State.WAITING) {
             hold(sent);

@@ -88,7 +88,7 @@ public final class Hold implements AutoCloseable {
         renew(Duration.ofNanos(acquisition.lease));
     }
 
-    /** Restarts the lease with this duration, which may be shorter, from now on. */
+    /** Restarts the lease with this duration, which may be shorter, from now on. One that the server refuses changes nothing. */
     public void renew(Duration lease) {
         Holdfast.await(renew(lease, false, acquisition.client.timeout, acquisition::notRenewed));
     }

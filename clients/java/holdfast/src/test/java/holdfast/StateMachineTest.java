@@ -532,6 +532,21 @@ class StateMachineTest {
     }
 
     @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void renew_by_hand_keeps_the_former_lease_when_refused(boolean renewed) throws Exception {
+        Hold hold = acquired(client.lock(LockSpec.builder("k").lease(Duration.ofMillis(1600)).renew(renewed).build()));
+        server.next(RENEW, "-ERR LEASE must be between 1 and 60000 ms\r\n");
+        assertThatThrownBy(() -> hold.renew(Duration.ofHours(1))).isInstanceOf(HoldfastException.class).hasMessageContaining("LEASE must be");
+        if (renewed) {
+            assertThat(eventually(RENEW, 3).subList(1, 3)).allMatch(it -> it.words().containsAll(List.of("LEASE", "1600")));
+            release(hold);
+        } else {
+            clock.until(() -> hold.lossReason() == LossReason.EXPIRED);
+            assertThat(server.read(RENEW)).hasSize(1);
+        }
+    }
+
+    @ParameterizedTest
     @ValueSource(strings = {"PT0S", "PT-1S", "P3651D", "PT2562047788015H12M"})
     void lease_that_the_server_does_not_take_is_refused(Duration lease) throws Exception {
         Hold hold = acquired(client.lock("k"));

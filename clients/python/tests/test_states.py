@@ -675,6 +675,15 @@ def test_more_elements_and_fields_are_ignored(faked, fake):
     assert faked.lock("k").acquire(30).fence == 7
 
 
+def test_error_of_a_server_that_is_down_says_why(kind, monkeypatch):
+    monkeypatch.setattr(engine, "RELEASE_TIME", 0.5)
+    locks = kind.open(kind.redis(1))
+    with pytest.raises(redis.exceptions.RedisError, match="refused|Connect call failed"):
+        locks.info("k")
+    with pytest.raises(holdfast.NotAcquiredError, match=r"was not acquired within 0.5 s: .*(refused|Connect call failed)"):
+        locks.lock("k").acquire(0.5)
+
+
 def test_connections_in_an_outage_are_few(kind, fake):
     opened = kind.open(kind.redis(fake.port))
     opened.lock("k").acquire(30).release()

@@ -164,9 +164,9 @@ class Engine:
             self._leave_slot(grant)
         if grant.state is State.WAITING:
             await self._give_up(grant)
-            why = "it was cancelled" if grant.cancel.is_set() else f"not within {wait} s"
+            why = ": the wait was cancelled" if grant.cancel.is_set() else f" within {wait} s"
             said = "" if grant.error is None else f": {grant.error}"
-            raise NotAcquiredError(f"lock {terms.name!r} was not acquired, {why}{said}", terms.name) from grant.error
+            raise NotAcquiredError(f"lock {terms.name!r} was not acquired{why}{said}", terms.name) from grant.error
         if grant.asked:
             await self.io.background(lambda: self._read_older(grant))
         self._tell("acquired", terms.name, grant.token, now() - grant.began)

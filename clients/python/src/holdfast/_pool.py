@@ -53,6 +53,8 @@ class Pool:
         self.attempts: set[Any] = set()
         self._opening_since = 0.0
         self._is_outage = False
+        # Why the last attempt to connect failed.
+        self._failure: Exception | None = None
         self._pause = self._paused_until = 0.0
         self._waits = 0
         self._is_closed = False
@@ -61,7 +63,7 @@ class Pool:
         self.replicas_timeout = 1.0
 
     async def get(self, priority: int, seconds: float, pause: float = LONGEST_PAUSE) -> Any:
-        """A connection. Raises NotSent if none was to be had in time, or why none can be opened.
+        """A connection. Raises NotSent if there was none in time, or why none can be opened.
 
         During an outage none is opened before the node's pause is over, or `pause` seconds have passed.
         """
@@ -86,7 +88,8 @@ class Pool:
             raise
         self._forget(ticket)
         if ticket.line is None:
-            raise ticket.error or NotSent(f"no connection was to be had in {seconds:.3f} s")
+            why = f": {self._failure}" if self._is_outage and self._failure else ""
+            raise ticket.error or NotSent(f"no connection within {seconds:.3f} s{why}")
         return ticket.line
 
     def _forget(self, ticket: _Ticket) -> None:
@@ -216,6 +219,7 @@ class Pool:
                 self._is_outage = line is None
             if line is None:
                 self.is_greeted = False
+                self._failure = failure
                 self.failed()
                 self._fail(failure)
         if line is not None:

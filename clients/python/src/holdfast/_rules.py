@@ -52,7 +52,7 @@ class Silence(TimeoutError):
 
 
 class NotSent(TimeoutError):
-    """No connection was to be had in time: nothing was sent."""
+    """There was no connection in time: nothing was sent."""
 
 
 def ms(seconds: float) -> int:

@@ -140,7 +140,7 @@ class _RedLock(LockBase[HoldT]):
                     ) from errors[0]
                 break
             await self._io.sleep(min(random.uniform(0, self._server_timeout), max(until - now(), 0)))  # noqa: S311
-        raise NotAcquiredError(f"lock {self.name!r} was not acquired, not within {wait} s", self.name)
+        raise NotAcquiredError(f"lock {self.name!r} was not acquired within {wait} s", self.name)
 
     async def _round(
         self, parts: dict[Engine, Grant], errors: list[Exception], until: float, cancel: Any

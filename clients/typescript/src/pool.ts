@@ -44,6 +44,8 @@ export class Pool {
   #until = 0;
   #shortestLease = Number.POSITIVE_INFINITY;
   #retry: Alarm | undefined;
+  /** Why the last attempt to connect failed. */
+  #failure: unknown;
 
   constructor(driver: Driver, max: number, address?: string) {
     this.#driver = driver;
@@ -61,7 +63,7 @@ export class Pool {
       const queue = this.#queues[priority];
       const timer = new Alarm(timeout, () => {
         queue.delete(taker);
-        reject(new UnavailableError('no connection was free in time', false));
+        reject(new UnavailableError('no connection was free in time', false, this.#failure));
       });
       const taker = { resolve, reject, timer };
       queue.add(taker);
@@ -181,6 +183,7 @@ export class Pool {
       if (this.#closed) throw new ClosedError();
       this.#opening--;
       this.#proven = true;
+      this.#failure = undefined;
       this.#all.add(connection);
       connection.onClose = () => {
         const at = this.#idle.indexOf(connection);
@@ -194,7 +197,8 @@ export class Pool {
       opened?.close();
       this.#proven = false;
       this.pause();
-      this.#rejectAll(error instanceof ServerError ? error : new UnavailableError('cannot connect', false, error));
+      this.#failure = error instanceof UnavailableError ? (error.cause ?? error) : error;
+      this.#rejectAll(error instanceof ServerError ? error : new UnavailableError('cannot connect', false, this.#failure));
     }
   }
 

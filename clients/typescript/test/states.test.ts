@@ -1,6 +1,6 @@
 import { getEventListeners } from 'node:events';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { type Hold, Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError, ServerError } from '../src/index.js';
+import { type Hold, Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError, ServerError, UnavailableError } from '../src/index.js';
 import { slotOf } from '../src/server.js';
 import { VerrouStore } from '../src/verrou.js';
 import { LockManager } from '../src/web-locks.js';
@@ -553,6 +553,13 @@ test.each([true, false])('renew_keeps_the_former_lease_when_the_server_refuses_a
   expect(hold.isHeld).toBe(renew);
   const leases = server.sent.slice(1).map((command) => command.split(' LEASE ')[1]);
   expect(leases.slice(0, 2)).toEqual(renew ? ['3600000', '1000'] : ['3600000']);
+});
+
+test('request_to_a_server_that_is_down_rejects_with_the_reason', async () => {
+  const { server, holdfast } = start({});
+  server.refuse = () => new UnavailableError('the connection broke', false, new Error('connect ECONNREFUSED 127.0.0.1:1'));
+  await expect(within(5300, holdfast.info('a'))).rejects.toThrow(/: connect ECONNREFUSED/);
+  await expect(within(1300, holdfast.lock('a', { wait: 1000 }))).rejects.toThrow('in time: cannot connect: connect ECONNREFUSED');
 });
 
 test('hold_with_a_lease_of_months_is_not_lost_before_it_is_over', async () => {

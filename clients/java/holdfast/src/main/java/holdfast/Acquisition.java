@@ -318,8 +318,13 @@ final class Acquisition {
     }
 
     private HoldfastException late() {
-        return waits ? new NotAcquiredException("lock '" + spec.title() + "' was not acquired in time", lastError)
-            : new UnavailableException("lock '" + spec.title() + "': no answer of the server in time", lastError);
+        Throwable why = lastError;
+        if (why == null && current != null && current.request.connection == null) {
+            why = new UnavailableException("no connection to the server", null);
+        }
+        String reason = why == null ? "" : ": " + why.getMessage();
+        return waits ? new NotAcquiredException("lock '" + spec.title() + "' was not acquired in time" + reason, why)
+            : new UnavailableException("lock '" + spec.title() + "': no answer of the server in time" + reason, why);
     }
 
     /** The acquisition ends without the lock: by an error, or because the lock is held by another owner (null). */

@@ -438,6 +438,13 @@ class StateMachineTest {
         assertThat(server.read(ACQUIRE)).hasSize(2).last().matches(it -> it.has("WAIT"));
     }
 
+    @Test
+    void time_over_without_a_connection_says_so() {
+        server.always("LOCK.VERSION", SILENCE);
+        assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ofMillis(300)))).isInstanceOf(NotAcquiredException.class)
+            .hasMessageEndingWith("was not acquired in time: no connection to the server").hasCauseInstanceOf(UnavailableException.class);
+    }
+
     // ---- Held and renewing ----
 
     @Test

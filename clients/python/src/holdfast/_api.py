@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from . import _rules as rules
@@ -351,7 +351,8 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
 
 
 def _terms(name: Name | Sequence[Name], *terms: Any, **more: Any) -> Terms:
-    names = (name,) if isinstance(name, (str, bytes)) else tuple(name)
+    is_several = isinstance(name, Iterable) and not isinstance(name, (str, bytes))
+    names: tuple[Name, ...] = tuple(name) if is_several else (name,)  # type: ignore[assignment]
     return Terms(tuple(map(rules.encode, names)), names[0] if len(names) == 1 else names, *terms, **more)
 
 

@@ -73,6 +73,9 @@ def silence(lease: float, patience: float | None = None) -> float:
 
 def encode(name: Name) -> bytes:
     """A name of a lock as the server has it."""
+    if not isinstance(name, (str, bytes, bytearray, memoryview)):
+        # bytes(5) would be five zeros.
+        raise TypeError(f"a name must be str or bytes, got {name!r}")
     return name.encode() if isinstance(name, str) else bytes(name)
 
 

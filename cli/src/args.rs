@@ -22,21 +22,24 @@ pub struct Args {
     pub task: Task,
 }
 
+/// Where help and man page show the options of all subcommands: after those of the subcommand.
+const SERVER_OPTIONS: usize = 100;
+
 /// The servers, and the login.
 #[derive(clap::Args, Debug)]
 pub struct Target {
     /// The server: redis://, rediss://, unix://, redis+cluster://host:port,host:port or
     /// redis+sentinel://host:port,host:port/master
-    #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
+    #[arg(long, global = true, display_order = SERVER_OPTIONS, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
     pub url: String,
     /// The certificate authorities for rediss://, as a PEM file; default: the system's
-    #[arg(long, global = true, env = "HOLDFAST_TLS_CA", value_name = "FILE")]
+    #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
     /// The client certificate, as a PEM file, for servers that require one
-    #[arg(long, global = true, env = "HOLDFAST_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its private key, as a PEM file
-    #[arg(long, global = true, env = "HOLDFAST_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// Read from the environment only: other users can see arguments.
     #[arg(skip = passwords("HOLDFAST_PASSWORD"))]

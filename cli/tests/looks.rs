@@ -160,6 +160,16 @@ fn colours_are_used_on_terminals_only() {
 }
 
 #[test]
+fn help_shows_server_options_after_those_of_the_subcommand() {
+    let server = Server::start();
+    let help = done(holdfast(&server).args(["run", "--help"])).out;
+    let places: Vec<_> = ["--wait", "--report", "--url", "--tls-ca", "--tls-key", "--help"]
+        .map(|it| help.find(&format!("{it} ")).unwrap())
+        .into();
+    assert!(places.is_sorted(), "{places:?}\n{help}");
+}
+
+#[test]
 fn shell_completions_complete() {
     let program = env!("CARGO_BIN_EXE_holdfast");
     let script = format!(

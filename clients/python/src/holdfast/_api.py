@@ -351,8 +351,9 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
 
 
 def _terms(name: Name | Sequence[Name], *terms: Any, **more: Any) -> Terms:
-    is_several = isinstance(name, Iterable) and not isinstance(name, (str, bytes))
-    names: tuple[Name, ...] = tuple(name) if is_several else (name,)  # type: ignore[assignment]
+    if isinstance(name, (str, bytes)) or not isinstance(name, Iterable):
+        name = (name,)
+    names: tuple[Any, ...] = tuple(name)
     return Terms(tuple(map(rules.encode, names)), names[0] if len(names) == 1 else names, *terms, **more)
 
 

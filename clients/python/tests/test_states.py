@@ -250,6 +250,12 @@ def test_acquire_in_the_client_queues_for_a_mutex(faked, kind, fake):
 # Held and renewing
 
 
+@pytest.mark.parametrize("client", [None, "redis://localhost"])
+def test_holdfast_of_something_else_than_a_client_is_a_type_error(kind, client):
+    with pytest.raises(TypeError, match="redis must be a client of redis-py, got"):
+        kind.open(client)
+
+
 @pytest.mark.parametrize("name", [None, 5, ["a", 5], 1.5], ids=str)
 def test_name_of_another_type_is_a_type_error(faked, fake, name):
     with pytest.raises(TypeError, match="a name must be str or bytes, got"):

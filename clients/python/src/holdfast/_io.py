@@ -293,6 +293,8 @@ class Source:
 
     def __init__(self, client: Any) -> None:
         self.is_cluster = hasattr(client, "nodes_manager")
+        if not (self.is_cluster or hasattr(client, "connection_pool")):
+            raise TypeError(f"redis must be a client of redis-py, got {client!r}")
         self._client = client
 
     def _nodes(self) -> list[Any]:

@@ -73,8 +73,12 @@ func (c *Client) request(names []string, wait time.Duration, options []Option) (
 		return nil, errors.New("holdfast: a lock needs a name")
 	case r.lease <= 0:
 		return nil, fmt.Errorf("holdfast: lease must be positive, got %v", r.lease)
-	case r.limit < 0 || r.replicas < 0 || r.shared && r.limit > 0:
-		return nil, errors.New("holdfast: Limit and Replicas must be positive, and Limit and Shared exclude each other")
+	case r.limit < 0:
+		return nil, errors.New("holdfast: Limit must be at least 1")
+	case r.replicas < 0:
+		return nil, fmt.Errorf("holdfast: Replicas must not be negative, got %d", r.replicas)
+	case r.shared && r.limit > 0:
+		return nil, errors.New("holdfast: Limit and Shared exclude each other")
 	case len(names) > 1 && (r.shared || r.limit > 0):
 		return nil, errors.New("holdfast: several names are locked exclusively")
 	case r.given && r.wait != 0:

@@ -224,6 +224,8 @@ def test_token_too_late_is_renewed_before_it_counts(faked, fake):
     assert hold.is_held()
     assert len(fake.of("RENEW")) == 1
     assert hold.remaining() > 30
+    hold.release()
+    assert withdrawals(fake) == [], "no connection broke"
 
 
 def test_acquire_in_the_client_queues_for_a_mutex(faked, kind, fake):

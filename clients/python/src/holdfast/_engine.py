@@ -312,15 +312,17 @@ class Engine:
             pool = grant.pool = Pool(self.io, None, 1)
         pool.put(asked.line)
         if grant.left() < grant.lease / 2:
-            # Whatever ends this, the server holds it.
-            grant.broke, is_renewed = True, False
+            is_renewed = False
             try:
                 await self.io.sleep(min(TICK, grant.lease / 16))
                 is_renewed = await self._renew([grant], pool) == [True]
             finally:
-                if not is_renewed and grant.pool is not None:
-                    grant.pool.close()
-                    grant.pool = None
+                if not is_renewed:
+                    # Whatever ended this, the server may hold it.
+                    grant.broke = True
+                    if grant.pool is not None:
+                        grant.pool.close()
+                        grant.pool = None
             if not is_renewed:
                 return False
         with self.mutex:

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import itertools
 import queue
+import sys
 import threading
 import time
 
@@ -621,6 +622,45 @@ def test_hooks_are_told_and_may_fail(kind, fake):
     opened = kind.open(kind.redis(fake.port), hooks=Hooks())
     opened.lock("k").acquire(30).release()
     assert told == {"acquired": 1, "released": 1}
+
+
+# What an application's code may raise that is no Exception: sys.exit(), or the end of a task that it awaits.
+STRAY = {"threads": SystemExit, "asyncio": asyncio.CancelledError}
+
+
+def test_renewals_go_on_when_a_hook_raises_no_exception(kind, fake, quick):
+    class Hooks(holdfast.Hooks):
+        def lost(self, name, fence, reason):
+            raise STRAY[kind.name]
+
+    opened = kind.open(kind.redis(fake.port), hooks=Hooks())
+    short = opened.lock("short", lease=60, renew=False).acquire(30)
+    hold = opened.lock("k", lease=60).acquire(30)
+    # The timer itself finds that its time is over.
+    short.renew(0.2)
+    assert short.lost.wait(30)
+    seen = len(fake.of("RENEW"))
+    until(lambda: len(fake.of("RENEW")) > seen + 2, "the other one is renewed")
+    assert hold.is_held()
+
+
+def test_election_goes_on_when_a_callback_raises_no_exception(faked, kind, fake):
+    # Python 3.10 does not say whether the election's own task was cancelled.
+    stray = KeyError if isinstance(kind, Tasks) and sys.version_info < (3, 11) else STRAY[kind.name]
+    terms = []
+
+    def on_elected(hold):
+        terms.append(hold.fence)
+        raise stray
+
+    async def on_elected_task(hold):
+        on_elected(hold)
+
+    election = faked.elect("k", on_elected_task if isinstance(kind, Tasks) else on_elected)
+    until(lambda: terms, "it is elected")
+    election.close()
+    assert len(fake.of("RELEASE")) == 1
+    assert not election.is_leader
 
 
 def test_several_keys_are_lost_when_one_is(faked, fake, quick):

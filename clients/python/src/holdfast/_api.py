@@ -227,7 +227,9 @@ class ElectionBase:
             result = function(*args)
             if inspect.isawaitable(result):
                 await result
-        except Exception:
+        except self._engine.io.callback_errors as error:
+            if not isinstance(error, Exception) and self._engine.io.is_cancelled():
+                raise
             logger.exception("election %r: a callback failed", self._terms.name)
 
     async def _close(self) -> None:

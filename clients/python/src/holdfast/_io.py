@@ -177,6 +177,8 @@ class Threads:
     """Events are threading's, and everything blocks."""
 
     event = staticmethod(threading.Event)
+    # What the application's code may raise without ending the client's thread that called it.
+    callback_errors = (Exception, SystemExit)
 
     async def wait(self, event: threading.Event, seconds: float | None) -> bool:
         """Whether it was set in time."""
@@ -208,6 +210,10 @@ class Threads:
     async def end(self, attempts: Sequence[int], lines: Sequence[ThreadLine], seconds: float) -> None:
         """Nothing: closed connections have ended, and attempts to connect find their pool closed."""
 
+    def is_cancelled(self) -> bool:
+        """Whether the caller is to end. Threads are not cancelled."""
+        return False
+
     def me(self) -> int:
         """Who calls, as threading.RLock has it."""
         return threading.get_ident()
@@ -227,6 +233,8 @@ class Tasks:
     """Events are asyncio's; the background is tasks of the running loop."""
 
     event = staticmethod(asyncio.Event)
+    # The same for tasks. SystemExit ends the loop.
+    callback_errors = (Exception, asyncio.CancelledError)
 
     async def wait(self, event: asyncio.Event, seconds: float | None) -> bool:
         """Whether it was set in time."""
@@ -270,6 +278,10 @@ class Tasks:
             task.cancel()
         # The loop ends the connection of an attempt in its next iteration.
         await asyncio.sleep(0)
+
+    def is_cancelled(self) -> bool:
+        """Whether the calling task is to end, not only what it awaits. Python 3.10 does not know: yes."""
+        return bool(getattr(asyncio.current_task(), "cancelling", lambda: 1)())
 
     def me(self) -> Any:
         """Who calls. The object: its number is used again."""

@@ -32,6 +32,8 @@ BATCH = 256
 RENEW_AT = 0.25
 # How long a request without a wait may take.
 LEAST_SILENCE, LONGEST_SILENCE = 0.05, 1.0
+# What the server takes as a lease.
+SHORTEST_LEASE, LONGEST_LEASE = 0.001, 315_360_000.0
 
 Name = str | bytes
 Words = tuple[bytes | int, ...]
@@ -61,9 +63,9 @@ def ms(seconds: float) -> int:
 
 
 def check_lease(lease: float) -> None:
-    """Raises ValueError if this is no length of a lease."""
-    if not 0.001 <= lease < math.inf:
-        raise ValueError(f"lease must be a finite number of seconds, at least 0.001, got {lease!r}")
+    """Raises ValueError, also for NaN."""
+    if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+        raise ValueError(f"lease must be between {SHORTEST_LEASE} and {LONGEST_LEASE:.0f} s, got {lease!r}")
 
 
 def silence(lease: float, patience: float | None = None) -> float:

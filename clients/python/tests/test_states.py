@@ -894,6 +894,18 @@ def test_exit_releases_what_a_task_waits_to_lose(fake):
     assert not hold.is_held()
 
 
+def test_reentrant_lock_is_taken_anew_after_its_hold_was_released(fake):
+    with holdfast.Holdfast(redis.Redis(port=fake.port)) as opened:
+        lock = opened.reentrant_lock("k")
+        for _ in range(2):
+            with lock.acquire(30) as hold:
+                assert hold.is_held()
+            assert not hold.is_held()
+        with lock as hold:
+            assert hold.is_held()
+    assert len(fake.of("ACQUIRE")) == len(fake.of("RELEASE")) == 3
+
+
 def test_error_of_the_block_goes_before_the_loss_of_a_reentrant_lock(fake):
     with holdfast.Holdfast(redis.Redis(port=fake.port)) as opened:
         fake.script["RELEASE"].append(NIL)

@@ -136,6 +136,9 @@ class ReentrantBase(LockBase[HoldT]):
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         me = self._engine.io.me()
+        if me in self._mine and self._mine[me][0]._grant.state in (State.RELEASING, State.RELEASED):
+            # By way of the hold itself, however often the lock was taken.
+            del self._mine[me]
         if me in self._mine:
             hold = self._mine[me][0]
             self._engine.must_hold(hold._grant)

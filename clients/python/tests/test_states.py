@@ -250,6 +250,18 @@ def test_acquire_in_the_client_queues_for_a_mutex(faked, kind, fake):
     assert all(b"WAITED" not in words for words in fake.of("ACQUIRE")[:1])
 
 
+@pytest.mark.parametrize("name", [bytearray(b"k"), memoryview(b"k"), "k"], ids=lambda name: type(name).__name__)
+def test_name_may_be_any_text_or_bytes(faked, fake, name):
+    faked.lock(name).acquire(30)
+    assert fake.of("ACQUIRE")[0][1] == b"k"
+
+
+def test_number_is_no_name(faked):
+    for wrong in (lambda: faked.lock([1, 2]), lambda: faked.info(5)):
+        with pytest.raises(TypeError):
+            wrong()
+
+
 # Held and renewing
 
 

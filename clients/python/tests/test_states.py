@@ -775,6 +775,25 @@ def test_connections_in_an_outage_are_few(kind, fake):
     assert len(errors) == 30
 
 
+def test_attempt_to_connect_that_hangs_does_not_block_a_single_request(faked, kind, fake, impatient, monkeypatch):
+    io, ended = faked._engine.io, threading.Event()
+    attempts, open_line = itertools.count(), io.open
+
+    async def hang_once(source, address):
+        if next(attempts) == 0:
+            await asyncio.sleep(60) if isinstance(kind, Tasks) else ended.wait(60)
+            raise redis.ConnectionError("too late")
+        return await open_line(source, address)
+
+    monkeypatch.setattr(io, "open", hang_once)
+    began = time.monotonic()
+    try:
+        assert faked.lock("k").acquire(30).is_held()
+        assert time.monotonic() - began < 20
+    finally:
+        ended.set()
+
+
 def test_server_that_accepts_and_closes_is_tried_one_connection_at_a_time(kind, fake):
     opened = kind.open(kind.redis(fake.port))
     opened.lock("k").acquire(30).release()

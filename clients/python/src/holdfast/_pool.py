@@ -183,12 +183,12 @@ class Pool:
 
     def _may_open(self) -> bool:
         due = [ticket for ticket in self._tickets if ticket.open_at <= now()]
-        if self._open_line is None or self._is_closed or not due or self._opening >= len(self._tickets):
+        if self._open_line is None or self._is_closed or not due or len(self._lines) + self._opening >= self._limit:
             return False
-        if len(self._lines) + self._opening >= self._limit:
-            return False
+        if self._opening and now() - self._opening_since >= HANGING:
+            return True
         # During an outage one attempt at a time, whose outcome all share (B28).
-        return not (self._is_outage and self._opening and now() - self._opening_since < HANGING)
+        return self._opening < (1 if self._is_outage else len(self._tickets))
 
     async def _open_if_allowed(self) -> None:
         while True:

@@ -229,6 +229,17 @@ def test_token_too_late_is_renewed_before_it_counts(faked, fake):
     assert withdrawals(fake) == [], "no connection broke"
 
 
+def test_half_a_reply_is_waited_for_no_longer_than_the_caller_said(faked, fake):
+    faked.lock("j").acquire(30).release()
+    fake.script["ACQUIRE"].append(b"*2\r\n:1")
+    began = time.monotonic()
+    with pytest.raises(holdfast.NotAcquiredError):
+        faked.lock("k").acquire(0.3)
+    # redis-py's own timeout would be 5 s.
+    assert time.monotonic() - began < 4
+    until(lambda: withdrawals(fake), "it is withdrawn")
+
+
 def test_acquire_in_the_client_queues_for_a_mutex(faked, kind, fake):
     held = threading.Event()
     fake.script["ACQUIRE"].append(lambda _: held.wait(60) and granted(1))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import redis.connection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, ResponseError
+from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, ResponseError, TimeoutError
 from redis.retry import Retry
 
 from ._rules import Silence, now
@@ -90,10 +90,15 @@ class ThreadLine(_Line):
                     self.raw.send_packed_command([payload])
                 if not self.raw.can_read(max(end - now(), 0.0)):
                     raise Silence("no reply in time")
+                # Of a reply, only a part may have come, which redis-py keeps. 0 would mean not to wait at all.
+                self.raw._sock.settimeout(max(end - now(), 0.01))
                 try:
                     self._replies.append(self.raw.read_response(disable_decoding=True, disconnect_on_error=False))
                 except _ERROR_REPLIES as error:
                     self._replies.append(self._error(error))
+                except TimeoutError as error:
+                    raise Silence("no whole reply in time") from error
+                self.raw._sock.settimeout(self.raw.socket_timeout)
         except (AttributeError, TypeError, ValueError) as error:
             # redis-py's, if another thread has closed it.
             raise ConnectionError("this connection is closed") from error

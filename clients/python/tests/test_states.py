@@ -240,6 +240,16 @@ def test_half_a_reply_is_waited_for_no_longer_than_the_caller_said(faked, fake):
     until(lambda: withdrawals(fake), "it is withdrawn")
 
 
+@pytest.mark.parametrize("reply", [b"+OK\r\n", integer(5), b"*1\r\n:5\r\n", b"*2\r\n$1\r\nx\r\n:0\r\n"], ids=repr)
+def test_acquire_asks_again_after_a_reply_that_is_neither_token_nor_nil(faked, fake, reply):
+    fake.script["ACQUIRE"].append(reply)
+    hold = faked.lock("k").acquire(30)
+    assert hold.fence == 101
+    hold.release()
+    assert len(withdrawals(fake)) == 1, "what the server meant is unknown"
+    until_all_are_read(faked)
+
+
 def test_acquire_in_the_client_queues_for_a_mutex(faked, kind, fake):
     held = threading.Event()
     fake.script["ACQUIRE"].append(lambda _: held.wait(60) and granted(1))

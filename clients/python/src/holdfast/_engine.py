@@ -272,7 +272,10 @@ class Engine:
             await self._read_off(grant, old, 0.0, asked.sent + rules.SUPERSEDED_WITHIN)
         end = min(grant.ask_at, grant.until) if now() < grant.until else grant.over
         look_again = now() + (0.05 if len(grant.asked) > 1 else grant.look_every)
-        return (await asked.line.wait(min(end, look_again, asked.silent_at) - now()))[-1]
+        reply = (await asked.line.wait(min(end, look_again, asked.silent_at) - now()))[-1]
+        if not isinstance(reply, Exception) and not rules.answers_acquire(reply):
+            raise ConnectionError(f"the server answered ACQUIRE with neither a token nor nil: {reply!r:.100}")
+        return reply
 
     async def _read_off(self, grant: Grant, asked: _Asked, seconds: float, until: float = 0.0) -> Any:
         """Reads a reply that is owed, so that its connection is good again. Without one `until` then, it is closed."""

@@ -173,6 +173,12 @@ def check_version(lowest: int, highest: int, version: str) -> None:
         )
 
 
+def answers_acquire(reply: Any) -> bool:
+    """Whether this is nil, or the token and the waiting time. More elements are ignored."""
+    is_grant = isinstance(reply, list) and len(reply) > 1 and all(isinstance(one, int) for one in reply[:2])
+    return reply is None or is_grant
+
+
 def holds(info: Any, owner: bytes, token: int | None) -> bool:
     """Whether this owner holds a lock under this token, by the reply to LOCK.INFO."""
     holders = map(as_map, as_map(info)["holders"]) if info else ()

@@ -989,6 +989,15 @@ def test_close_closes_the_connection_of_an_ephemeral_hold(faked, fake):
     assert not pool._lines
 
 
+def test_ephemeral_hold_ends_with_its_connection_when_its_release_is_refused(faked, fake):
+    fake.script["RELEASE"].append(error("NOPERM no permission"))
+    hold = faked.lock("k", ephemeral=True).acquire(30)
+    pool = hold._grant.pool
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        hold.release()
+    assert not pool._lines
+
+
 def test_lost_ephemeral_hold_closes_its_connection(faked, fake, quick):
     fake.script["RENEW"].append(NIL)
     hold = faked.lock("k", lease=60, ephemeral=True).acquire(30)

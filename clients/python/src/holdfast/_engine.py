@@ -706,16 +706,16 @@ class Engine:
             if not await self._release(grant, now() + seconds):
                 self.lost(grant, LossReason.GONE, State.RELEASING)
         except BaseException as error:
-            if isinstance(error, Exception) and judge(error) is Verdict.FATAL:
-                raise
+            is_fatal = isinstance(error, Exception) and judge(error) is Verdict.FATAL
             if grant.pool is not None:
+                # The server releases it when its connection ends, whatever it answered.
                 grant.pool.close()
                 self.lost(grant, LossReason.DISCONNECTED, State.RELEASING)
-            else:
+            elif not is_fatal:
                 # For as long as the server may hold it.
                 end = max(grant.certain, now()) + grant.lease * (1 - rules.DRIFT)
                 await self.io.background(functools.partial(self._release, grant, end))
-            if grant.reason is None or not isinstance(error, Exception):
+            if is_fatal or grant.reason is None or not isinstance(error, Exception):
                 raise
         if grant.reason is not None:
             raise LockLostError(grant.terms.name, grant.token, grant.reason)

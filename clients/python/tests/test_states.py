@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import itertools
 import queue
 import sys
@@ -996,6 +997,17 @@ def test_ephemeral_hold_ends_with_its_connection_when_its_release_is_refused(fak
     with pytest.raises(redis.exceptions.NoPermissionError):
         hold.release()
     assert not pool._lines
+
+
+@pytest.mark.parametrize("holders", [1, 2])
+def test_hold_that_a_check_does_not_find_is_lost_only_if_all_holders_are_listed(faked, fake, holders):
+    hold = faked.semaphore("k", 2).acquire(30)
+    other = b"*4\r\n$5\r\nowner\r\n$4\r\nelse\r\n$5\r\ntoken\r\n:9\r\n"
+    info = b"*4\r\n$7\r\nholders\r\n*1\r\n" + other + b"$12\r\nholder_count\r\n" + integer(holders)
+    fake.script["INFO"] = collections.deque([info])
+    with contextlib.nullcontext() if holders > 1 else pytest.raises(holdfast.LockLostError):
+        hold.check()
+    assert hold.is_held() == (holders > 1)
 
 
 def test_lost_ephemeral_hold_closes_its_connection(faked, fake, quick):

@@ -1,5 +1,6 @@
 """RedLock over independent servers, in both flavours."""
 
+import collections
 import threading
 import time
 
@@ -7,6 +8,8 @@ import pytest
 import redis
 
 import holdfast
+from fake import Fake, error
+from holdfast import _engine as engine
 from holdfast._rules import State
 from servers import Server, until
 
@@ -101,6 +104,23 @@ def test_many_clients_never_overlap(kind, three, name):
     for thread in threads:
         thread.join()
     assert (count[0], most[0]) == (12, 1)
+
+
+@pytest.mark.parametrize("verb", ["check", "renew"])
+def test_what_no_majority_answers_is_an_error(kind, verb, monkeypatch):
+    monkeypatch.setattr(engine, "RELEASE_TIME", 1.0)
+    servers = [Fake() for _ in range(3)]
+    try:
+        hold = kind.redlock([kind.open(kind.redis(server.port)) for server in servers], "k", lease=60).acquire(30)
+        for server in servers[:2]:
+            server.script["INFO"] = collections.deque([error("NOPERM no permission")])
+            server.script["RENEW"].append(error("NOPERM no permission"))
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            getattr(hold, verb)()
+        assert hold.is_held()
+    finally:
+        for server in servers:
+            server.close()
 
 
 def test_order_and_terms_are_checked(kind, three, name):

@@ -60,8 +60,11 @@ class _Hold(HoldBase):
 
     async def _each_while_held(self, verb: str, *args: Any) -> None:
         self._must_hold()
-        await self._each(verb, *args)
+        found = await self._each(verb, *args)
         self._must_hold()
+        if found.count(None) < self._lock.needed:
+            # Without a majority that lost it, there is another error.
+            raise next(one for one in found if one is not None and not isinstance(one, LockLostError))
 
     def _must_hold(self) -> None:
         self._look()

@@ -10,6 +10,7 @@ import redis
 import holdfast
 from fake import Fake, error
 from holdfast import _engine as engine
+from holdfast import _rules as rules
 from holdfast._rules import State
 from servers import Server, until
 
@@ -104,6 +105,20 @@ def test_many_clients_never_overlap(kind, three, name):
     for thread in threads:
         thread.join()
     assert (count[0], most[0]) == (12, 1)
+
+
+def test_hold_is_never_over_while_its_token_is_raised(kind, three, name, monkeypatch):
+    renewed, seen = rules.Grant.renewed, []
+
+    def spy(grant, began, lease):
+        if grant.state is State.HELD:
+            seen.append(grant.remaining())
+        renewed(grant, began, lease)
+
+    monkeypatch.setattr(rules.Grant, "renewed", spy)
+    kind.redlock(opened(kind, three), name, lease=60, server_timeout=20).acquire(45).release()
+    assert len(seen) >= 2
+    assert min(seen) > 30, "its timer would take it for lost"
 
 
 @pytest.mark.parametrize("verb", ["check", "renew"])

@@ -635,8 +635,8 @@ class Engine:
         sent, [reply] = await self.command(pool, RENEW, lambda: [words], seconds, [grant])
         if judge(reply) is not Verdict.YES:
             return False
-        grant.token, grant.certain = int(reply), 0.0
-        # What the clocks of several servers may differ by (docs/redlock.md).
+        # What the clocks of several servers may differ by (docs/redlock.md). Never 0: the timer would take it for lost.
+        grant.token, grant.certain = int(reply), min(grant.certain, sent - 0.002 + lease * rules.DRIFT)
         grant.renewed(sent - 0.002, lease)
         return grant.token == fence
 

@@ -392,7 +392,7 @@ def test_renewal_by_hand_keeps_the_former_lease_when_refused(faked, fake, quick)
 def test_lease_that_the_server_would_refuse_is_refused_here(faked, fake, lease):
     hold = faked.lock("k", lease=50).acquire(30)
     for wrong in (lambda: hold.renew(lease), lambda: faked.lock("j", lease=lease)):
-        with pytest.raises(ValueError, match="lease must be between 0.001 and 315360000 s"):
+        with pytest.raises(ValueError, match=r"lease must be between 0\.001 and 315360000 s"):
             wrong()
     assert 40 < hold.remaining() <= 50 * 0.99
     assert fake.of("RENEW") == []

@@ -36,7 +36,8 @@ TICK = 0.02
 class Hooks:
     """What a program wants to be told, for metrics and logs. Override what you need; it must not block.
 
-    Times are in seconds. Exceptions are logged, with threads also SystemExit. A call comes from the thread or task in which it happened.
+    Times are in seconds. Exceptions are logged, with threads also SystemExit. A call comes from the thread or task in
+    which it happened.
     """
 
     def acquired(self, name: Any, fence: int, waited: float) -> None:

@@ -43,14 +43,19 @@ final class Pool {
                 hung++;
                 notOpened(new UnavailableException("no connection to " + node + " within 2 s", null));
             });
-            client.worker.execute(() -> {
-                try {
-                    RedisConnection opened = client.connector.open(node, () -> client.serial.run(this::ended));
-                    client.serial.run(() -> returned(limit, opened, null));
-                } catch (Exception | LinkageError why) {
-                    client.serial.run(() -> returned(limit, null, why));
-                }
-            });
+            try {
+                client.worker.execute(() -> {
+                    try {
+                        RedisConnection opened = client.connector.open(node, () -> client.serial.run(this::ended));
+                        client.serial.run(() -> returned(limit, opened, null));
+                    } catch (Exception | Error why) {
+                        client.serial.run(() -> returned(limit, null, why));
+                    }
+                });
+            } catch (RuntimeException | Error why) {
+                // No thread is to be had.
+                returned(limit, null, why);
+            }
         }
 
         private void returned(Serial.Timer limit, @Nullable RedisConnection opened, @Nullable Throwable why) {

@@ -25,7 +25,7 @@ import java.util.function.Consumer;
  * A server that follows a script, within the process: it replies immediately, in the requesting thread, and all its times are those of the test's
  * clock. The next answers to each command are queued, and an answer may be silence or a cut. All that it reads is kept.
  */
-final class FakeServer implements RedisConnector {
+class FakeServer implements RedisConnector {
     /** Leaves the command unanswered until {@link #answer} is called. */
     static final String SILENCE = "silence";
     /** Closes the connection without an answer. */

@@ -8,7 +8,10 @@ import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.assertj.core.api.Assertions.assertThat;
 import static org.assertj.core.api.Assertions.assertThatThrownBy;
 
+import holdfast.spi.Node;
+import holdfast.spi.RedisConnection;
 import java.io.ByteArrayOutputStream;
+import java.io.IOException;
 import java.io.PrintStream;
 import java.lang.ref.WeakReference;
 import java.time.Duration;
@@ -1073,6 +1076,38 @@ class StateMachineTest {
             Thread.onSpinWait();
         }
         client.serial.run(() -> server.answer(server.read(command).get(0).connection(), answer));
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void attempts_to_connect_go_on_after_there_were_no_threads(boolean inWorker) throws Exception {
+        close(client);
+        int[] failures = {10};
+        Runnable fail = () -> {
+            if (failures[0]-- > 0) {
+                throw new OutOfMemoryError("unable to create native thread");
+            }
+        };
+        FakeServer connector = new FakeServer(clock) {
+            @Override
+            public RedisConnection open(Node node, Runnable onClose) throws IOException {
+                if (inWorker) {
+                    fail.run();
+                }
+                return super.open(node, onClose);
+            }
+        };
+        ExecutorService worker = new ThreadPoolExecutor(0, 1, 0, TimeUnit.SECONDS, new SynchronousQueue<>()) {
+            @Override
+            public void execute(Runnable task) {
+                if (!inWorker) {
+                    fail.run();
+                }
+                task.run();
+            }
+        };
+        client = Holdfast.builder(connector).controlledBy(clock, worker).build();
+        assertThat(get(client.lock("k").acquireAsync(Duration.ofSeconds(30))).isHeld()).isTrue();
     }
 
     @Test

@@ -361,8 +361,8 @@ public final class Holdfast implements AutoCloseable {
     }
 
     /**
-     * Runs a callback of the application on a thread for callbacks. If the application's executor is full or shut down, it runs on a thread of the client, so
-     * that no loss is unreported. Returns false if the client is closed.
+     * Runs a callback of the application on a thread for callbacks. If the application's executor is full or shut down, or would run it in this step, it runs
+     * on a thread of the client, so that no loss is unreported and no step blocks. Returns false if the client is closed.
      */
     boolean callback(Runnable action) {
         Runnable guarded = () -> {
@@ -372,9 +372,15 @@ public final class Holdfast implements AutoCloseable {
                 LOG.error("a callback of the application failed", why);
             }
         };
+        Runnable unlessStep = () -> {
+            if (serial.isStep()) {
+                throw new RejectedExecutionException("the executor runs callbacks in the calling thread");
+            }
+            guarded.run();
+        };
         for (Executor executor : List.of(callbacks, worker)) {
             try {
-                executor.execute(guarded);
+                executor.execute(executor == worker ? guarded : unlessStep);
                 return true;
             } catch (RejectedExecutionException why) {
                 LOG.debug("no thread for a callback", why);
@@ -498,7 +504,7 @@ public final class Holdfast implements AutoCloseable {
             return this;
         }
 
-        /** Where callbacks of the application run (default: daemon threads of the client, which also run those that this executor rejects). */
+        /** Where callbacks of the application run (default: daemon threads of the client, which also run those that this executor rejects or runs in the calling thread). */
         public Builder callbacks(Executor callbacks) {
             this.callbacks = callbacks;
             return this;

@@ -48,6 +48,8 @@ final class Serial {
     private final AtomicInteger pending = new AtomicInteger();
     private final PriorityQueue<Timer> timers = new PriorityQueue<>();
     final Clock clock;
+    /** The thread that runs steps. A thread can rely on whether it is itself. */
+    private @Nullable Thread active;
     private int cancelled;
     private long armed = Long.MAX_VALUE;
 
@@ -63,7 +65,9 @@ final class Serial {
         steps.add(step);
         if (pending.getAndIncrement() == 0) {
             do {
+                active = Thread.currentThread();
                 attempt(steps.remove());
+                active = null;
             } while (pending.decrementAndGet() != 0);
         }
     }
@@ -74,6 +78,11 @@ final class Serial {
         } catch (RuntimeException | Error why) {
             LOG.error("a step of the client failed", why);
         }
+    }
+
+    /** Whether the current thread runs a step now. */
+    boolean isStep() {
+        return active == Thread.currentThread();
     }
 
     /** To be called in a step only, as {@link Timer#cancel}. */

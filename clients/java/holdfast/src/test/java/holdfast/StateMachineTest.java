@@ -1059,6 +1059,19 @@ class StateMachineTest {
     }
 
     @Test
+    void callbacks_of_an_executor_that_runs_them_in_the_calling_thread_run_on_a_thread_of_the_client() throws Exception {
+        close(client);
+        ExecutorService worker = Executors.newCachedThreadPool();
+        client = Holdfast.builder(server).controlledBy(clock, worker).callbacks(Runnable::run).build();
+        server.next(ACQUIRE, SILENCE);
+        // In a step, it would wait for the next one.
+        CompletableFuture<Void> released = client.lock("k").acquireAsync(WAIT).thenAccept(Hold::release);
+        answerToWorker(ACQUIRE, granted(7, 0));
+        released.get(30, TimeUnit.SECONDS);
+        assertThat(server.read(RELEASE)).hasSize(1);
+    }
+
+    @Test
     void acquire_async_ends_when_no_thread_is_left_for_its_callback() throws Exception {
         close(client);
         ExecutorService worker = Executors.newCachedThreadPool();

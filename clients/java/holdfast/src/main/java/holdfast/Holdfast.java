@@ -403,7 +403,8 @@ public final class Holdfast implements AutoCloseable {
 
     void tell(Consumer<HoldfastListener> event) {
         if (!listeners.isEmpty()) {
-            callback(() -> listeners.forEach(event));
+            // One that throws keeps the event from no other.
+            listeners.forEach(listener -> callback(() -> event.accept(listener)));
         }
     }
 

@@ -1072,6 +1072,27 @@ class StateMachineTest {
     }
 
     @Test
+    void listener_that_throws_keeps_an_event_from_no_other() throws Exception {
+        close(client);
+        List<String> acquired = new ArrayList<>();
+        HoldfastListener throwing = new HoldfastListener() {
+            @Override
+            public void acquired(String name, Duration waited) {
+                throw new IllegalStateException();
+            }
+        };
+        HoldfastListener other = new HoldfastListener() {
+            @Override
+            public void acquired(String name, Duration waited) {
+                acquired.add(name);
+            }
+        };
+        client = Holdfast.builder(server).controlledBy(clock, direct()).listener(throwing).listener(other).build();
+        acquired(client.lock("k"));
+        assertThat(acquired).containsExactly("k");
+    }
+
+    @Test
     void acquire_async_ends_when_no_thread_is_left_for_its_callback() throws Exception {
         close(client);
         ExecutorService worker = Executors.newCachedThreadPool();

@@ -5,6 +5,8 @@ import holdfast.spi.RedisError;
 import java.util.List;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import org.jspecify.annotations.Nullable;
 
 /** Sends requests to the node that serves a key, follows the key when it moves, and says when a request may be repeated. Everything runs in steps. */
@@ -22,6 +24,8 @@ final class Route {
                 : new UnavailableException("no answer of " + pool.node, (Throwable) reply);
         }
     }
+
+    private static final Pattern REDIRECT = Pattern.compile("\\w+ (\\d{1,5}) (.*):(\\d{1,5})");
 
     private final Holdfast client;
     private final int slot;
@@ -95,7 +99,7 @@ final class Route {
         Answer answer = new Answer(request, pool, Verdict.of(outcome), outcome);
         switch (answer.verdict) {
             case YES, NIL -> hurried = false;
-            case MOVED -> follow((RedisError) outcome);
+            case MOVED -> follow((RedisError) outcome, pool.node);
             case PASSING -> client.connector.refresh();
             case BROKEN -> broke |= request.connection != null;
             case DEMOTED -> {
@@ -126,15 +130,15 @@ final class Route {
         return hurries ? 0 : answer.pool.pause(lease);
     }
 
-    private void follow(RedisError redirect) {
-        String[] words = redirect.message().split(" ");
-        if (client.connector.isCluster() && words.length >= 3) {
-            int colon = words[2].lastIndexOf(':');
-            Node node = new Node(words[2].substring(0, colon), Integer.parseInt(words[2].substring(colon + 1)));
-            if (words[0].equals("ASK")) {
+    /** One without a host leads to another port of the node that answered. */
+    private void follow(RedisError redirect, Node from) {
+        Matcher words = REDIRECT.matcher(redirect.message());
+        if (client.connector.isCluster() && words.matches()) {
+            Node node = new Node(words.group(2).isEmpty() ? from.host() : words.group(2), Integer.parseInt(words.group(3)));
+            if (redirect.code().equals("ASK")) {
                 importing = node;
             } else {
-                client.moved(Integer.parseInt(words[1]), node);
+                client.moved(Integer.parseInt(words.group(1)), node);
             }
         }
     }

@@ -951,6 +951,42 @@ class StateMachineTest {
         close(cluster);
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"MOVED", "MOVED x 127.0.0.1:1", "MOVED 1 nonsense", "ASK 1 127.0.0.1:99999999999"})
+    void redirect_that_cannot_be_read_passes(String redirect) throws Exception {
+        server.cluster = true;
+        Holdfast cluster = build(server, 32);
+        server.next(ACQUIRE, "-" + redirect + "\r\n").next(RENEW, "-" + redirect + "\r\n");
+        Hold hold = acquired(cluster.lock("k"));
+        clock.advance(60_000);
+        assertThat(hold.isHeld()).isTrue();
+        close(cluster);
+    }
+
+    @Test
+    void redirect_without_a_host_leads_to_the_node_that_answered() throws Exception {
+        FakeServer other = new FakeServer(clock).next(ACQUIRE, "-MOVED " + Reply.slot("k".getBytes()) + " :2\r\n");
+        List<Node> nodes = new ArrayList<>();
+        FakeServer cluster = new FakeServer(clock) {
+            @Override
+            public RedisConnection open(Node node, Runnable onClose) throws IOException {
+                nodes.add(node);
+                return super.open(node, onClose);
+            }
+
+            @Override
+            public Node locate(int slot) {
+                return new Node("host", 1);
+            }
+        };
+        cluster.node(1, other);
+        cluster.node(2, server);
+        Holdfast opened = build(cluster, 32);
+        acquired(opened.lock("k"));
+        assertThat(nodes).containsExactly(new Node("host", 1), new Node("host", 2));
+        close(opened);
+    }
+
     @Test
     void slots_are_those_of_the_cluster_specification() {
         assertThat(Reply.slot("123456789".getBytes())).isEqualTo(0x31C3 & 0x3fff);

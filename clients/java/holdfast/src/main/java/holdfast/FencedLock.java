@@ -199,10 +199,18 @@ public final class FencedLock implements Lock {
         boolean isShort = wait != AT_ONCE && wait < client.timeout;
         CompletableFuture<Void> renewed = hold.renew(lease, goesOn, isShort ? wait : client.timeout,
             () -> isShort ? new NotAcquiredException("lock '" + name + "' was not renewed in time", null) : hold.acquisition.notRenewed());
-        if (interruptibly) {
-            Holdfast.result(renewed);
-        } else {
-            Holdfast.await(renewed);
+        try {
+            if (interruptibly) {
+                Holdfast.result(renewed);
+            } else {
+                Holdfast.await(renewed);
+            }
+        } catch (NotAcquiredException | UnavailableException | InterruptedException why) {
+            if (goesOn) {
+                // The thread has not entered it: the lease ends, as before.
+                client.serial.run(() -> hold.acquisition.renews.set(false));
+            }
+            throw why;
         }
     }
 

@@ -621,9 +621,10 @@ class StateMachineTest {
         server.always(RENEW, SILENCE);
         Call call = Call.start(() -> {
             FencedLock lock = client.fencedLock("k");
-            lock.lock(2, TimeUnit.SECONDS);
+            lock.lock(1, TimeUnit.DAYS);
             try {
-                assertThat(lock.tryLock(100, 10_000, TimeUnit.MILLISECONDS)).isFalse();
+                assertThat(lock.tryLock(1, 100_000, TimeUnit.SECONDS)).isFalse();
+                assertThat(lock.tryLock(1, TimeUnit.SECONDS)).isFalse();
             } catch (InterruptedException why) {
                 throw new AssertionError(why);
             }
@@ -631,6 +632,7 @@ class StateMachineTest {
         finish(call);
         assertThat(server.read(RENEW)).isNotEmpty();
         assertThat(server.read(ACQUIRE)).hasSize(1);
+        assertThat(client.acquisitions).isNotEmpty().noneMatch(it -> it.renews.get());
     }
 
     @Test
@@ -640,6 +642,7 @@ class StateMachineTest {
             FencedLock lock = client.fencedLock("k");
             lock.lock(2, TimeUnit.SECONDS);
             assertThatThrownBy(lock::lockInterruptibly).isInstanceOf(InterruptedException.class);
+            assertThat(client.acquisitions).noneMatch(it -> it.renews.get());
             lock.unlock();
         });
         while (server.read(RENEW).isEmpty()) {

@@ -117,7 +117,8 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
             context.put(FENCE, exclusive.orElse(fire.get()).fence());
             runs.put(instance, new Run(job, Thread.currentThread(), fire.get(), exclusive));
             return false;
-        } catch (HoldfastException | SchedulerException why) {
+        } catch (RuntimeException | SchedulerException why) {
+            // Quartz would never end an execution whose listener threw, as after the client was closed.
             LOG.error("job '{}' does not run: its lock could not be acquired", job, why);
             fire.ifPresent(Hold::releaseAsync);
             return true;

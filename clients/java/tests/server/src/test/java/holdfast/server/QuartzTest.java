@@ -12,12 +12,14 @@ import java.util.List;
 import java.util.Properties;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.quartz.DisallowConcurrentExecution;
 import org.quartz.Job;
 import org.quartz.JobBuilder;
+import org.quartz.JobDetail;
 import org.quartz.JobExecutionContext;
 import org.quartz.JobExecutionException;
 import org.quartz.Scheduler;
@@ -75,6 +77,34 @@ class QuartzTest {
             scheduler.start();
             vetoed.get(60, TimeUnit.SECONDS);
             await().until(() -> opened.client().holds().isEmpty() && server.call("DBSIZE").equals(1L));
+            scheduler.shutdown(true);
+        }
+    }
+
+    @Test
+    void job_whose_lock_the_closed_client_refuses_is_not_blocked() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            Scheduler scheduler = scheduler("closed", opened);
+            opened.client().close();
+            JobDetail job = JobBuilder.newJob(Exclusive.class).withIdentity("refused").storeDurably().build();
+            Trigger trigger = TriggerBuilder.newTrigger().withIdentity("refused").startNow().build();
+            CountDownLatch vetoed = new CountDownLatch(1);
+            scheduler.getListenerManager().addJobListener(new JobListenerSupport() {
+                @Override
+                public String getName() {
+                    return "refused";
+                }
+
+                @Override
+                public void jobExecutionVetoed(JobExecutionContext context) {
+                    vetoed.countDown();
+                }
+            });
+            scheduler.scheduleJob(job, trigger);
+            scheduler.start();
+            assertThat(vetoed.await(30, TimeUnit.SECONDS)).isTrue();
+            // It was triggered once, and has ended.
+            await().until(() -> scheduler.getTrigger(trigger.getKey()) == null);
             scheduler.shutdown(true);
         }
     }

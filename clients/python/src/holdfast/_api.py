@@ -313,7 +313,8 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     ) -> ElectionT:
         """Stands as a candidate, in a thread or task of its own, which calls the callbacks. The fence is the term.
 
-        on_elected gets the hold. A normal exit hands over at once; a killed leader is replaced when its lease is over.
+        on_elected gets the hold. It has to return before on_lost is called, and before close() hands over. A normal
+        exit hands over at once; a killed leader is replaced when its lease is over.
         """
         escaped = value.replace("%", "%25").replace(_SEPARATOR, "%23")
         prefix = f"{escaped}{_SEPARATOR}".encode() if value else b""

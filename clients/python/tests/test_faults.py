@@ -109,7 +109,8 @@ def test_silent_connection_is_replaced_and_the_place_kept(proxied, client, proxy
     for link in list(proxy.links):
         link.mute = True
     until(lambda: [one["client"] for one in client.waiters(name)] not in ([before], []), "it asks over another one")
-    assert client.waiters(name)[0]["waited"] >= 500
+    # The place is the first request's, which may have taken longer to the server than the second one did.
+    assert client.waiters(name)[0]["waited"] >= 250
     blocker.release()
     thread.join(60)
     assert got[0].is_held()

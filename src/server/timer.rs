@@ -115,9 +115,8 @@ pub fn is_due(timer: Timer) -> bool {
 /// still waits for a timer that was the first before, and calls none meanwhile. Either would stand in the way of all work.
 pub fn rescue(ctx: Ctx) {
     let now = Now::read().millis();
-    let due = [Slot::WorkThisTurn, Slot::WorkLater, Slot::Ask].map(|slot| {
-        TIMERS.with(|timers| timers.slot(slot).filter(|(_, due)| *due <= now).map(|(id, _)| id))
-    });
+    let due = [Slot::WorkThisTurn, Slot::WorkLater, Slot::Ask]
+        .map(|slot| TIMERS.with(|timers| timers.slot(slot).filter(|(_, due)| *due <= now).map(|(id, _)| id)));
     let before = TIMERS.with(|timers| std::mem::replace(&mut timers.due, due));
     if due.iter().zip(before).any(|(now, before)| now.is_some() && *now == before) {
         restart(ctx);

@@ -3,6 +3,7 @@
 use crate::alarms::Alarms;
 use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
 use crate::pair::{self, Advice, Event, Greeted, Inquiry, Pair, Sent};
+use crate::terms::certain;
 use crate::{Bytes, Channel, Id, Input, LossReason, Millis, Outcome, Output, Reply, Settings, Terms, Wait};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -204,7 +205,8 @@ impl Core {
         let Some(hold) = claim.hold() else { return 0 };
         let alive = self.pair.as_ref().and_then(|pair| pair.alive);
         let covers = |alive: &pair::Alive| claim.terms.watchdog && hold.bound && hold.known < alive.next;
-        let sure = alive.filter(covers).map(|it| it.asked.saturating_add(hold.lease.saturating_mul(it.sure) / 1000));
+        let sure =
+            alive.filter(covers).map(|it| it.asked.saturating_add(certain(hold.lease.saturating_mul(it.sure) / 1000)));
         hold.until.max(sure.unwrap_or(0))
     }
 
@@ -709,7 +711,7 @@ impl Core {
         match event.kind.as_str() {
             "granted" => {
                 let lasts: Millis = event.detail.parse().ok()?;
-                let mut until = asked.saturating_add(lasts);
+                let mut until = asked.saturating_add(certain(lasts));
                 let mut lease = claim.terms.lease.unwrap_or(default);
                 if let Stage::Held(hold) = &mut claim.stage {
                     hold.left = hold.left.saturating_sub(event.keys);
@@ -819,7 +821,7 @@ impl Core {
             Reply::Integer(token) => {
                 let token = u64::try_from(*token).ok().filter(|token| *token > 0)?;
                 let lease = claim.terms.lease.unwrap_or(default);
-                self.granted(id, token, lease, at.saturating_add(lease));
+                self.granted(id, token, lease, at.saturating_add(certain(lease)));
             }
             Reply::Null => {
                 self.finish(id, Outcome::NotGranted);
@@ -859,7 +861,7 @@ impl Core {
         // The remaining lease of a hold that was taken over is not one that the program named.
         let is_named = claim.terms.watchdog || claim.renewal.as_ref().is_some_and(|renewal| renewal.is_sent);
         let named = if is_named { lease } else { claim.hold().map_or(lease, |hold| hold.lease) };
-        self.granted(id, token, named, at.saturating_add(lease));
+        self.granted(id, token, named, at.saturating_add(certain(lease)));
         Some(())
     }
 
@@ -1049,7 +1051,7 @@ impl Core {
             (Stage::Held(hold), Kind::Renew(lease)) => {
                 // It may be shorter from now on, and heartbeats may speak of the shorter one.
                 (hold.left, hold.lasts) = (claim.keys.len(), Millis::MAX);
-                hold.until = until.min(now.saturating_add(lease));
+                hold.until = until.min(now.saturating_add(certain(lease)));
                 hold.known = if lease < hold.lease { u64::MAX } else { hold.known };
                 if hold.until > now {
                     self.alarms.set(hold.until, id);

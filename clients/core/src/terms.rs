@@ -3,6 +3,11 @@
 /// A time in whole milliseconds, rounded down, by a monotonic clock that also runs while the machine sleeps.
 pub type Millis = u64;
 
+/// How much of a lease is certain: 1 % less, for clocks that run at different speeds.
+pub(crate) fn certain(lease: Millis) -> Millis {
+    lease - lease.div_ceil(100)
+}
+
 /// The number of a call, chosen by the driver: each once. A hold has that of the call that acquired it.
 pub type Id = u64;
 

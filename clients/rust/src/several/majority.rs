@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use holdfast_core::{Id, Terms};
 use tokio::task::JoinSet;
 
-use super::vote::{Common, Vote, drift};
+use super::vote::{Common, DRIFT, Vote};
 use crate::changes::Changes;
 use crate::client::Client;
 use crate::clock;
@@ -105,7 +105,7 @@ impl RedGuard {
     /// continues.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         self.check()?;
-        if lease <= drift(lease) {
+        if lease <= DRIFT {
             let message = format!("{}: a lease is longer than what clocks may differ by meanwhile", self.keys());
             return Err(Error::Invalid { message });
         }

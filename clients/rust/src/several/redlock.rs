@@ -7,7 +7,7 @@ use holdfast_core::{Terms, Wait};
 use tokio::task::JoinSet;
 
 use super::majority::RedGuard;
-use super::vote::drift;
+use super::vote::DRIFT;
 use crate::clock;
 use crate::error::Error;
 use crate::locks::Locks;
@@ -177,7 +177,7 @@ impl RedLock {
         if self.server_timeout.is_zero() {
             return invalid("a server_timeout is longer than nothing");
         }
-        if self.terms.lease.map(Duration::from_millis).is_some_and(|lease| lease <= drift(lease)) {
+        if self.terms.lease.map(Duration::from_millis).is_some_and(|lease| lease <= DRIFT) {
             return invalid("a lease is longer than what clocks may differ by meanwhile: lease × 0.01 + 2 ms");
         }
         let place = |locks: &Locks| Ok((locks.client().shared().name.position(self.keys.first())?, locks.clone()));

@@ -15,9 +15,8 @@ use crate::seen::Seen;
 use crate::shared::Ended;
 use crate::terms::Deadline;
 
-/// By how much one clock may gain or lose on another: this part of a lease, and a constant for rounding.
-const DRIFT_PER_LEASE: f64 = 0.01;
-const DRIFT: Duration = Duration::from_millis(2);
+/// How much less than any hold a vote is certain, for rounding. 1 % for clocks of different speeds is subtracted by the core.
+pub(crate) const DRIFT: Duration = Duration::from_millis(2);
 
 /// What all votes of an acquisition share.
 #[derive(Debug)]
@@ -183,8 +182,7 @@ impl Vote {
         if !matches!(self.stage(), Stage::Confirmed) {
             return None;
         }
-        let (until, lease) = self.hold.get()?.certain()?;
-        until.checked_sub(drift(lease))
+        self.hold.get()?.certain()?.0.checked_sub(DRIFT)
     }
 
     /// Why it was lost, if the server reported that.
@@ -214,9 +212,4 @@ impl Vote {
     fn stage(&self) -> Stage {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
-
-/// By how much a lease may seem longer to this process than to its server.
-pub(crate) fn drift(lease: Duration) -> Duration {
-    lease.mul_f64(DRIFT_PER_LEASE) + DRIFT
 }

@@ -177,7 +177,9 @@ impl Core {
     /// Until when this hold is certain, as far as is known now. `None`: there is no such hold.
     pub fn held_until(&self, hold: Id) -> Option<Millis> {
         let claim = self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some())?;
-        Some(self.until(claim))
+        // The server releases an ephemeral hold as soon as it finds the session's connection dead.
+        let answered_by = self.pair.as_ref().map_or(0, Pair::answered_by);
+        Some(self.until(claim).min(if claim.terms.ephemeral { answered_by } else { Millis::MAX }))
     }
 
     /// The lease of this hold.
@@ -200,7 +202,7 @@ impl Core {
         self.claims.iter().map(|(id, claim)| (*id, claim.keys.first().map_or(&[][..], |key| key)))
     }
 
-    /// How long a hold is certain.
+    /// How long a hold is certain, unless it is ephemeral and its session has ended.
     fn until(&self, claim: &Claim) -> Millis {
         let Some(hold) = claim.hold() else { return 0 };
         let alive = self.pair.as_ref().and_then(|pair| pair.alive);

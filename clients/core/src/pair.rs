@@ -22,6 +22,8 @@ pub(crate) struct Pair {
     /// When the last `LOCK.EVENTS` was sent, and by when a reply is due.
     pub(crate) asked: Millis,
     pub(crate) promised: Millis,
+    /// Within how many ms of its arrival the server answers it, by the last heartbeat.
+    pub(crate) pace: Millis,
     /// When the next one is sent, if not at once.
     pub(crate) asks_at: Option<Millis>,
     pub(crate) default_lease: Millis,
@@ -107,6 +109,7 @@ impl Pair {
             heard: now,
             asked: now,
             promised: now,
+            pace: 0,
             asks_at: None,
             default_lease: 0,
             alive: None,
@@ -144,6 +147,11 @@ impl Pair {
         words.0
     }
 
+    /// By when the server promised to answer the last `LOCK.EVENTS`.
+    pub(crate) fn answered_by(&self) -> Millis {
+        self.asked.saturating_add(self.pace)
+    }
+
     /// When the session ends if nothing more arrives from the server.
     pub(crate) fn deadline(&self, limit: Millis) -> Millis {
         let session = self.promised.saturating_add(limit);
@@ -164,7 +172,7 @@ impl Pair {
             self.heard = now;
         }
         self.takes_writes = writes != 0;
-        self.promised = now.saturating_add(pace);
+        (self.pace, self.promised) = (pace, now.saturating_add(pace));
         Some(())
     }
 }

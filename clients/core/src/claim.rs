@@ -20,6 +20,8 @@ pub(crate) struct Claim {
     pub(crate) pair: Option<u64>,
     /// It was requested in a session that has ended, so it may be held.
     pub(crate) asked_before: bool,
+    /// A release that was sent while the hold was certain got no reply, so the next one may find nothing.
+    pub(crate) maybe_released: bool,
     /// The last refusal of its release.
     pub(crate) refusal: Option<String>,
     /// Its keys are released one by one, since one of them holds another type: those that are left.
@@ -90,8 +92,8 @@ pub(crate) enum Kind {
     Acquire,
     /// With this lease.
     Renew(Millis),
-    /// All of it, waiting requests included.
-    Release,
+    /// All of it, waiting requests included; whether the hold was certain then.
+    Release(bool),
 }
 
 /// The priority of a request.
@@ -158,6 +160,7 @@ impl Claim {
 
     /// Its session has ended, or its server does not serve it any more: no earlier request takes effect.
     pub(crate) fn set_adrift(&mut self, until: Millis) {
+        self.maybe_released |= self.sent == Some(Kind::Release(true));
         (self.sent, self.not_before) = (None, 0);
         match &mut self.stage {
             Stage::Asked => (self.stage, self.asked_before) = (Stage::New, true),
@@ -182,12 +185,12 @@ impl Claim {
             return None;
         }
         if !self.wanted {
-            return if matches!(self.stage, Stage::Gone) { None } else { Some(Kind::Release) };
+            return if matches!(self.stage, Stage::Gone) { None } else { Some(Kind::Release(until > now)) };
         }
         match &self.stage {
             Stage::New => Some(Kind::Acquire),
             Stage::Asked | Stage::Gone => None,
-            Stage::Clearing => Some(Kind::Release),
+            Stage::Clearing => Some(Kind::Release(false)),
             Stage::Held(hold) => {
                 // Taken over, because the program says so, or because it is uncertain.
                 let may_live = self.terms.watchdog || until > now;
@@ -222,8 +225,8 @@ impl Claim {
         let mut words = match kind {
             Kind::Acquire => Words::of("ACQUIRE", &self.keys, &self.owner),
             Kind::Renew(_) => Words::of("RENEW", &self.keys, &self.owner),
-            Kind::Release if self.is_split => Words::of("RELEASE", &self.keys[..1], &self.owner),
-            Kind::Release => Words::of("RELEASE", &self.keys, &self.owner),
+            Kind::Release(_) if self.is_split => Words::of("RELEASE", &self.keys[..1], &self.owner),
+            Kind::Release(_) => Words::of("RELEASE", &self.keys, &self.owner),
         };
         match (kind, &self.stage) {
             (Kind::Acquire, _) => {

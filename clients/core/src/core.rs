@@ -259,6 +259,7 @@ impl Core {
             sent: None,
             pair: None,
             asked_before: false,
+            maybe_released: false,
             refusal: None,
             is_split: false,
             has_moved: false,
@@ -781,7 +782,7 @@ impl Core {
             let is_asked_for = match kind {
                 Kind::Acquire | Kind::Renew(_) => true,
                 // What another session left of it can't be requested again while the rest is there.
-                Kind::Release => claim.wanted && is_overwritten(error),
+                Kind::Release(_) => claim.wanted && is_overwritten(error),
             };
             return match Advice::of(error) {
                 Advice::End => None,
@@ -795,7 +796,9 @@ impl Core {
                         claim.stage = Stage::New;
                     }
                     if is_overwritten(error) {
-                        self.release_others(id, Outcome::Lost(LossReason::Changed));
+                        let was_held = claim.maybe_released;
+                        let outcome = if was_held { Outcome::Released } else { Outcome::Lost(LossReason::Changed) };
+                        self.release_others(id, outcome);
                         return Some(());
                     }
                     if advice == Advice::Tell {
@@ -812,7 +815,7 @@ impl Core {
         match kind {
             Kind::Acquire => self.acquired(id, &reply, at, default)?,
             Kind::Renew(lease) => self.renewed(id, &reply, lease, at)?,
-            Kind::Release => self.given_back(id, &reply)?,
+            Kind::Release(_) => self.given_back(id, &reply)?,
         }
         Some(())
     }
@@ -882,7 +885,7 @@ impl Core {
             self.release_others(id, Outcome::Released);
             return Some(());
         }
-        let was_held = !replies.contains(&Reply::Null);
+        let was_held = claim.maybe_released || !replies.contains(&Reply::Null);
         let call = claim.release.filter(|call| self.calls.contains_key(call));
         if call.is_some() && !was_held {
             claim.stage = Stage::Gone;

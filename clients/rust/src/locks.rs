@@ -1,7 +1,5 @@
 //! The entry point: clients of one server, a cluster, or Sentinel.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,7 +41,7 @@ const KEEP: Keep = Keep { idle: 0, most: 1 };
 #[derive(Clone)]
 pub struct Locks {
     client: Arc<Client>,
-    /// The prefix of every owner.
+    /// The readable prefix of every owner.
     prefix: Arc<str>,
 }
 
@@ -129,7 +127,7 @@ impl Locks {
 
     /// The same, with owners that begin so.
     pub(crate) fn with_owners(self, begin: &str) -> Self {
-        Self { prefix: fresh_prefix(begin).into(), ..self }
+        Self { prefix: begin.into(), ..self }
     }
 
     /// A lock by its key: a mutex, unless [`Lock::shared`] or [`Lock::limit`] says otherwise.
@@ -248,9 +246,9 @@ impl Locks {
         &self.client
     }
 
-    /// The prefix of owners.
+    /// The owner of a new acquisition, without its number.
     pub(crate) fn by(&self) -> Bytes {
-        self.prefix.as_bytes().to_vec()
+        fresh(self.prefix.as_bytes())
     }
 
     fn at_sentinel(name: Name, called: String, client: SentinelClient) -> Self {
@@ -259,7 +257,7 @@ impl Locks {
     }
 
     fn of(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Self {
-        Self { client: Client::new(name, servers, config), prefix: fresh_prefix(&this_process()).into() }
+        Self { client: Client::new(name, servers, config), prefix: this_process().into() }
     }
 }
 
@@ -378,7 +376,7 @@ impl Lock {
 
     /// The same with this deadline, whatever [`wait`](Self::wait) says.
     pub(crate) async fn acquire_by(&self, deadline: Deadline) -> Result<Option<Guard>, Error> {
-        self.acquire_as(self.prefix.as_bytes().to_vec(), deadline).await
+        self.acquire_as(self.prefix.as_bytes(), deadline).await
     }
 
     /// The wait that applies by default.
@@ -388,11 +386,11 @@ impl Lock {
 
     /// The same for an actor that holds a lock already. No other task uses that actor meanwhile.
     pub(crate) async fn acquire_within(&self, outer: &Hold, wait: Wait) -> Result<Option<Guard>, Error> {
-        // Numbers are this client's own. A user of a cached lock is not the task that requested it, so its owner is no actor.
+        // A user of a cached lock is not the task that requested it, so its owner is no actor.
         let by = if Arc::ptr_eq(&self.client, &outer.client) && !self.terms.kept {
-            [outer.owner.actor(), ACTOR_ENDS].concat()
+            &[outer.owner.actor(), ACTOR_ENDS].concat()
         } else {
-            self.prefix.as_bytes().to_vec()
+            self.prefix.as_bytes()
         };
         self.acquire_as(by, Deadline::of(wait, Instant::now())).await
     }
@@ -404,7 +402,7 @@ impl Lock {
             && self.keys.iter().all(|key| hold.keys.iter().any(|held| held == key))
     }
 
-    async fn acquire_as(&self, by: Bytes, deadline: Deadline) -> Result<Option<Guard>, Error> {
+    async fn acquire_as(&self, begin: &[u8], deadline: Deadline) -> Result<Option<Guard>, Error> {
         self.check()?;
         let mut turn = None;
         if self.terms.kept {
@@ -419,7 +417,7 @@ impl Lock {
         }
         let wish = LockRequest {
             number: turn.as_ref().map(|turn| turn.id),
-            by,
+            by: fresh(begin),
             keys: self.keys.clone(),
             terms: self.terms.clone(),
             wait: deadline.left(Instant::now()),
@@ -489,11 +487,12 @@ fn config() -> AsyncConnectionConfig {
         .set_connection_timeout(Some(ANSWERED_WITHIN))
 }
 
-/// The prefix of owners: this beginning, and 128 random bits (the standard library's seeds are the system's random
-/// numbers).
-fn fresh_prefix(begin: &str) -> String {
-    let half = || RandomState::new().build_hasher().finish();
-    format!("{begin}{:016x}{:016x}:", half(), half())
+/// The owner of an acquisition, without its number: this beginning, and 128 random bits of the operating system. A forked child
+/// inherits neither them nor the state of a generator.
+fn fresh(begin: &[u8]) -> Bytes {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).expect("the operating system has random numbers");
+    [begin, format!("{:032x}:", u128::from_ne_bytes(random)).as_bytes()].concat()
 }
 
 /// `host:pid:`, for operators who inspect a lock.

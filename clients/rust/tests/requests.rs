@@ -1,8 +1,9 @@
 //! Requests and their outcomes.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_client::{Error, Locks};
+use holdfast_client::{Error, Guard, Locks};
 use support::{NotBefore, Server};
 
 use crate::common::{SOON, client_as, holder, is_free, locks, say, soon, waiters};
@@ -130,12 +131,7 @@ async fn refusals_have_error_types() {
 async fn cycle_of_waits_is_refused() {
     let server = Server::start();
     let locks = locks(&server);
-    // Every acquisition has its own owner, so none waits while it holds. The owners are numbered: another client grants a lock by hand
-    // to the next one before it requests.
-    let guard = locks.lock("first").try_acquire().await.unwrap().unwrap();
-    let (prefix, number) = std::str::from_utf8(guard.owner().as_bytes()).unwrap().rsplit_once(':').unwrap();
-    let next = format!("{prefix}:{}", number.parse::<u64>().unwrap() + 1);
-    let _: i64 = say(&server, &format!("LOCK.ACQUIRE a {next}"));
+    let mut guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
     let _: i64 = say(&server, "LOCK.ACQUIRE b other");
     // The search follows only holds that last longer than the wait.
     for key in ["a", "b"] {
@@ -144,7 +140,7 @@ async fn cycle_of_waits_is_refused() {
     let mut other = server.raw();
     other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0"]).unwrap();
     soon("the other request waits", || waiters(&server, "a") == 1).await;
-    let error = locks.lock("b").wait_forever().acquire().await.unwrap_err();
+    let error = guard.acquire(&locks.lock("b").wait_forever()).await.unwrap_err();
     let Error::Deadlock { keys, message } = &error else { panic!("{error}") };
     assert!(keys.iter().eq([b"b"]), "{keys}");
     assert!(message.starts_with("DEADLOCK") && message.contains("other"), "{message}");
@@ -177,7 +173,18 @@ async fn owner_contains_configured_name() {
     let guard = named.lock("a").try_acquire().await.unwrap().unwrap();
     assert!(guard.owner().as_bytes().starts_with(b"billing@host7:"));
     let other = locks.lock("b").try_acquire().await.unwrap().unwrap();
-    assert_ne!(guard.owner(), other.owner());
+    // What a forked child inherits is in none of its owners.
+    let mut inner = named.lock("c").try_acquire().await.unwrap().unwrap();
+    let inner = inner.acquire(&named.lock("d")).await.unwrap().unwrap();
+    let last = named.lock("e").try_acquire().await.unwrap().unwrap();
+    let random = |guard: &Guard| {
+        let owner = String::from_utf8(guard.owner().as_bytes().to_vec()).unwrap();
+        let random = owner.rsplit(':').nth(1).unwrap().rsplit('#').next().unwrap().to_owned();
+        assert_eq!(random.len(), 32, "{owner}");
+        random
+    };
+    let owners: BTreeSet<String> = [&guard, &other, &inner, &last].into_iter().map(random).collect();
+    assert_eq!(owners.len(), 4, "{owners:?}");
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let process = format!("{}:{}:", host.trim(), std::process::id());
     assert!(other.owner().as_bytes().starts_with(process.as_bytes()), "{other:?}");

@@ -181,7 +181,7 @@ impl RedGuard {
 /// Until it is granted.
 impl RedGuard {
     pub(crate) fn new(servers: &[Locks], keys: Keys, terms: Terms, server_timeout: Duration) -> Self {
-        // There is at least one server, and its clients have unique names.
+        // There is at least one server.
         let by = servers.first().map_or_else(Vec::new, Locks::by);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let owner = Owner::from([by.clone(), number.to_string().into_bytes()].concat());

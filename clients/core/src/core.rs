@@ -665,7 +665,10 @@ impl Core {
     /// Calls that wait only for a session end. Releases go on.
     fn refuse_unsent(&mut self, outcome: impl Fn() -> Outcome) {
         let unsent = |(id, call): (&Id, &Call)| match call.about {
-            About::Acquire => self.claims.get(id).filter(|claim| claim.pair.is_none()).map(|_| *id),
+            About::Acquire => {
+                let is_unsent = |claim: &&Claim| claim.pair.is_none() || claim.wait == Wait::No;
+                self.claims.get(id).filter(is_unsent).map(|_| *id)
+            }
             About::Request { .. } | About::Release => Some(*id),
             _ => None,
         };
@@ -959,8 +962,8 @@ impl Core {
         for id in &ids {
             let until = self.claims.get(id).map_or(0, |claim| self.until(claim));
             let Some(claim) = self.claims.get_mut(id) else { continue };
-            // A call without a wait is not made to wait: it fails, and its request is withdrawn.
-            if claim.wait == Wait::No && matches!(claim.stage, Stage::Asked) && claim.wanted {
+            // A call without a wait is asked again once, since a server may close idle connections. Then it fails, and is withdrawn.
+            if claim.wait == Wait::No && matches!(claim.stage, Stage::Asked) && claim.wanted && claim.asked_before {
                 in_vain.push(*id);
             }
             claim.set_adrift(until);
@@ -1136,6 +1139,7 @@ impl Core {
             About::Acquire => {
                 // In a queue, or in none between two sessions.
                 let has_waited = |it: &Claim| match it.stage {
+                    _ if it.wait == Wait::No => false,
                     Stage::Asked => it.sent.is_none(),
                     _ => it.asked_before,
                 };

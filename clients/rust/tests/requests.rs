@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_client::{Error, Guard, Locks};
 use support::{NotBefore, Server};
 
-use crate::common::{SOON, client_as, holder, is_free, locks, say, soon, waiters};
+use crate::common::{SOON, client_as, clients, holder, is_free, locks, say, soon, waiters};
 
 #[tokio::test]
 async fn lock_is_granted_and_released() {
@@ -163,6 +163,19 @@ async fn replicas_confirm() {
     replica.cont();
     guard.check().unwrap();
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn idle_connection_that_ended_is_replaced() {
+    let server = Server::start();
+    let locks = locks(&server);
+    locks.lock("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
+    // The session reads, so that only it would notice the end of its connection.
+    let (idle, _) = clients(&server).into_iter().find(|(_, command)| command == "lock.release").unwrap();
+    let _: i64 = say(&server, &format!("CLIENT KILL ID {idle}"));
+    let asked = tokio::time::timeout(SOON, locks.lock("a").try_acquire()).await.unwrap();
+    asked.unwrap().unwrap().release().await.unwrap();
+    assert!(is_free(&server, "a"));
 }
 
 #[tokio::test]

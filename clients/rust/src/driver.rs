@@ -104,7 +104,8 @@ impl Driver {
         let shared = self.shared.clone();
         let place = shared.state().nodes[self.at].place.clone();
         Box::pin(async move {
-            shared.servers.know().await?;
+            // If no node answers, the last map counts.
+            let _ = shared.servers.know().await;
             place.open(&shared.config).await
         })
     }

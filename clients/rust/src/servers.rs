@@ -2,13 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value, cmd,
 };
+use tokio::time::timeout;
 
+use crate::client::late;
 use crate::place::{Failure, Place, without_delay};
 use crate::slot::{SLOTS, slot};
+
+/// How long one node is asked for the map, before the next one is.
+const ASKED_FOR: Duration = Duration::from_secs(1);
 
 /// The servers of a client.
 pub(crate) enum Servers {
@@ -60,11 +66,11 @@ impl Servers {
     /// A server can't be reached: the topology has to be asked for again.
     pub(crate) fn doubt(&self) {
         if let Self::Cluster(cluster) = self {
-            cluster.map().slots.clear();
+            cluster.map().is_known = false;
         }
     }
 
-    /// Asks for the topology, unless it is known.
+    /// Asks for the topology, unless it is known. If no node answers, the last one stays.
     pub(crate) async fn know(&self) -> Result<(), Failure> {
         match self {
             Self::One(_) => Ok(()),
@@ -94,8 +100,10 @@ pub(crate) struct Cluster {
 
 #[derive(Default)]
 struct Map {
-    /// By slot; empty while unknown.
+    /// By slot, as it was last read.
     slots: Vec<Option<Address>>,
+    /// Nothing has shown since then that it may have changed.
+    is_known: bool,
     places: HashMap<Address, Arc<Place>>,
 }
 
@@ -105,10 +113,13 @@ impl Cluster {
     }
 
     async fn place_of(&self, slot: u16) -> Result<Arc<Place>, Failure> {
-        self.know().await?;
+        // While the map is read again, the last one counts.
+        if self.known(slot).is_none() {
+            self.know().await?;
+        }
         self.known(slot).ok_or_else(|| {
             // Asked again the next time.
-            self.map().slots.clear();
+            self.map().is_known = false;
             unserved(slot)
         })
     }
@@ -130,15 +141,16 @@ impl Cluster {
 
     /// Asks for the map, unless it is known.
     async fn know(&self) -> Result<(), Failure> {
-        if !self.map().slots.is_empty() {
+        if self.map().is_known {
             return Ok(());
         }
         let _turn = self.asking.lock().await;
-        if !self.map().slots.is_empty() {
+        if self.map().is_known {
             return Ok(());
         }
         let slots = self.ask_anybody().await?;
-        self.map().slots = slots;
+        let mut map = self.map();
+        (map.slots, map.is_known) = (slots, true);
         Ok(())
     }
 
@@ -148,9 +160,10 @@ impl Cluster {
         let mut failure = Failure { server: "cluster".to_owned(), error: no_seed() };
         for info in self.seeds.iter().cloned().chain(known) {
             let server = info.addr().to_string();
-            match ask_for_slots(info, &self.config).await {
-                Ok(slots) => return Ok(slots),
-                Err(error) => failure = Failure { server, error },
+            match timeout(ASKED_FOR, ask_for_slots(info, &self.config)).await {
+                Ok(Ok(slots)) => return Ok(slots),
+                Ok(Err(error)) => failure = Failure { server, error },
+                Err(_late) => failure = Failure { server, error: late() },
             }
         }
         Err(failure)
@@ -220,4 +233,26 @@ fn unserved(slot: u16) -> Failure {
 
 fn no_seed() -> RedisError {
     (ErrorKind::InvalidClientConfig, "a cluster needs the address of one node at least").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn last_map_counts_while_it_is_read_again() {
+        // It accepts connections and never answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let seed = format!("redis://{}", silent.local_addr().unwrap()).into_connection_info().unwrap();
+        let cluster = Cluster::new(vec![seed], AsyncConnectionConfig::new());
+        cluster.map().slots = vec![Some(("node".to_owned(), 7000)); usize::from(SLOTS)];
+        let servers = Servers::Cluster(Box::new(cluster));
+        servers.doubt();
+        let place = tokio::time::timeout(ASKED_FOR / 2, servers.place_of(b"a")).await.unwrap();
+        assert_eq!(place.ok().unwrap().name(), "node:7000");
+        assert!(servers.know().await.is_err(), "it asked");
+        assert!(servers.known(b"a").is_some());
+    }
 }

@@ -188,7 +188,8 @@ impl Claim {
             return if matches!(self.stage, Stage::Gone) { None } else { Some(Kind::Release(until > now)) };
         }
         match &self.stage {
-            Stage::New => Some(Kind::Acquire),
+            // `WAIT 0` has no limit: the call ends without a further request.
+            Stage::New => self.left(now).is_none_or(|left| left > 0).then_some(Kind::Acquire),
             Stage::Asked | Stage::Gone => None,
             Stage::Clearing => Some(Kind::Release(false)),
             Stage::Held(hold) => {
@@ -198,6 +199,14 @@ impl Claim {
                 let is_due = is_asked || (may_live && (!hold.bound || until <= now));
                 (is_due && !hold.confirming).then(|| Kind::Renew(self.next_lease(hold, until, now)))
             }
+        }
+    }
+
+    /// What is left of its wait, if that has a limit.
+    fn left(&self, now: Millis) -> Option<Millis> {
+        match self.wait {
+            Wait::For(time) => Some(self.since.saturating_add(time).saturating_sub(now)),
+            Wait::No | Wait::Forever => None,
         }
     }
 
@@ -230,16 +239,8 @@ impl Claim {
         };
         match (kind, &self.stage) {
             (Kind::Acquire, _) => {
-                // A wait whose timeout has passed is sent without `WAIT`: `WAIT 0` has no limit.
-                let left = match self.wait {
-                    Wait::No => None,
-                    Wait::For(time) => {
-                        Some(self.since.saturating_add(time).saturating_sub(now)).filter(|left| *left > 0)
-                    }
-                    Wait::Forever => Some(0),
-                };
-                if let Some(left) = left {
-                    words.option("WAIT", left);
+                if self.wait != Wait::No {
+                    words.option("WAIT", self.left(now).unwrap_or(0));
                     let waited = now.saturating_sub(self.since);
                     if self.asked_before && waited > 0 {
                         words.option("WAITED", waited);

@@ -17,6 +17,7 @@ use crate::order::Name;
 use crate::place::Failure;
 use crate::servers::Servers;
 use crate::shared::{Becomes, Call, Ended, Holds, Shared};
+use crate::terms::Deadline;
 
 /// How long a server may be silent, and the time limit of a call that names none (ms).
 pub(crate) const PATIENT: Millis = 10_000;
@@ -76,7 +77,9 @@ impl Client {
             Wait::For(time) => Some(time),
             Wait::Forever => None,
         };
+        let deadline = Deadline::of(wait, Instant::now());
         let node = self.node_of(&keys, within).await?;
+        let wait = deadline.left(Instant::now());
         let (id, answer) = self.begin(
             number,
             Some(becomes),

@@ -23,7 +23,7 @@ use crate::seen::Seen;
 use crate::servers::Servers;
 
 /// How much later than its deadline a wait ends here, for a reply that is on its way or a busy machine (ms).
-const GRACE: Millis = 1_000;
+const GRACE: Millis = 250;
 
 pub(crate) struct Shared {
     pub(crate) name: Name,

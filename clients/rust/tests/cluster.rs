@@ -1,5 +1,7 @@
 //! A cluster: a session at each node that is used, and slots that move.
 
+use std::time::{Duration, Instant};
+
 use holdfast_client::{Error, Locks};
 use support::{Cluster, Server};
 
@@ -78,6 +80,21 @@ async fn failover_carries_waits_and_holds_over() {
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
     next.release().await.unwrap();
     assert!(is_free(&new, key));
+}
+
+#[tokio::test]
+async fn wait_includes_the_look_up_of_the_slot_map() {
+    const WAIT: Duration = Duration::from_millis(1_500);
+    let cluster = Cluster::start(2);
+    let guard = locks(&cluster).lock("a").try_acquire().await.unwrap().unwrap();
+    // It accepts connections and never answers, for the second in which it is asked.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let seeds = format!("{},{}", silent.local_addr().unwrap(), cluster.node(0).addr());
+    let locks = Locks::open(&format!("redis+cluster://{seeds}")).unwrap();
+    let begun = Instant::now();
+    assert!(locks.lock("a").wait(WAIT).acquire().await.unwrap().is_none());
+    assert!(begun.elapsed() < WAIT + Duration::from_millis(900), "{:?}", begun.elapsed());
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -16,6 +16,9 @@ const LONGEST_PAUSE: Millis = 10_000;
 const LONGEST_PAUSE_BROKEN: Millis = 1_000;
 /// How often the time limit is doubled at most.
 const DOUBLED: u32 = 4;
+/// The limits of silence once the server has sent a heartbeat.
+const SHORTEST_LIMIT: Millis = 50;
+const LONGEST_LIMIT: Millis = 1_000;
 /// The reason of a loss arrives on another connection than the reply that shows it: how long the core waits for it.
 const TOLD_WITHIN: Millis = 1_000;
 /// The version of the protocol that this client speaks.
@@ -62,8 +65,9 @@ pub struct Core {
     random: u64,
     /// How many unwanted claims are not released yet.
     unwanted: usize,
-    /// The server's default lease, by its last heartbeat.
+    /// The server's default lease, and within how many ms it answers a `LOCK.EVENTS`, by its last heartbeat.
     default_lease: Millis,
+    pace: Option<Millis>,
     in_cluster: bool,
     is_closed: bool,
 }
@@ -92,6 +96,7 @@ impl Core {
             asks_until: 0,
             unwanted: 0,
             default_lease: 0,
+            pace: None,
             in_cluster: false,
             is_closed: false,
         }
@@ -611,7 +616,7 @@ impl Core {
             let event = Event::read(element)?;
             if event.kind == "heartbeat" { pair.hear_alive(&event.detail, next, now)? } else { events.push(event) }
         }
-        self.default_lease = pair.default_lease;
+        (self.default_lease, self.pace) = (pair.default_lease, Some(pair.pace));
         let begins = pair.stage == pair::Stage::Greeting;
         pair.stage = pair::Stage::Standing;
         pair.stood_since = pair.stood_since.or(Some(now));
@@ -1084,8 +1089,10 @@ impl Core {
         }
     }
 
+    /// How long the server may be silent: an eighth of the shortest lease, as its last heartbeat says.
     fn limit(&self) -> Millis {
-        self.settings.limit << self.doubled
+        let limit = self.pace.map_or(self.settings.limit, |pace| pace.clamp(SHORTEST_LIMIT, LONGEST_LIMIT));
+        limit.min(self.settings.limit) << self.doubled
     }
 
     fn judge_times(&mut self) {

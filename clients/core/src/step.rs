@@ -7,7 +7,8 @@ use crate::{Bytes, Id, Limit, Millis, Reply, Terms, Wait};
 /// Settings of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The session ends when the server is silent for this long while a reply is pending.
+    /// The session ends when the server is silent for this long while a reply is pending; once a heartbeat has come, for an
+    /// eighth of the shortest lease, at most a second. Calls that name no time end then, too.
     pub limit: Millis,
     /// How much later than its deadline a wait ends here, since the server's reply takes a round trip.
     pub grace: Millis,

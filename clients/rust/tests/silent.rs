@@ -90,9 +90,8 @@ async fn swallowed_release_takes_effect_before_the_lease_expires() {
         }
         if forgotten == Some(flow) { Fate::Drop } else { Fate::Pass }
     });
-    let error = tokio::time::timeout(SOON, guard.release()).await.expect("a call ends").unwrap_err();
-    assert!(matches!(error, Error::Connection { .. }), "{error}");
-    tokio::time::timeout(NOTICED, locks.settle()).await.expect("the lock is released over another connection");
+    // It is released over another connection.
+    tokio::time::timeout(SOON, guard.release()).await.expect("a call ends").unwrap();
     assert!(is_free(&server, "a"));
 }
 

@@ -1155,7 +1155,9 @@ impl Core {
                 self.give_back(id);
             }
             // A caller that asks whether it may go on does not wait forever.
-            About::Check(hold) if !self.is_held(hold, self.now) => {
+            // A heartbeat may have said meanwhile that it is held.
+            About::Check(hold) if self.is_held(hold, self.now) => self.finish(id, Outcome::Held),
+            About::Check(hold) => {
                 self.finish(id, Outcome::Lost(LossReason::Disconnected));
                 self.lose(hold, LossReason::Disconnected, false);
             }

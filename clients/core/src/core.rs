@@ -572,6 +572,7 @@ impl Core {
 
     fn says(&mut self, number: u64, channel: Channel, reply: Reply) {
         let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
+        let serves = channel == Channel::Requests && !matches!(reply, Reply::Error(_));
         let makes_sense = match channel {
             Channel::Session => self.session_says(reply),
             Channel::Requests => {
@@ -579,6 +580,9 @@ impl Core {
                 self.replied(reply)
             }
         };
+        // A session that ends by such a reply was of no use: the next one is opened after a pause.
+        let pair = self.pair.iter_mut().filter(|pair| pair.number == number);
+        pair.for_each(|pair| pair.has_served = makes_sense.is_some() && (pair.has_served || serves));
         if makes_sense.is_none() {
             self.end_pair(false);
         }
@@ -605,9 +609,9 @@ impl Core {
             self.replaced.clear();
             return Some(());
         }
-        // Unblocked by an operator, or not of this version: asked again.
+        // Unblocked by an operator, or not of this version.
         if reply == Reply::Null {
-            self.ask_for_events(true);
+            pair.asks_at = Some(self.now.saturating_add(AGAIN));
             return Some(());
         }
         let (asked, next, now) = (pair.asked, self.nexts, self.now);
@@ -773,10 +777,8 @@ impl Core {
     /// A reply to the oldest request. `None`: malformed.
     fn replied(&mut self, reply: Reply) -> Option<()> {
         let Sent { id, kind, at } = self.pair.as_mut()?.unanswered.pop_front()?;
-        let pair = self.pair.as_mut()?;
-        pair.has_served |= !matches!(reply, Reply::Error(_));
         let Some(kind) = kind else { return self.answered(id, reply) };
-        pair.carried.remove(&id);
+        self.pair.as_mut()?.carried.remove(&id);
         self.is_whole();
         let is_elsewhere = matches!(&reply, Reply::Error(error) if self.is_elsewhere(error));
         // It ended by an event that overtook the reply.

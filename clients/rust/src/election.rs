@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::error::Error;
 use crate::info::Info;
 use crate::locks::{LONGEST_NAME, Lock, Locks};
 
 /// How long a leader that was killed blocks the next one.
 const LEASE: Duration = Duration::from_secs(5);
+/// The shortest interval of an observer, and one that its clock can still add.
+const SHORTEST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 /// Between the value and the random part of a candidate's owner.
 const VALUE_ENDS: u8 = b'#';
 
@@ -62,9 +67,9 @@ impl Locks {
         Ok(self.info(name).await?.as_ref().and_then(Leader::of))
     }
 
-    /// Follows the leader of an election: asks the server each time this interval has passed.
+    /// Follows the leader of an election: asks the server each time this interval has passed, 20 ms at least.
     pub fn observe(&self, name: impl AsRef<[u8]>, every: Duration) -> Observer {
-        Observer { locks: self.clone(), name: name.as_ref().to_vec(), every, last: None }
+        Observer { locks: self.clone(), name: name.as_ref().to_vec(), every, asks_at: Instant::now(), last: None }
     }
 }
 
@@ -81,6 +86,7 @@ pub struct Observer {
     locks: Locks,
     name: Vec<u8>,
     every: Duration,
+    asks_at: Instant,
     last: Option<Option<Leader>>,
 }
 
@@ -90,12 +96,16 @@ impl Observer {
     /// # Errors
     ///
     /// As for [`Locks::info`]. The next call asks again.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, no change is lost, and the next call asks when this one would have asked.
     pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
         loop {
-            if self.last.is_some() {
-                tokio::time::sleep(self.every).await;
-            }
-            let leader = self.locks.leader(&self.name).await?;
+            tokio::time::sleep_until(self.asks_at).await;
+            let leader = self.locks.leader(&self.name).await;
+            self.asks_at = Instant::now() + self.every.clamp(SHORTEST, LONGEST);
+            let leader = leader?;
             if self.last.as_ref() != Some(&leader) {
                 self.last = Some(leader.clone());
                 return Ok(leader);

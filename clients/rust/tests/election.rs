@@ -30,6 +30,38 @@ async fn election_hands_over_when_leader_resigns() {
 }
 
 #[tokio::test]
+async fn observer_without_interval_pauses() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let mut observer = locks.observe("e", Duration::ZERO);
+    assert_eq!(observer.next().await.unwrap(), None);
+    let _: String = say(&server, "CONFIG RESETSTAT");
+    let _late = tokio::time::timeout(Duration::from_millis(200), observer.next()).await.unwrap_err();
+    let stats: String = say(&server, "INFO commandstats");
+    let asked = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.info:calls=")?.split(',').next());
+    assert!(asked.unwrap().parse::<u32>().unwrap() <= 10, "{stats}");
+}
+
+#[tokio::test]
+async fn observer_sees_a_change_between_cancelled_calls() {
+    const INTERVAL: Duration = Duration::from_millis(200);
+    let server = Server::start();
+    let locks = locks(&server);
+    let mut observer = locks.observe("e", INTERVAL);
+    assert_eq!(observer.next().await.unwrap(), None);
+    let leads = locks.elect("e", "a").unwrap().try_acquire().await.unwrap().unwrap();
+    let seen = async {
+        loop {
+            if let Ok(seen) = tokio::time::timeout(INTERVAL / 4, observer.next()).await {
+                return seen.unwrap();
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(SOON, seen).await.unwrap().unwrap().value, "a");
+    leads.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn ephemeral_leader_is_replaced_when_its_connection_ends() {
     let server = Server::start();
     let (first, second) = (locks(&server), locks(&server));

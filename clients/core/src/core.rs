@@ -1026,12 +1026,13 @@ impl Core {
             let Some((_, _, id)) = self.ready.pop_first() else { return };
             let Some(session) = pair.id.clone() else { return };
             let (number, default) = (pair.number, pair.default_lease);
-            let Some((kind, words)) = self.next_words(id, number, default, &session) else { continue };
+            let Some((kind, mut words)) = self.next_words(id, number, default, &session) else { continue };
             let Some(pair) = &mut self.pair else { return };
             if pair.unanswered.is_empty() {
                 pair.heard = now;
             }
-            if self.claims.get_mut(&id).is_some_and(|claim| std::mem::take(&mut claim.asking)) {
+            let asks = words.extract_if(..1, |word| word == b"ASKING").count() > 0;
+            if asks || self.claims.get_mut(&id).is_some_and(|claim| std::mem::take(&mut claim.asking)) {
                 pair.unanswered.push_back(Sent { id: NOBODY, kind: None, at: now });
                 let number = pair.number;
                 let words = vec![b"ASKING".to_vec()];

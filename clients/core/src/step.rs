@@ -40,7 +40,7 @@ pub enum Input {
     /// A task here uses a cached hold, or one whose use has just ended: at most so often in a row once another client
     /// waits for it. Answered in this step: [`Outcome::Held`], or [`Outcome::NotHeld`], and the rest of it is released.
     Use { call: Id, hold: Id, most: u32 },
-    /// Any other request. `LOCK.INFO`, which only reads, is sent once more if its session ends before the reply.
+    /// Any other request. Behind `ASKING`, which is sent alone, it follows a redirection. `LOCK.INFO`, which only reads, is sent once more if its session ends before the reply.
     Request { call: Id, words: Vec<Bytes>, within: Millis },
     /// The caller of this call, or the user of this hold, is gone.
     Drop { call: Id },

@@ -101,15 +101,14 @@ impl Client {
 
     /// Sends any other request to the server of this key, and follows redirections.
     pub(crate) async fn request(&self, keys: &Keys, words: &[Bytes], within: Millis) -> Result<Reply, Error> {
-        let mut elsewhere = None;
+        let (mut elsewhere, mut asking) = (None, None);
         for _ in 0..HOPS {
             let node = match elsewhere.take() {
                 Some(node) => node,
                 None => self.node_of(keys, Some(within)).await?,
             };
-            let say =
-                |words: Vec<Bytes>| self.begin(None, None, |_| node, |call| Input::Request { call, words, within }).1;
-            let mut answer = say(words.to_vec());
+            let request = |call| Input::Request { call, words: asking.iter().chain(words).cloned().collect(), within };
+            let mut answer = self.begin(None, None, |_| node, request).1;
             let ended = answer.outcome().await;
             let Outcome::Answer(reply) = ended.outcome else { return Err(failed(keys, None, ended)) };
             let Reply::Error(error) = reply else { return Ok(reply) };
@@ -119,15 +118,8 @@ impl Client {
             };
             let other = self.shared.node(&mut state, &place);
             drop(state);
-            if error.starts_with("ASK") {
-                // `ASKING` goes before the request.
-                drop(self.begin(
-                    None,
-                    None,
-                    |_| other,
-                    |call| Input::Request { call, words: vec![b"ASKING".to_vec()], within },
-                ));
-            }
+            // It goes before the request.
+            asking = error.starts_with("ASK").then(|| b"ASKING".to_vec());
             elsewhere = Some(other);
         }
         Err(Error::Connection { server: String::new(), keys: keys.clone(), source: late() })

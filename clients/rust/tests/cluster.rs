@@ -8,7 +8,12 @@ use support::{Cluster, Server};
 use crate::common::{SOON, clients, holder, is_free, soon, waiters};
 
 fn locks(cluster: &Cluster) -> Locks {
-    Locks::open(&format!("redis+cluster://{}", cluster.node(0).addr())).unwrap()
+    locks_of(cluster, 0)
+}
+
+/// A client that is given this node.
+fn locks_of(cluster: &Cluster, node: usize) -> Locks {
+    Locks::open(&format!("redis+cluster://{}", cluster.node(node).addr())).unwrap()
 }
 
 fn owner<'a>(cluster: &'a Cluster, key: &str) -> &'a Server {
@@ -112,6 +117,8 @@ async fn request_at_wrong_node_is_redirected() {
     guard.release().await.unwrap();
     // While a slot migrates, new keys of it are requested at the target.
     cluster.begin_move(slot, 1 - from, from);
+    // Also of a client that has no session there yet.
+    assert!(locks_of(&cluster, 1 - from).info(key).await.unwrap().is_none());
     let guard = locks.lock(key).try_acquire().await.unwrap().unwrap();
     guard.release().await.unwrap();
     cluster.finish_move(slot, 1 - from, from);

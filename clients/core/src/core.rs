@@ -1218,12 +1218,14 @@ impl Core {
         // The reply of its acquisition may be pending, since the event of its grant came first.
         let is_asked = matches!(claim.sent, Some(Kind::Renew(_))) || hold.confirming || claim.renewal.is_some();
         let stands = self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Standing);
+        // A server that was silent may have renewed it. It is asked when it answers again, if it does within a quarter of the lease.
+        let asks_until = self.asks_until.max(until.saturating_add(hold.lease / 4));
         if !claim.terms.watchdog && !is_asked {
             self.lose(id, LossReason::Expired, false);
         } else if stands {
             self.touch(id);
-        } else if self.asks_until > now {
-            self.alarms.set(self.asks_until, id);
+        } else if asks_until > now {
+            self.alarms.set(asks_until, id);
         } else {
             self.lose(id, LossReason::Disconnected, false);
         }

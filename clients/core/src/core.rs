@@ -671,11 +671,13 @@ impl Core {
         None
     }
 
-    /// Calls that wait only for a session end. Releases go on.
+    /// Calls that wait only for a session end, unless they began after this one was being opened. Releases go on.
     fn refuse_unsent(&mut self, outcome: impl Fn() -> Outcome) {
+        let began = self.pair.as_ref().map_or(self.now, |pair| pair.heard);
         let unsent = |(id, call): (&Id, &Call)| match call.about {
             About::Acquire => {
-                let is_unsent = |claim: &&Claim| claim.pair.is_none() || claim.wait == Wait::No;
+                let is_unsent =
+                    |claim: &&Claim| claim.since <= began && (claim.pair.is_none() || claim.wait == Wait::No);
                 self.claims.get(id).filter(is_unsent).map(|_| *id)
             }
             About::Request { .. } | About::Release => Some(*id),

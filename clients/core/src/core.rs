@@ -1123,8 +1123,9 @@ impl Core {
         });
         let of_claim = self.claims.get(&id).map_or([None; 3], |claim| {
             let until = claim.hold().map(|_| self.until(claim));
-            let [until, idle] = if claim.wanted { [until, claim.idle] } else { [claim.bound, None] };
-            [Some(claim.not_before), until, idle]
+            let ended = claim.bound.map(|bound| bound.saturating_add(self.lease_of(claim)));
+            let [first, second] = if claim.wanted { [until, claim.idle] } else { [claim.bound, ended] };
+            [Some(claim.not_before), first, second]
         });
         let next = of_call.into_iter().chain(of_claim).flatten().filter(|at| *at > self.now).min();
         next.into_iter().for_each(|at| self.alarms.set(at, id));
@@ -1179,10 +1180,14 @@ impl Core {
         }
     }
 
+    fn lease_of(&self, claim: &Claim) -> Millis {
+        claim.hold().map(|hold| hold.lease).or(claim.terms.lease).unwrap_or(self.default_lease)
+    }
+
     fn claim_is_late(&mut self, id: Id) {
         let now = self.now;
         let Some(claim) = self.claims.get(&id) else { return };
-        let lease = claim.hold().map(|hold| hold.lease).or(claim.terms.lease).unwrap_or(self.default_lease);
+        let lease = self.lease_of(claim);
         if let Stage::Gone = claim.stage {
             if now < claim.not_before {
                 return;
@@ -1201,11 +1206,8 @@ impl Core {
                     self.alarms.set(now.saturating_add(AGAIN), id);
                 }
                 // No session renews it, and the next one replaces those that did: it has ended by itself.
-                None => match claim.bound.map(|bound| bound.saturating_add(lease)) {
-                    Some(end) if end <= now => return self.forget(id),
-                    end => end.into_iter().for_each(|end| self.alarms.set(end, id)),
-                },
-                Some(_) => {}
+                None if claim.bound.is_some_and(|bound| bound.saturating_add(lease) <= now) => return self.forget(id),
+                _ => {}
             }
             return self.touch(id);
         }

@@ -22,7 +22,7 @@ pub(crate) struct Claim {
     pub(crate) asked_before: bool,
     /// A release that was sent while the hold was certain got no reply, so the next one may find nothing.
     pub(crate) maybe_released: bool,
-    /// The last refusal of its release.
+    /// The last refusal of its release, or of a request that is sent again.
     pub(crate) refusal: Option<String>,
     /// Its keys are released one by one, since one of them holds another type: those that are left.
     pub(crate) is_split: bool,
@@ -242,7 +242,7 @@ impl Claim {
                 if self.wait != Wait::No {
                     words.option("WAIT", self.left(now).unwrap_or(0));
                     let waited = now.saturating_sub(self.since);
-                    if self.asked_before && waited > 0 {
+                    if self.pair.is_some() && waited > 0 {
                         words.option("WAITED", waited);
                     }
                 }

@@ -472,6 +472,7 @@ impl Core {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let hold = Hold { token, lease, until, known, bound: true, confirming: false, left: 0, lasts: Millis::MAX };
         let was_held = matches!(std::mem::replace(&mut claim.stage, Stage::Held(hold)), Stage::Held(_));
+        claim.refusal = None;
         let renewal = claim.renewal.take_if(|renewal| renewal.is_sent);
         let checks = if until > self.now { std::mem::take(&mut claim.checks) } else { Vec::new() };
         self.alarms.set(until, id);
@@ -507,6 +508,11 @@ impl Core {
                 self.finish(renewal.call, Outcome::Refused(error));
             }
             return self.unbound(id);
+        }
+        if claim.wanted && claim.wait != Wait::No && pair::is_passing(&error) {
+            (claim.stage, claim.refusal) = (Stage::New, Some(error));
+            claim.not_before = self.now.saturating_add(AGAIN);
+            return self.touch(id);
         }
         if claim.wanted && claim.keys.len() > 1 && claim.asked_before && error.starts_with("ERR") {
             claim.stage = Stage::Clearing;
@@ -751,8 +757,8 @@ impl Core {
             "refused" if claim.hold().is_some() && event.detail.starts_with("NOTHELD") => {
                 self.lose(id, LossReason::Changed, true)
             }
-            "refused" if Advice::of(&event.detail) == Advice::Tell => self.refused(id, event.detail),
-            "refused" => return None,
+            "refused" if Advice::of(&event.detail) == Advice::End => return None,
+            "refused" => self.refused(id, event.detail),
             "lost" => {
                 let why = match event.detail.as_str() {
                     "expired" => LossReason::Expired,
@@ -802,7 +808,7 @@ impl Core {
                     self.refused(id, error.clone());
                     Some(())
                 }
-                advice => {
+                _ => {
                     // An unwanted claim is released: again, until it is done.
                     if kind == Kind::Acquire {
                         claim.stage = Stage::New;
@@ -813,9 +819,7 @@ impl Core {
                         self.release_others(id, outcome);
                         return Some(());
                     }
-                    if advice == Advice::Tell {
-                        claim.refusal = Some(error.clone());
-                    }
+                    claim.refusal = Some(error.clone());
                     claim.not_before = self.now.saturating_add(AGAIN);
                     self.touch(id);
                     Some(())
@@ -1157,7 +1161,9 @@ impl Core {
                     _ => it.asked_before,
                 };
                 let has_waited = self.claims.get(&id).is_some_and(has_waited);
-                self.finish(id, if has_waited { Outcome::NotGranted } else { Outcome::Unanswered });
+                let refusal = self.claims.get_mut(&id).and_then(|claim| claim.refusal.take());
+                let unanswered = refusal.map_or(Outcome::Unanswered, Outcome::Refused);
+                self.finish(id, if has_waited { Outcome::NotGranted } else { unanswered });
                 self.give_back(id);
             }
             // A caller that asks whether it may go on does not wait forever.

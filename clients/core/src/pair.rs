@@ -209,6 +209,15 @@ pub(crate) enum Advice {
     Tell,
 }
 
+/// Whether an acquisition that waits is requested again after this error.
+pub(crate) fn is_passing(error: &str) -> bool {
+    let code = error.split(' ').next().unwrap_or_default();
+    let texts = ["too many waiters", "being confirmed", "max number of clients"];
+    Advice::of(error) == Advice::Again
+        || matches!(code, "MISCONF" | "NOREPLICAS" | "OOM" | "UNCONFIRMED" | "SUPERSEDED")
+        || (code == "ERR" && texts.iter().any(|text| error.contains(text)))
+}
+
 impl Advice {
     pub(crate) fn of(error: &str) -> Self {
         match error.split(' ').next().unwrap_or_default() {

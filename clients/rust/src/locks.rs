@@ -51,7 +51,8 @@ impl Locks {
         Self::with_config(client, config())
     }
 
-    /// The same, with these connection settings. A response timeout applies to requests, not to waiting for a lock.
+    /// The same, with these connection settings. A response timeout applies only to connections that [`server_of`](Self::server_of)
+    /// and [`servers`](Self::servers) open: a lock has limits of its own.
     pub fn with_config(client: redis::Client, config: AsyncConnectionConfig) -> Self {
         let place = Place::Fixed(without_delay(&client));
         Self::of(Name::of(client.get_connection_info()), Servers::One(Arc::new(place)), config)

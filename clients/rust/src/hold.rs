@@ -37,6 +37,8 @@ pub(crate) struct Hold {
     is_watched: bool,
     is_ephemeral: bool,
     seen: Arc<Seen>,
+    /// Held by the task that renews it; others wait.
+    renewing: tokio::sync::Mutex<()>,
     /// The place at the head of the local queue, if it is a cached lock. When this use ends, the next one begins, or the lock stays cached.
     turn: Option<Turn>,
 }
@@ -53,7 +55,8 @@ impl Hold {
         let becomes = Becomes { seen: seen.clone(), line: wish.line.clone() };
         let Acquisition { id, owner, answer } = client.acquire(wish, becomes).await?;
         let client = client.clone();
-        Ok((Self { client, id, keys, owner, limit, is_watched, is_ephemeral, seen, turn: None }, answer))
+        let renewing = tokio::sync::Mutex::default();
+        Ok((Self { client, id, keys, owner, limit, is_watched, is_ephemeral, seen, renewing, turn: None }, answer))
     }
 
     /// Another use of a cached hold. An error if there is none: the task at the head has to request one.
@@ -61,7 +64,8 @@ impl Hold {
         let Some(Kept { id, owner, seen }) = turn.kept.clone() else { return Err(turn) };
         let (client, keys, terms) = (client.clone(), turn.line.keys.clone(), &turn.line.terms);
         let (limit, is_watched, is_ephemeral) = (terms.limit, terms.watchdog, terms.ephemeral);
-        Ok(Self { client, id, keys, owner, limit, is_watched, is_ephemeral, seen, turn: Some(turn) })
+        let renewing = tokio::sync::Mutex::default();
+        Ok(Self { client, id, keys, owner, limit, is_watched, is_ephemeral, seen, renewing, turn: Some(turn) })
     }
 
     /// It is granted, and stays cached when this use of it ends.
@@ -161,6 +165,7 @@ impl Hold {
     /// Restarts the lease, with this length or the present one, and with a token that is at least `fence`.
     pub(crate) async fn renew(&self, lease: Option<Millis>, fence: Option<u64>, within: Millis) -> Result<(), Error> {
         let hold = self.id;
+        let _turn = self.renewing.lock().await;
         let mut answer = self.client.ask(hold, |call| Input::Renew { call, hold, lease, fence, within });
         let ended = answer.outcome().await;
         match ended.outcome {

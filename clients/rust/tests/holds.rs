@@ -163,3 +163,13 @@ async fn while_held_runs_future_until_loss() {
     let never = guard.while_held(async { unreachable!("the hold is lost") }).await;
     assert!(never.is_err());
 }
+
+#[tokio::test]
+async fn concurrent_renewals_succeed() {
+    let server = Server::start();
+    let guard = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
+    let renew = |seconds| guard.renew(Duration::from_secs(seconds));
+    let (first, second, third) = tokio::join!(renew(600), renew(700), renew(800));
+    first.and(second).and(third).unwrap();
+    guard.release().await.unwrap();
+}

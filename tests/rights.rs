@@ -124,8 +124,8 @@ const LOCKS: [&str; 12] = [
     "LOCK.SESSION",
 ];
 const BREAKS: &str = "LOCK.FORCE app:lock";
-/// How clients discover servers, in a cluster and with Sentinel.
-const FINDS: [&str; 2] = ["CLUSTER SLOTS", "ROLE"];
+/// How clients find the server of a key, in a cluster and with Sentinel.
+const FINDS: [&str; 3] = ["CLUSTER SLOTS", "ASKING", "ROLE"];
 
 /// What the users in docs/operations.md may do, by their names, and what they may not do.
 fn allowed_and_denied(user: &str) -> (Vec<&'static str>, Vec<&'static str>) {

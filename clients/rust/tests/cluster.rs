@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use holdfast_client::{Error, Locks};
 use support::{Cluster, Server};
 
-use crate::common::{SOON, clients, holder, is_free, soon, waiters};
+use crate::common::{SOON, clients, holder, is_free, say, soon, waiters};
 
 fn locks(cluster: &Cluster) -> Locks {
     locks_of(cluster, 0)
@@ -100,6 +100,25 @@ async fn wait_includes_the_look_up_of_the_slot_map() {
     assert!(locks.lock("a").wait(WAIT).acquire().await.unwrap().is_none());
     assert!(begun.elapsed() < WAIT + Duration::from_millis(900), "{:?}", begun.elapsed());
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn documented_rights_suffice() {
+    let cluster = Cluster::start(2);
+    let (_, needed) = include_str!("../README.md").split_once("client's ACL user needs").unwrap();
+    let (needed, _) = needed.split_once("\n\n").unwrap();
+    let quoted: Vec<&str> = needed.split('`').skip(1).step_by(2).filter(|words| words.starts_with('+')).collect();
+    for node in 0..2 {
+        let user = format!("ACL SETUSER locker on >secret ~* -@all {}", quoted.join(" ").replace('\n', " "));
+        let _: String = say(cluster.node(node), &user);
+    }
+    let locks = Locks::open(&format!("redis+cluster://locker:secret@{}", cluster.node(0).addr())).unwrap();
+    let slot = cluster.slot_of(b"a");
+    let from = cluster.owner_of(slot);
+    locks.lock("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
+    cluster.begin_move(slot, from, 1 - from);
+    locks.lock("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
+    cluster.finish_move(slot, from, 1 - from);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use holdfast_core::{Bytes, Id, Input, Millis, Outcome, Reply, Terms, Wait};
-use redis::{AsyncConnectionConfig, RedisError};
+use redis::AsyncConnectionConfig;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -14,7 +14,7 @@ use crate::error::{Error, refused_in_words};
 use crate::line::Same;
 use crate::names::{Keys, Owner};
 use crate::order::Name;
-use crate::place::Failure;
+use crate::place::{Failure, late};
 use crate::servers::Servers;
 use crate::shared::{Becomes, Call, Ended, Holds, Shared};
 use crate::terms::Deadline;
@@ -276,9 +276,4 @@ pub(crate) fn failed(keys: &Keys, owner: Option<&Owner>, ended: Ended) -> Error 
 
 pub(crate) fn unreachable(keys: &Keys, Failure { server, error }: Failure) -> Error {
     crate::error::refused(&server, keys, error)
-}
-
-/// The error of a reply that did not come in time.
-pub(crate) fn late() -> RedisError {
-    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }

@@ -86,3 +86,8 @@ pub(crate) fn without_delay(client: &Client) -> Client {
     // A client used this address already.
     Client::open(info.set_tcp_settings(settings)).unwrap_or_else(|_| client.clone())
 }
+
+/// The error of a reply that did not come in time.
+pub(crate) fn late() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
+}

@@ -9,8 +9,7 @@ use redis::{
 };
 use tokio::time::timeout;
 
-use crate::client::late;
-use crate::place::{Failure, Place, without_delay};
+use crate::place::{Failure, Place, late, without_delay};
 use crate::slot::{SLOTS, slot};
 
 /// How long one node is asked for the map, before the next one is.

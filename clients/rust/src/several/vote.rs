@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use holdfast_core::{Bytes, Id, Millis, Outcome, Terms};
 
 use crate::changes::Changes;
-use crate::client::{Answer, Client, LockRequest, failed, late};
+use crate::client::{Answer, Client, LockRequest, failed};
 use crate::clock;
 use crate::error::{Error, LossReason};
 use crate::hold::Hold;
 use crate::names::{Keys, Owner};
+use crate::place::late;
 use crate::seen::Seen;
 use crate::shared::Ended;
 use crate::terms::Deadline;

@@ -195,8 +195,7 @@ impl Claim {
             Stage::Held(hold) => {
                 // Taken over, because the program says so, or because it is uncertain.
                 let may_live = self.terms.watchdog || until > now;
-                let is_asked = self.renewal.is_some() || !self.checks.is_empty();
-                let is_due = is_asked || (may_live && (!hold.bound || until <= now));
+                let is_due = self.renewal.is_some() || (may_live && (!hold.bound || until <= now));
                 (is_due && !hold.confirming).then(|| Kind::Renew(self.next_lease(hold, until, now)))
             }
         }

@@ -183,8 +183,8 @@ impl Core {
     pub fn held_until(&self, hold: Id) -> Option<Millis> {
         let claim = self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some())?;
         // The server releases an ephemeral hold as soon as it finds the session's connection dead.
-        let answered_by = self.pair.as_ref().map_or(0, Pair::answered_by);
-        Some(self.until(claim).min(if claim.terms.ephemeral { answered_by } else { Millis::MAX }))
+        let alive = || self.pair.as_ref().map_or(0, |pair| pair.deadline(self.limit()));
+        Some(self.until(claim).min(if claim.terms.ephemeral { alive() } else { Millis::MAX }))
     }
 
     /// The lease of this hold.
@@ -207,7 +207,7 @@ impl Core {
         self.claims.iter().map(|(id, claim)| (*id, claim.keys.first().map_or(&[][..], |key| key)))
     }
 
-    /// How long a hold is certain, unless it is ephemeral and its session has ended.
+    /// How long a hold is certain.
     fn until(&self, claim: &Claim) -> Millis {
         let Some(hold) = claim.hold() else { return 0 };
         let alive = self.pair.as_ref().and_then(|pair| pair.alive);

@@ -147,11 +147,6 @@ impl Pair {
         words.0
     }
 
-    /// By when the server promised to answer the last `LOCK.EVENTS`.
-    pub(crate) fn answered_by(&self) -> Millis {
-        self.asked.saturating_add(self.pace)
-    }
-
     /// When the session ends if nothing more arrives from the server.
     pub(crate) fn deadline(&self, limit: Millis) -> Millis {
         let session = self.promised.saturating_add(limit);

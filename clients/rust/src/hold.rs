@@ -15,9 +15,6 @@ use crate::seen::Seen;
 use crate::shared::Becomes;
 use crate::turn::Turn;
 
-/// How long until an ephemeral hold is looked at again while a heartbeat is due.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
 /// What is known of a hold without asking the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -35,7 +32,6 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     pub(crate) limit: Limit,
     is_watched: bool,
-    is_ephemeral: bool,
     seen: Arc<Seen>,
     /// Held by the task that renews it; others wait.
     renewing: tokio::sync::Mutex<()>,
@@ -51,21 +47,20 @@ impl Hold {
         seen: Arc<Seen>,
     ) -> Result<(Self, Answer), Error> {
         let (keys, limit, is_watched) = (wish.keys.clone(), wish.terms.limit, wish.terms.watchdog);
-        let is_ephemeral = wish.terms.ephemeral;
         let becomes = Becomes { seen: seen.clone(), line: wish.line.clone() };
         let Acquisition { id, owner, answer } = client.acquire(wish, becomes).await?;
         let client = client.clone();
         let renewing = tokio::sync::Mutex::default();
-        Ok((Self { client, id, keys, owner, limit, is_watched, is_ephemeral, seen, renewing, turn: None }, answer))
+        Ok((Self { client, id, keys, owner, limit, is_watched, seen, renewing, turn: None }, answer))
     }
 
     /// Another use of a cached hold. An error if there is none: the task at the head has to request one.
     pub(crate) fn again(client: &Arc<Client>, turn: Turn) -> Result<Self, Turn> {
         let Some(Kept { id, owner, seen }) = turn.kept.clone() else { return Err(turn) };
         let (client, keys, terms) = (client.clone(), turn.line.keys.clone(), &turn.line.terms);
-        let (limit, is_watched, is_ephemeral) = (terms.limit, terms.watchdog, terms.ephemeral);
+        let (limit, is_watched) = (terms.limit, terms.watchdog);
         let renewing = tokio::sync::Mutex::default();
-        Ok(Self { client, id, keys, owner, limit, is_watched, is_ephemeral, seen, renewing, turn: Some(turn) })
+        Ok(Self { client, id, keys, owner, limit, is_watched, seen, renewing, turn: Some(turn) })
     }
 
     /// It is granted, and stays cached when this use of it ends.
@@ -87,7 +82,7 @@ impl Hold {
     pub(crate) fn standing(&self) -> Standing {
         match self.look() {
             // The server does not renew it: no reply is needed to know that.
-            Standing::Uncertain if !self.is_watched && !self.is_ephemeral => {
+            Standing::Uncertain if !self.is_watched => {
                 drop(self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within: PATIENT }));
                 self.look()
             }
@@ -127,11 +122,6 @@ impl Hold {
                 Standing::Lost(why) => return why,
                 Standing::Held(until) => {
                     self.seen.changes.wait(Some(clock::instant(until)), || self.why_lost().is_some()).await;
-                }
-                // The next heartbeat decides, or the end of the session.
-                Standing::Uncertain if self.is_ephemeral => {
-                    let again = Instant::now() + LOOK_AGAIN;
-                    self.seen.changes.wait(Some(again), || self.why_lost().is_some()).await;
                 }
                 Standing::Uncertain => self.ask().await,
             }

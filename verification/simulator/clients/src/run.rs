@@ -565,9 +565,7 @@ impl Run {
                         return Err(Violation::new(LOST, format!("{} of {}", text(key), text(&owner))));
                     }
                 }
-                // The heartbeat that makes an ephemeral hold certain may be under way.
-                let is_sure = program.core.is_held(*hold, now) || held.terms.ephemeral;
-                if program.holds.contains_key(hold) && !is_sure {
+                if program.holds.contains_key(hold) && !program.core.is_held(*hold, now) {
                     return Err(Violation::new(LOST, format!("the outcome of {} is unknown", text(&owner))));
                 }
             }

@@ -57,7 +57,7 @@ pub fn time_out(state: &mut State, waiter: Box<Waiter<Asker>>, now: Now) {
 pub fn send_answers(ctx: Ctx) {
     for _ in 0..AT_ONCE {
         let Some((ticket, block)) = state::with(|state| state.pending.next_ending()) else { break };
-        if block.may_be_redirected(ctx) {
+        if block.may_end_otherwise(ctx) {
             state::with(|state| state.pending.put_off(ticket, block));
         } else {
             block.answer();
@@ -65,7 +65,7 @@ pub fn send_answers(ctx: Ctx) {
     }
 }
 
-/// Answers the clients that the server might have redirected but has not: its cron has just checked them.
+/// Answers the clients whose wait the server might have ended itself but has not: its cron has just checked them.
 pub fn send_put_off(slice: &Slice) {
     while !slice.is_over() {
         let Some(block) = state::with(|state| state.pending.next_put_off()) else { break };

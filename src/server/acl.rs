@@ -52,6 +52,11 @@ fn user_name(ctx: Ctx, client: u64) -> Option<Text> {
     unsafe { Text::from_raw(api!(RedisModule_GetClientUserNameById)(ctx.raw(), client)) }
 }
 
+/// Whether a connection has another user than the default one.
+pub(super) fn has_own_user(ctx: Ctx, client: u64) -> bool {
+    user_name(ctx, client).is_some_and(|name| name.bytes() != b"default")
+}
+
 /// The name of the user who sent the running command.
 fn current_user_name(ctx: Ctx) -> Option<Text> {
     if !ctx.flags().in_script() {

@@ -8,7 +8,7 @@
 use super::callbacks::{self, Ticket};
 use super::reply::Replied;
 use super::text::{Text, TextRef};
-use super::{Ctx, events, reply};
+use super::{Ctx, acl, events, reply};
 use libc::{c_int, c_void};
 use redis_module::raw::{self, RedisModuleBlockedClient, RedisModuleCtx, RedisModuleString};
 use std::ptr::{NonNull, null_mut, without_provenance_mut};
@@ -19,6 +19,8 @@ pub struct Blocked {
     raw: NonNull<RedisModuleBlockedClient>,
     /// What it waits for.
     on: On,
+    /// The client, if its user was not the default one.
+    of_user: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -79,7 +81,8 @@ unsafe fn block_on(
     // SAFETY: the handle is new, and the callback lives as long as the module; the server refuses to unload a module
     // that has blocked clients.
     unsafe { api!(RedisModule_SetDisconnectCallback)(raw.as_ptr(), Some(on_gone)) };
-    Some((Blocked { raw, on }, Replied::later()))
+    let of_user = Some(ctx.client_id()).filter(|client| acl::has_own_user(ctx, *client));
+    Some((Blocked { raw, on, of_user }, Replied::later()))
 }
 
 fn as_data(ticket: Ticket) -> Option<*mut c_void> {
@@ -87,14 +90,25 @@ fn as_data(ticket: Ticket) -> Option<*mut c_void> {
 }
 
 impl Blocked {
-    /// Whether the server's cron may still redirect the client in this turn of the event loop, even though it was
-    /// answered: Redis 7.2 does, and the client gets two replies. Once the cron has run, it no longer can.
-    pub fn may_be_redirected(&self, ctx: Ctx) -> bool {
+    /// Whether the server may still end the wait itself in this turn of the event loop, even though it was answered. Once
+    /// the cron has run, it no longer can.
+    pub fn may_end_otherwise(&self, ctx: Ctx) -> bool {
+        self.may_be_redirected(ctx) || self.is_being_closed(ctx)
+    }
+
+    /// Whether the server's cron may redirect the client: Redis 7.2 does, and the client gets two replies.
+    fn may_be_redirected(&self, ctx: Ctx) -> bool {
         let key = match &self.on {
             On::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
             _ => None,
         };
         key.is_some_and(|key| !ctx.serves(key))
+    }
+
+    /// Whether the user of the client was deleted (`ACL DELUSER`, `ACL LOAD`): then the server has given it the default user,
+    /// drops its replies, and closes it at the end of the turn. (A blocked client can't change its user.)
+    fn is_being_closed(&self, ctx: Ctx) -> bool {
+        self.of_user.is_some_and(|client| !acl::has_own_user(ctx, client))
     }
 
     /// Ends the wait: [`callbacks::Callbacks::answer`] is called before this returns or, if the client waits for no

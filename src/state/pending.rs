@@ -191,7 +191,7 @@ pub struct PendingReplies<B> {
     pending: BTreeMap<Ticket, Stage<B>>,
     /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
-    /// Those among them that the server may be about to redirect.
+    /// Those among them whose wait the server may be about to end itself.
     put_off: VecDeque<Ticket>,
     /// When waits time out.
     pub timeouts: BTreeSet<(Millis, Ticket)>,

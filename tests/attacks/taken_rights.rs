@@ -189,3 +189,30 @@ fn session_of_deleted_user_is_granted_nothing() {
     assert!(session.read().is_err());
     assert_eq!(owners(&mut connection, "key"), ["next"]);
 }
+
+/// The server deletes the user, and closes its connections only after the command that frees the lock: what it writes to
+/// them is lost.
+#[test]
+fn deleted_user_is_granted_nothing_in_the_same_transaction() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    hold(&mut connection);
+    let (mut one, mut reader, mut sender) = (of_app(&server), of_app(&server), of_app(&server));
+    let (mut next, mut last) = (server.raw(), server.raw());
+    assert_eq!(one.begin("LOCK.ACQUIRE key one LEASE 600000 WAIT 0"), None);
+    let id = reader.run("LOCK.SESSION").field("id").text();
+    let waits = sender.run(&format!("LOCK.ACQUIRE second reader LEASE 600000 WAIT 0 SESSION {id}"));
+    assert_eq!(waits, Value::SimpleString("WAITING".into()));
+    assert_eq!(reader.begin("LOCK.EVENTS WAIT 0"), None);
+    assert_eq!(next.begin("LOCK.ACQUIRE key next LEASE 600000 WAIT 0"), None);
+    assert_eq!(last.begin("LOCK.ACQUIRE second last LEASE 600000 WAIT 0"), None);
+    for line in ["MULTI", "ACL DELUSER app", "LOCK.RELEASE key holder", "LOCK.RELEASE second holder"] {
+        connection.run_ok(line);
+    }
+    assert_eq!(connection.run("EXEC"), Value::Array(vec![Value::Int(1); 3]));
+    arrives(&mut next).token();
+    arrives(&mut last).token();
+    assert!(one.read().is_err() && reader.read().is_err(), "the connections are closed without a reply");
+    assert_eq!(owners(&mut connection, "key"), ["next"]);
+    assert_eq!(owners(&mut connection, "second"), ["last"]);
+}

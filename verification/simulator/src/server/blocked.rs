@@ -37,8 +37,9 @@ pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> 
 }
 
 impl Blocked {
-    /// Whether the server's cron may still redirect the client in this event-loop iteration.
-    pub fn may_be_redirected(&self, ctx: Ctx) -> bool {
+    /// Whether the server may still end the wait itself in this event-loop iteration: its cron may redirect the client. (No
+    /// user is deleted here.)
+    pub fn may_end_otherwise(&self, ctx: Ctx) -> bool {
         let key = match &self.on {
             On::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
             _ => None,

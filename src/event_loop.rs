@@ -16,7 +16,7 @@
 
 use crate::keyspace::{Lock, effects, holder_cache, listeners};
 use crate::lock::serve::Change;
-use crate::lock::{LockKey, Millis, earliest, internal_errors};
+use crate::lock::{Deadline, LockKey, Millis, earliest, internal_errors};
 use crate::notices::{self, Notice};
 use crate::server::callbacks::{Event, Ticket, Touch};
 use crate::server::clock::{Now, Slice};
@@ -290,16 +290,20 @@ fn purge_overdue(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 }
 
 fn purge_key(state: &mut State, ctx: Ctx, key: &LockKey, now: Now) {
-    let is_done = ctx.in_db(key.db, |ctx| {
+    let lock = |ctx| {
         let name = Text::new(&key.name);
-        let Ok(mut lock) = Lock::look_as_nobody(ctx, name.as_text(), now.millis()) else { return true };
-        !holds::end_expired(state, &mut lock, now) || lock.count() == 0
-    });
+        let mut lock = Lock::look_as_nobody(ctx, name.as_text(), now.millis()).ok()?;
+        Some((holds::end_expired(state, &mut lock, now), lock.count(), lock.expiry()))
+    };
+    let seen = ctx.in_db(key.db, lock);
     state.agenda.note(key.clone(), Change::Freed);
-    // Nothing is due here any more: its leases do not end (`PERSIST`), or it is no lock.
-    if is_done {
-        holder_cache::with(|cache| cache.forget(key.db, &key.name));
-    }
+    holder_cache::with(|cache| match seen {
+        Some((true, 1.., _)) => {}
+        // Kept, since requests that wait would have it read again at once.
+        Some((false, 1.., Deadline::Never)) => cache.forget_due(key.db, &key.name),
+        // Nothing is due here any more, or it is no lock.
+        _ => cache.forget(key.db, &key.name),
+    });
 }
 
 /// Continues looking at everything anew after a data set was replaced.

@@ -130,6 +130,13 @@ impl HolderCache {
         }
     }
 
+    /// No lease of this lock ends, because its key has no expiry (`PERSIST`). When another client gives it one, all of it is forgotten.
+    pub fn forget_due(&mut self, db: i32, name: &[u8]) {
+        if let Some(due) = self.get(db, name).and_then(due) {
+            self.due.remove(&(due, LockKey::new(db, name)));
+        }
+    }
+
     /// Forgets everything. Freeing its memory is left to [`HolderCache::free`].
     pub fn clear(&mut self) {
         let Self { by_key, due, without_field_expiry, mut forgotten } = std::mem::take(self);

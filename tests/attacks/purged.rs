@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::lines::{Commands, Reply, SOON, now, owners};
+use crate::lines::{Commands, Reply, SOON, arrives, now, owners};
 
 /// A server whose cron runs once a second. The module must not depend on the cron.
 fn slow_cron() -> Server {
@@ -67,4 +67,34 @@ fn holders_without_expiry_delay_no_removal() {
     for info in connection.run_all(&lines("LOCK.INFO endless:#")) {
         assert_eq!(info.field("holders").items().len(), 1);
     }
+}
+
+/// How many iterations the event loop has made; on Redis 7.0, which doesn't count them, in how many of them the module had work: before that,
+/// it asks whether the server takes writes.
+fn iterations(server: &Server) -> i64 {
+    let asked = || server.info("commandstats", "cmdstat_setrange");
+    let number = server.info("stats", "eventloop_cycles").or_else(asked).unwrap_or_default();
+    let number = number.trim_start_matches("calls=").split(',').next();
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// A request waits for the lock, so the server has looked at it, and would look again whenever a lease seems to have ended.
+#[test]
+fn contended_lock_without_expiry_causes_no_work() {
+    let server = slow_cron();
+    let (mut connection, mut waiting) = (server.raw(), server.raw());
+    fill(&mut connection, "key", 100, 500);
+    assert_eq!(connection.run("PERSIST key"), Value::Int(1));
+    assert_eq!(waiting.begin("LOCK.ACQUIRE key waits WAIT 0"), None);
+    let end = now() + 500;
+    until(SOON, "their leases would have expired", || now() > end);
+    assert_eq!(connection.run("LOCK.INFO key").field("holder_count"), Value::Int(101));
+    let (before, end) = (iterations(&server), now() + 1000);
+    until(SOON, "a second is over", || now() > end);
+    let made = iterations(&server) - before;
+    assert!(made < 50, "{made} iterations in a second without requests");
+    // Leases end again once the key has an expiry.
+    assert_eq!(connection.run("LOCK.RELEASE key stays"), Value::Int(1));
+    assert_eq!(connection.run("PEXPIRE key 600000"), Value::Int(1));
+    arrives(&mut waiting).token();
 }

@@ -31,6 +31,7 @@ use crate::state::{
     WithdrawnGrant,
 };
 use crate::stats::add;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// How long a request may wait.
@@ -285,6 +286,31 @@ pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
     };
     let mut requests = state.requests_of(&request.owner, request.keys.first()?);
     requests.any(is_same).then(|| ctx.reply_line(c"WAITING"))
+}
+
+/// How many keys the requests that one command withdraws may name in all: each has to leave the queue of each of its keys.
+const MOST_WITHDRAWN: usize = 2_048;
+
+/// Whether the requests of an owner that name one of these keys may be withdrawn in one step.
+///
+/// # Errors
+///
+/// The reply that says that they name too many keys. (Those that name one key never do.)
+pub fn may_withdraw(state: &State, ctx: Ctx, names: &[TextRef], owner: TextRef) -> Result<(), String> {
+    let (db, of) = (ctx.db(), Owner::from(owner.bytes()));
+    let [_, _, ..] = names else { return Ok(()) };
+    let queued = |name: &TextRef| state.queue.request_of(&of, &LockKey::new(db, name.bytes()));
+    let queued: BTreeSet<WaiterId> = names.iter().filter_map(queued).collect();
+    let granted = names.iter().flat_map(|name| state.undelivered.of(db, name.bytes(), &of));
+    let granted: BTreeSet<GrantId> = granted.collect();
+    let of_queued = queued.into_iter().filter_map(|id| state.queue.get(id)).map(|waiter| waiter.keys.len());
+    let of_granted = granted.into_iter().filter_map(|id| state.undelivered.get(id)).map(|grant| grant.holds.len());
+    match of_queued.chain(of_granted).fold(0, usize::saturating_add) {
+        ..=MOST_WITHDRAWN => Ok(()),
+        keys => Err(format!(
+            "ERR the requests that are withdrawn may name at most {MOST_WITHDRAWN} keys in all, got {keys}: withdraw fewer at a time"
+        )),
+    }
 }
 
 /// An owner withdraws its requests for a lock of the selected database: the one in the queue, and those that were granted

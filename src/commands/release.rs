@@ -68,6 +68,7 @@ pub(super) fn release_all(
     let is_all = options.holds == Some(0) && options.token.is_none();
     let mut withdrawn = WithdrawnKeys(Vec::new());
     if is_all {
+        waiting::may_withdraw(state, ctx, names, owner)?;
         names.iter().for_each(|name| withdrawn.0.extend(waiting::withdraw(state, ctx, *name, owner, now)));
     }
     for (lock, left) in locks.iter_mut().zip(left.iter_mut()) {

@@ -73,7 +73,7 @@ fn enter(ctx: Ctx, work: impl FnOnce(&mut State, Now)) {
 
 /// Another command touched a key, or it expired. Writes nothing.
 pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
-    if effects::is_own_notification() {
+    if effects::is_own_notification(name) {
         return;
     }
     let db = ctx.db();

@@ -9,7 +9,7 @@ use std::{env, fs, process};
 use redis::Value;
 use support::{Server, in_containers, skip, until, workspace};
 
-use crate::lines::{Commands, Reply, SOON};
+use crate::lines::{Commands, Reply, SOON, arrives};
 
 /// A server with both modules, and the directory of the other one.
 struct TwoModules(Server, PathBuf);
@@ -99,4 +99,28 @@ fn other_module_writes_at_every_change_of_key() {
     until(SOON, "no request waits", || server.info("holdfast", "holdfast_waiters").as_deref() == Some("0"));
     assert_eq!(client.run("DBSIZE"), Value::Int(0));
     assert_eq!(client.run("LOCK.INFO k"), Value::Nil);
+}
+
+/// The other module deletes `another key` when it is notified of a release.
+#[test]
+fn other_module_deletes_another_lock() {
+    if in_containers() {
+        return skip("the other module is compiled on this machine");
+    }
+    let TwoModules(ref server, _) = TwoModules::start("another");
+    let (mut session, mut waiting) = (server.raw(), server.raw());
+    session.run_ok("LOCK.SESSION");
+    let (another, [acquire, wait]) = (b"another key".as_slice(), [b"LOCK.ACQUIRE".as_slice(), b"WAIT".as_slice()]);
+    let token = session.call(&[acquire, another, b"alice", b"LEASE", b"600000"]).token();
+    session.get_token("LOCK.ACQUIRE k alice");
+    waiting.send(&[acquire, another, b"bob", wait, b"0"]).expect("request sent");
+    until(SOON, "bob waits", || server.info("holdfast", "holdfast_waiters").as_deref() == Some("1"));
+    assert_eq!(session.run("LOCK.RELEASE k alice"), Value::Int(1));
+    arrives(&mut waiting).token();
+    let events = session.run("LOCK.EVENTS WAIT 0");
+    let [lost] = events.items() else { panic!("{events:?}") };
+    assert_eq!(
+        (lost.items()[0].text(), lost.items()[4].int(), lost.items()[5].text()),
+        ("lost".into(), token, "changed".into())
+    );
 }

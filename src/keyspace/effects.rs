@@ -39,16 +39,17 @@ enum Fields {
     All,
 }
 
-/// Whether a notification is about something that the module itself wrote.
-pub fn is_own_notification() -> bool {
-    known(|it| it.is_notifying)
+/// Whether a notification about this key is the one that the module is sending, about what it wrote itself. Within that, another module
+/// may write other keys. (The server hands on the string that it was given, so where its bytes are is enough to tell.)
+pub fn is_own_notification(name: &[u8]) -> bool {
+    known(|it| it.notifying == Some(name.as_ptr().addr()))
 }
 
 fn notify(ctx: Ctx, class: Class, event: &CStr, name: &dyn AsText) {
     if listeners::hears(class) {
-        known(|it| it.is_notifying = true);
+        known(|it| it.notifying = Some(name.as_text().bytes().as_ptr().addr()));
         ctx.notify(class, event, name);
-        known(|it| it.is_notifying = false);
+        known(|it| it.notifying = None);
     }
 }
 

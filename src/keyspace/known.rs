@@ -26,8 +26,8 @@ pub struct Known {
     pub has_field_expiry: bool,
     /// Whether a new mutex can be written as one command (`RESTORE`).
     pub has_restore: bool,
-    /// Whether a notification about a write of this module is being sent.
-    pub is_notifying: bool,
+    /// While a notification about a write of this module is being sent: where the bytes of its key are.
+    pub notifying: Option<usize>,
     /// The last token.
     pub fence: Fence,
 }

@@ -1,6 +1,7 @@
 /* A module that runs commands of the lock module on every change of a key, within the notification: the lock module may be in the
  * middle of a command. The types and functions of the module API that it needs are declared here. */
 #include <stddef.h>
+#include <string.h>
 
 typedef struct Ctx Ctx;
 typedef struct String String;
@@ -19,9 +20,13 @@ static void call(Ctx *ctx, const char *command, String *key, const char *owner) 
 }
 
 static int changed(Ctx *ctx, int type, const char *event, String *key) {
-    (void)type, (void)event;
+    (void)type;
     if (depth) return 0; /* its own commands change keys, too */
     depth++;
+    if (!strcmp(event, "lock.released")) {
+        Reply *reply = Call(ctx, "DEL", "!c", "another key");
+        if (reply) FreeCallReply(reply);
+    }
     call(ctx, "lock.info", key, NULL);
     call(ctx, "lock.acquire", key, "other_module");
     call(ctx, "lock.waiters", key, NULL);

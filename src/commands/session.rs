@@ -31,7 +31,7 @@ fn name_of(run_id: &str) -> String {
 /// The reply that says that a script has no connection of its own.
 pub fn identity(ctx: Ctx) -> Result<Text, String> {
     if !is_connection(ctx) {
-        return Err("ERR the owner * stands for a connection, and a script has none of its own".into());
+        return Err("ERR * stands for a connection, and a script has none of its own".into());
     }
     Ok(Text::new(format!("{}:{}", *RUN, ctx.client_id()).as_bytes()))
 }

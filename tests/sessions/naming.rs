@@ -240,6 +240,17 @@ fn session_is_named_in_script() {
 }
 
 #[test]
+fn connection_is_not_named_in_script() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    for words in ["'LOCK.ACQUIRE','free','*'", "'LOCK.ACQUIRE','free','owner','SESSION','*'"] {
+        let script = format!("return redis.call({words})");
+        let refused = session.raw.call(&[b"EVAL", script.as_bytes(), b"0"]).error();
+        assert!(refused.starts_with("ERR * stands for a connection, and a script has none of its own"), "{refused}");
+    }
+}
+
+#[test]
 fn session_of_other_user_is_refused_in_script() {
     let server = Server::start();
     let session = Session::on(connection_of(&server, "one"));

@@ -196,24 +196,28 @@ fn tls_reaches_replicas_sentinels_and_clusters() {
     if !certificates(dir) {
         return skip("openssl is not installed");
     }
-    let ports = [(); 4].map(|()| free_port());
-    let Ok(master) = with_tls(Server::builder(), dir, ports[0]).try_start() else {
+    // Each right before its server takes it: another process may.
+    let master_port = free_port();
+    let Ok(master) = with_tls(Server::builder(), dir, master_port).try_start() else {
         return skip("this server has no TLS");
     };
-    let replica = with_tls(Server::builder(), dir, ports[1]).start();
-    let () = say(&replica, &format!("REPLICAOF 127.0.0.1 {}", ports[0]));
+    let replica_port = free_port();
+    let replica = with_tls(Server::builder(), dir, replica_port).start();
+    let () = say(&replica, &format!("REPLICAOF 127.0.0.1 {master_port}"));
     master.wait_replica_online();
     let file = dir.join("sentinel.conf");
-    let settings = format!("sentinel monitor locks 127.0.0.1 {} 1\n", ports[0]);
+    let settings = format!("sentinel monitor locks 127.0.0.1 {master_port} 1\n");
     std::fs::write(&file, settings).unwrap();
-    let _sentinel = with_tls(Server::builder().sentinel(file), dir, ports[2]).start();
-    let cluster = Cluster::start_with(1, |node| with_tls(node, dir, ports[3]).arg("tls-cluster", "yes"));
+    let sentinel_port = free_port();
+    let _sentinel = with_tls(Server::builder().sentinel(file), dir, sentinel_port).start();
+    let node_port = free_port();
+    let cluster = Cluster::start_with(1, |node| with_tls(node, dir, node_port).arg("tls-cluster", "yes"));
     cluster.wait_until_ok();
 
     let ca = dir.join("ca.pem").display().to_string();
     let of_all = [
-        (format!("rediss+sentinel://127.0.0.1:{}/locks", ports[2]), vec![ports[0], ports[1]]),
-        (format!("rediss+cluster://127.0.0.1:{}", ports[3]), vec![ports[3]]),
+        (format!("rediss+sentinel://127.0.0.1:{sentinel_port}/locks"), vec![master_port, replica_port]),
+        (format!("rediss+cluster://127.0.0.1:{node_port}"), vec![node_port]),
     ];
     for (url, servers) in of_all {
         let mut run = holdfast_at(&url);

@@ -184,7 +184,7 @@ fn metrics_show_replicas_and_primary_that_refuses_writes() {
             && has(&page, &format!("holdfast_up{{server=\"{r}\"}} 0"))
             && has(&page, &format!("holdfast_down{{server=\"{r}\",reason=\"unreachable\"}} 1"))
     });
-    let refused = done(holdfast(&master).args(["run", "a", "--", "true"]));
+    let refused = done(holdfast(&master).args(["run", "-n", "a", "--", "true"]));
     assert_eq!(refused.code, Some(69), "{refused:?}");
     assert!(refused.err.contains("refuses writes") && refused.err.contains("min-replicas-to-write"), "{refused:?}");
     assert!(!refused.err.contains("ask for fewer"), "{refused:?}");

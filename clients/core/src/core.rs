@@ -668,7 +668,7 @@ impl Core {
             return Some(());
         }
         let error = match reply {
-            Reply::Error(_) => "NOMODULE the server does not know the commands LOCK.*: its module is not loaded".into(),
+            Reply::Error(_) => "NOMODULE unknown command LOCK.SESSION".into(),
             _ => {
                 format!("SERVERTOOOLD the server's module speaks no protocol {PROTOCOL}: it does not know LOCK.SESSION")
             }

@@ -191,7 +191,8 @@ pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Er
         Some("DEADLOCK") => Error::Deadlock { keys, message },
         Some("NOREPLICAS" | "UNCONFIRMED") => Error::NoReplicas { keys, message },
         Some("WRONGTYPE") => Error::WrongType { keys, message },
-        Some("ERR") if message.starts_with("ERR unknown command") => {
+        // Quoted by an apostrophe or a grave accent. Another command is unknown for other reasons.
+        Some("ERR") if message.starts_with("ERR unknown command") && message.get(21..26) == Some("LOCK.") => {
             Error::ModuleNotLoaded { server: server.to_owned(), keys, message }
         }
         Some("NOMODULE") => Error::ModuleNotLoaded { server: server.to_owned(), keys, message: detail(&message) },
@@ -219,6 +220,8 @@ mod tests {
         assert!(matches!(refused("NOREPLICAS Not enough good replicas to write."), Error::NoReplicas { .. }));
         assert!(matches!(refused("WRONGTYPE no lock"), Error::WrongType { .. }));
         assert!(matches!(refused("NOMODULE none"), Error::ModuleNotLoaded { .. }));
+        assert!(matches!(refused("ERR unknown command `LOCK.INFO`"), Error::ModuleNotLoaded { .. }));
+        assert!(matches!(refused("ERR unknown command 'WAIT'"), Error::Server { .. }));
         assert!(matches!(refused("SERVERTOOOLD 2 to 3"), Error::ServerTooOld { message, .. } if message == "2 to 3"));
         assert!(matches!(refused("CLIENTTOOOLD 5 to 7"), Error::ClientTooOld { message, .. } if message == "5 to 7"));
         assert_eq!(refused("ERR too many waits").to_string(), r#"here: "a": ERR too many waits"#);
@@ -229,5 +232,6 @@ mod tests {
         let keys = Keys::from_iter(["a", "b\n"]);
         let error = Error::Lost { keys, owner: Owner::from("me".as_bytes().to_vec()), why: LossReason::Forced };
         assert_eq!(error.to_string(), r#""a", "b\n": lost by "me": forced"#);
+        assert_eq!(format!("{error:?}"), r#"Lost { keys: "a", "b\n", owner: "me", why: Forced }"#);
     }
 }

@@ -89,7 +89,7 @@ impl Guard {
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         self.hold.check_loss()?;
         if lease.is_zero() {
-            return Err(Error::Invalid { message: format!("{}: a lease is longer than nothing", self.keys()) });
+            return Err(Error::Invalid { message: format!("{}: a lease must be longer than 0", self.keys()) });
         }
         self.hold.renew(Some(clock::millis(lease)), None, PATIENT).await
     }

@@ -458,13 +458,13 @@ impl Lock {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", self.keys) });
         if self.keys.is_empty() {
-            return invalid("a lock needs one key at least");
+            return Err(Error::Invalid { message: "a lock needs at least one key, got none".into() });
         }
         if self.keys.len() > 1 && self.terms.limit != Limit::One {
             return invalid("several keys are mutexes: they are neither shared nor have a limit");
         }
         if self.terms.lease == Some(0) {
-            return invalid("a lease is longer than nothing");
+            return invalid("a lease must be longer than 0");
         }
         if self.terms.kept && (!self.terms.watchdog || self.terms.limit != Limit::One) {
             return invalid(

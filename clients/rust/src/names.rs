@@ -7,11 +7,11 @@ use std::sync::Arc;
 pub(crate) const ACTOR_ENDS: &[u8] = b"##";
 
 /// The keys of a request, in its order. Any bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Keys(Arc<[Box<[u8]>]>);
 
 /// The owner of a hold or request: 1 to 512 bytes. The client makes a new one for each acquisition.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Owner(Arc<[u8]>);
 
 impl Keys {
@@ -75,5 +75,19 @@ impl fmt::Display for Keys {
 impl fmt::Display for Owner {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+/// As it is shown: an error that `main` returns is printed in this way.
+impl fmt::Debug for Keys {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, out)
+    }
+}
+
+/// As it is shown.
+impl fmt::Debug for Owner {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, out)
     }
 }

@@ -357,9 +357,8 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
 
 
 def _terms(name: Name | Sequence[Name], *terms: Any, **more: Any) -> Terms:
-    if isinstance(name, (str, bytes, bytearray, memoryview)) or not isinstance(name, Iterable):
-        name = (name,)
-    names: tuple[Any, ...] = tuple(name)
+    is_one = isinstance(name, (str, bytes, bytearray, memoryview)) or not isinstance(name, Iterable)
+    names: tuple[Any, ...] = (name,) if is_one else tuple(name)
     return Terms(tuple(map(rules.encode, names)), names[0] if len(names) == 1 else names, *terms, **more)
 
 

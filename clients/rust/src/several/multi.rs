@@ -81,7 +81,9 @@ fn groups(locks: &[Lock]) -> Result<Vec<(Position, Lock)>, Error> {
         keys.extend(lock.each_key().collect::<Result<Vec<_>, _>>()?);
     }
     if keys.is_empty() {
-        return Err(Error::Invalid { message: "a lock over several servers needs one key at least".to_owned() });
+        return Err(Error::Invalid {
+            message: "a lock over several servers needs at least one key, got none".to_owned(),
+        });
     }
     // Locks of one place stay in the order in which they were named.
     keys.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -275,14 +277,14 @@ mod tests {
             Err(Error::Invalid { message }) => message,
             other => panic!("{:?}", other.map(|groups| groups.len())),
         };
-        assert!(refused(&[]).contains("one key at least"));
+        assert!(refused(&[]).contains("one key"));
         assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("named twice"));
         assert!(refused(&[locks.lock("a").shared()]).contains("a mutex"));
         let second = Duration::from_secs(1);
         assert!(refused(&[locks.lock("a").wait(second)]).contains("MultiLock"));
         assert!(refused(&[locks.lock("a").keep(second)]).contains("not kept"));
         assert!(refused(&[locks.lock("a"), locks.lock("b").lease(second)]).contains("terms"));
-        assert!(refused(&[locks.lock("a").lease(Duration::ZERO)]).contains("longer than nothing"));
+        assert!(refused(&[locks.lock("a").lease(Duration::ZERO)]).contains("longer than 0"));
         let other_database = Locks::open(PLACES[1]).unwrap();
         assert_eq!(groups(&[locks.lock("a"), other_database.lock("a").lease(second)]).unwrap().len(), 2);
     }

@@ -175,7 +175,7 @@ impl RedLock {
             return invalid("a RedLock needs one server at least");
         }
         if self.server_timeout.is_zero() {
-            return invalid("a server_timeout is longer than nothing");
+            return invalid("server_timeout must be longer than 0");
         }
         if self.terms.lease.map(Duration::from_millis).is_some_and(|lease| lease <= DRIFT) {
             return invalid("a lease is longer than what clocks may differ by meanwhile: lease × 0.01 + 2 ms");

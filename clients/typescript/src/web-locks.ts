@@ -307,8 +307,7 @@ export class LockManager {
     if (request.state === 'over') return null;
     request.state = 'waiting';
     // It has not waited for as long as the one before it, nor by the server's whole milliseconds.
-    const since = performance.now() - request.since;
-    const behind = most === undefined ? {} : { urgent: true, waited: Math.max(0, Math.min(since, most - 2)) };
+    const behind = most === undefined ? {} : { urgent: true, waited: Math.max(0, Math.min(waitedSince(request), most - 2)) };
     const hold = this.#acquire(request, undefined, behind);
     this.#pump(request.name);
     return hold;
@@ -318,7 +317,7 @@ export class LockManager {
     const options = { lease: this.#lease, shared: request.mode === 'shared', wait };
     const { acquisition, result } = this.#holdfast.acquire([this.#prefix + encode(request.name)], options, {
       prefix: `${this.#clientId}#`,
-      waited: performance.now() - request.since,
+      waited: waitedSince(request),
       ...more,
     });
     request.acquisition = acquisition;
@@ -386,6 +385,9 @@ export class LockManager {
     }
   }
 }
+
+/** For how long a request has waited, ms: 1 less, since WAITED is rounded up. It would overtake one that another manager made right before it. */
+const waitedSince = ({ since }: Request): number => Math.max(0, performance.now() - since - 1);
 
 /** The options as the bindings of a browser would read them. */
 function dictionary(value: unknown): { mode: LockMode; ifAvailable: boolean; steal: boolean; signal: AbortSignal | undefined } {

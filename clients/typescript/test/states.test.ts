@@ -801,6 +801,21 @@ test('ephemeral_grant_that_is_cancelled_while_it_is_read_leaves_no_connection', 
   }
 });
 
+test('request_of_a_lock_manager_says_no_more_than_it_has_waited', async () => {
+  const waited: (string | undefined)[] = [];
+  const { holdfast } = start((args) => {
+    if (args[0] !== 'LOCK.ACQUIRE') return reply(args[0] === 'LOCK.INFO' ? null : 1);
+    const at = args.indexOf('WAITED');
+    if (args.includes('WAIT')) waited.push(at < 0 ? undefined : args[at + 1]);
+    return args.includes('WAIT') ? granted : reply(null, 5);
+  });
+  const work = new LockManager(holdfast).request('a', () => {});
+  await vi.advanceTimersByTimeAsync(20);
+  await work;
+  // 7 ms with the connection, which may be 6 and a bit: it would overtake a request that another manager made right before.
+  expect(waited).toEqual(['6']);
+});
+
 // A cluster
 
 test.each([[['a:1', 'b:2']], [['b:2', 'a:1']], [['b:2', 'a:1', 'c:3']], [['b:2', 'c:3', 'd:4', 'a:1']]])(

@@ -358,6 +358,27 @@ fn lost_grant_is_recovered() {
 }
 
 #[test]
+fn lost_grants_run_nothing_and_hold_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    proxy.rule(|_, message| if message.starts_with(b":") { Fate::Drop } else { Fate::Pass });
+    let url = format!("redis://{}", proxy.addr());
+    let done = done(holdfast_at(&url).args(["run", "--no-wait", "a", "--", "echo", "ran"]));
+    assert_eq!((done.code, done.out.as_str()), (Some(69), ""), "{}", done.err);
+    assert!(done.err.contains(&proxy.addr().to_string()), "{}", done.err);
+    until(SOON, "the lock is free before its lease ends", || is_free(&server, "a"));
+}
+
+#[test]
+fn failed_release_is_reported_and_does_not_change_the_exit_code() {
+    let server = Server::start();
+    let script = format!("kill -9 {}; exit 7", server.pid());
+    let done = done(holdfast(&server).args(["run", "a", "--", "sh", "-c", &script]));
+    assert_eq!(done.code, Some(7), "{}", done.err);
+    assert!(done.err.contains("the lock ends when its lease expires"), "{}", done.err);
+}
+
+#[test]
 fn lost_release_reply_does_not_change_the_exit_code() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());

@@ -91,8 +91,8 @@ async fn lease_counts_from_the_grant_not_from_its_event() {
 }
 
 async fn counts_from_its_grant(is_overtaken: bool) {
-    // Half of it is less than the silence that ends a session.
-    const LEASE: Duration = Duration::from_secs(1);
+    // A third of it is less than the silence that ends a session.
+    const LEASE: Duration = Duration::from_millis(1_500);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let first = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
@@ -113,7 +113,7 @@ async fn counts_from_its_grant(is_overtaken: bool) {
     hear_nothing();
     first.release().await.unwrap();
     let granted = Instant::now();
-    soon("half of the lease has passed", || granted.elapsed() > LEASE / 2).await;
+    soon("a third of the lease has passed", || granted.elapsed() > LEASE / 3).await;
     proxy.rule(hear);
     let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
     hear_nothing();

@@ -1,88 +1,98 @@
 import { randomFillSync } from 'node:crypto';
-import type { Connection } from './driver.js';
-import { NotAcquiredError, ServerError, UnavailableError } from './errors.js';
+import type { Connection, Pipeline } from './driver.js';
+import { NotAcquiredError, UnavailableError } from './errors.js';
+import type { Request } from './exchange.js';
 import { type Client, command, Hold, type Terms } from './hold.js';
 import { OTHER, type Pool, RELEASE } from './pool.js';
-import { Alarm, now, silence, sleep, wallOffset, whole } from './time.js';
-
-/** One request, until its reply has been read. */
-interface Attempt {
-  /** When it was written; a redirect repeats that. */
-  sent: number;
-  /** The {@link wallOffset} then. */
-  offset: number;
-  connection: Connection | undefined;
-  /** The pool let the connection go, for an ephemeral hold. */
-  kept: boolean;
-  /** How long it waits at the server at most, ms. */
-  readonly longest: number;
-  /** Rings when it has been silent for too long. */
-  alarm: Alarm | undefined;
-}
+import { onAbort } from './signals.js';
+import { Alarm, after, now, silence, sleep, wallOffset, whole } from './time.js';
 
 /** The longest wait of one request, ms. */
 const HOUR = 3_600_000;
 /** The wait of a request that found no connection for a longer one, ms, and how often it is sent; one at a time in a client. */
 const POLL = 100;
 const POLL_EVERY = 1000;
-const POLLS = Symbol();
 /** A request that waits is sent again after so long without an answer, ms. */
 const ASK_AGAIN = 2000;
-/** A request that was superseded has to be answered within so long, ms. */
+/** A request that nobody waits for any more has to be answered within so long, ms. */
 const SUPERSEDED = 1000;
 /** How long after the caller's time an answer may come, ms. */
 const GRACE = 250;
+const SILENT = 'the server did not answer';
 
-/** A call that asks for a lock, from its beginning until it has the lock or has left nothing behind. */
+/** One request for the lock. */
+interface Attempt {
+  /** How long it waits at the server at most, ms. */
+  readonly longest: number;
+  /** When it was written; a redirect repeats that. */
+  sent: number;
+  /** The {@link wallOffset} then. */
+  offset: number;
+  connection: Connection | undefined;
+  /** Rings when it has been silent for too long. */
+  alarm: Alarm | undefined;
+}
+
+/**
+ * A call that asks for a lock, from its beginning until it has the lock or has left nothing behind.
+ *
+ * - `waiting`: it has no grant;
+ * - `confirming`: it has one that came late, and a renewal decides whether it counts;
+ * - `over`: the caller has its answer.
+ */
 export class Acquisition {
+  readonly client: Client;
+  readonly terms: Terms;
   readonly owner: string;
   /** The hold; null: the lock is held by another owner, and the call does not wait. */
   readonly outcome: Promise<Hold | null>;
-  readonly #client: Client;
-  readonly #terms: Terms;
+  /** The requests that were written and not answered. */
+  readonly unanswered = new Set<Attempt>();
+  /** A connection broke under a request of this owner. */
+  broke = false;
   readonly #key: string;
   readonly #waits: boolean;
   readonly #began = now();
   readonly #deadline: number;
-  #settle!: { resolve(hold: Hold | null): void; reject(error: unknown): void };
-  #settled = false;
-  /** The requests that were written and not answered. */
-  readonly #attempts = new Set<Attempt>();
-  /** The one that was made last, if it is under way. */
+  #state: 'waiting' | 'confirming' | 'over' = 'waiting';
+  #resolve!: (hold: Hold | null) => void;
+  #reject!: (error: unknown) => void;
+  #ignoreSignal: (() => void) | undefined;
+  /** The request that may still bring what the caller waits for; it may need a connection first. */
   #newest: Attempt | undefined;
-  #lastSent: number | undefined;
-  /** The next request is not the first one, or waited in this client. */
+  /** The one that was written last. */
+  #last: Attempt | undefined;
+  /** It waited in this client before it asked. */
   #queued = false;
   /** The pool in which this wait has a place, or needs one. */
-  #place: Pool | undefined;
+  #pool: Pool | undefined;
   #hasPlace = false;
-  /** What was granted, even if it does not count yet. */
+  /** What was granted, even if it does not count. */
   #hold: Hold | undefined;
-  /** A connection broke under a request: a stale one may still be on its way. */
-  #broke = false;
-  /** Something went wrong: what was asked for may still be on its way. */
-  #failed = false;
+  /** The last error, unless nil came after it. */
   #cause: unknown;
-  /** Gives up when the caller's time is over. */
+  /** Rings when the caller's time is over. */
   #timer: Alarm | undefined;
-  #withdrawing = false;
-  /** A token came after the withdrawal. */
-  #lateToken = false;
+  /** `overtaken`: a token came after the request that withdraws. */
+  #withdrawal: 'none' | 'sent' | 'overtaken' = 'none';
   /** Called with each answer. */
   #answered: (() => void) | undefined;
 
-  constructor(client: Client, terms: Terms) {
-    this.#client = client;
-    this.#terms = terms;
+  constructor(client: Client, terms: Terms, signal?: AbortSignal) {
+    this.client = client;
+    this.terms = terms;
     this.#key = terms.keys[0] as string;
     this.#waits = terms.wait > 0;
     this.owner = terms.prefix + random();
     // The time of a request that must not wait is the time that its answer may take.
     this.#deadline = this.#began + (this.#waits ? terms.wait : Math.max(silence(terms.lease), GRACE) + this.#confirmation);
     this.outcome = new Promise((resolve, reject) => {
-      this.#settle = { resolve, reject };
+      this.#resolve = resolve;
+      this.#reject = reject;
     });
     client.acquisitions.add(this);
+    if (!terms.background) client.foreground.begin();
+    if (signal) this.#ignoreSignal = onAbort(signal, () => this.cancel(signal.reason));
     if (this.#deadline < Number.POSITIVE_INFINITY) this.#timer = new Alarm(this.#deadline - this.#began, () => this.#timeOver());
     // Of the waits of this client for one mutex, only the oldest asks the server.
     const isMutex = terms.keys.length === 1 && terms.limit.length === 0;
@@ -92,301 +102,267 @@ export class Acquisition {
 
   /** Gives up: the caller is answered with `reason` at once, and the request is withdrawn in the background. */
   cancel(reason: unknown): void {
-    this.#end(() => this.#settle.reject(reason), true);
+    if (this.#state === 'over') return;
+    this.#end();
+    this.#reject(reason);
   }
 
-  get #pool(): Pool {
-    return this.#client.server.pool(this.#key);
+  /** A request of this owner may be in the server's queue, or on its way there. */
+  get mayBeQueued(): boolean {
+    return this.broke || this.unanswered.size > 0;
   }
 
   /** How much longer an answer may take for which replicas have to confirm, ms. */
   get #confirmation(): number {
-    return this.#terms.replicas ? this.#pool.replicasTimeout : 0;
-  }
-
-  /** Nothing is to be sent any more. */
-  get #isOver(): boolean {
-    return this.#settled || this.#hold !== undefined || now() >= this.#deadline;
+    return this.terms.replicas ? this.client.server.pool(this.#key).replicasTimeout : 0;
   }
 
   /** Sends a request, unless one is under way. */
   readonly #ask = (): void => {
-    if (this.#isOver || this.#newest) return;
-    const pool = this.#pool;
-    if (this.#waits && this.#place !== pool) {
-      this.#place?.leavePlace(this.#gotPlace);
-      this.#place = pool;
-      this.#hasPlace = pool.takePlace(this.#gotPlace);
+    if (this.#state !== 'waiting' || this.#newest) return;
+    const pool = this.client.server.pool(this.#key);
+    if (this.#waits && this.#pool !== pool) {
+      this.#pool?.places.leave(this.#gotPlace);
+      this.#pool = pool;
+      this.#hasPlace = pool.places.join(this.#gotPlace);
     }
     if (this.#hasPlace) this.#send(HOUR);
-    else if (!this.#waits || this.#lastSent === undefined) this.#send(0);
-    else if (this.#client.turns.join(POLLS, this.#poll)) this.#poll();
+    else if (!this.#waits || !this.#last) this.#send(0);
+    else if (this.client.polls.join(this.#poll)) this.#poll();
   };
 
   readonly #gotPlace = (): void => {
     this.#hasPlace = true;
-    this.#client.turns.leave(POLLS, this.#poll);
+    this.client.polls.leave(this.#poll);
     this.#ask();
   };
 
   /** Asks with a short wait, when it is its turn. */
   readonly #poll = (): void => {
-    if (this.#isOver || this.#newest) this.#client.turns.leave(POLLS, this.#poll);
-    else this.#send(POLL);
+    if (this.#state === 'waiting' && !this.#newest) this.#send(POLL);
+    else this.client.polls.leave(this.#poll);
   };
 
   /** Sends the request in the background. `longest`: how long it may wait at the server, ms. */
   #send(longest: number): void {
-    const { lease, ephemeral } = this.#terms;
-    const attempt: Attempt = { sent: 0, offset: 0, connection: undefined, kept: false, longest, alarm: undefined };
+    const attempt: Attempt = { longest, sent: 0, offset: 0, connection: undefined, alarm: undefined };
+    const { lease, ephemeral } = this.terms;
     this.#newest = attempt;
-    const answered = (reply: unknown): void => this.#take(attempt, reply);
-    this.#client.server
-      .exchange(this.#key, (sent) => this.#request(attempt, sent), {
-        priority: OTHER,
-        lease,
-        timeout: this.#waits ? ASK_AGAIN : Math.max(1, this.#deadline - now()),
-        patient: true,
-        written: (connection) => this.#written(attempt, connection),
-        keep: ([reply]) => {
-          attempt.kept = ephemeral && Array.isArray(reply) && !this.#settled && !this.#hold;
-          return attempt.kept;
-        },
-      })
-      .then(({ replies }) => answered(replies[0]), answered);
+    this.client.server.exchange({
+      target: this.#key,
+      priority: OTHER,
+      lease,
+      timeout: this.#waits ? ASK_AGAIN : Math.max(1, this.#deadline - now()),
+      commands: (sent) => this.#commands(attempt, sent),
+      written: (connection) => this.#written(attempt, connection),
+      isReply: Array.isArray,
+      // A newer request is answered, too, and binds an ephemeral hold to its connection.
+      keeps: ([reply]) => ephemeral && Array.isArray(reply) && this.#state === 'waiting' && attempt === this.#last,
+      done: (outcome) => this.#take(attempt, outcome instanceof Error ? outcome : outcome[0]),
+    });
   }
 
-  #request(attempt: Attempt, sent: number): string[][] {
-    if (this.#isOver || this.#newest !== attempt) return [];
-    const { keys, lease, limit, ephemeral, replicas, waited } = this.#terms;
-    const { longest } = attempt;
-    const left = this.#deadline - sent;
+  #commands(attempt: Attempt, sent: number): Pipeline {
+    if (this.#state !== 'waiting' || this.#newest !== attempt || sent >= this.#deadline) return [];
+    const { keys, lease, limit, ephemeral, replicas, waited } = this.terms;
     const request = command('ACQUIRE', keys, this.owner, 'HOLDS', '1', 'LEASE', whole(lease));
-    if (longest > 0) {
-      request.push('WAIT', whole(Math.min(left, longest)));
-      if (this.#queued || this.#lastSent !== undefined || waited > 0) request.push('WAITED', whole(sent - this.#began + waited));
+    if (attempt.longest > 0) {
+      request.push('WAIT', whole(Math.min(this.#deadline - sent, attempt.longest)));
+      if (this.#queued || this.#last || waited > 0) request.push('WAITED', whole(sent - this.#began + waited));
     }
     if (ephemeral) request.push('EPHEMERAL');
     if (replicas) request.push('REPLICAS', String(replicas));
-    attempt.sent = this.#lastSent = sent;
-    attempt.offset = wallOffset();
-    return [[...request, ...limit, 'WITHWAITED']];
+    request.push(...limit, 'WITHWAITED');
+    attempt.sent = sent;
+    attempt.offset = wallOffset(sent);
+    this.#last = attempt;
+    return [request];
   }
 
   #written(attempt: Attempt, connection: Connection): void {
-    const { longest } = attempt;
+    this.#hurry();
+    this.unanswered.add(attempt);
     attempt.connection = connection;
+    const patience = (attempt.longest === 0 ? silence(this.terms.lease) : ASK_AGAIN) + this.#confirmation;
+    this.#watch(attempt, patience, () => (attempt.longest === HOUR ? this.#askAgain(attempt) : abandon(attempt)));
+  }
+
+  #watch(attempt: Attempt, patience: number, silent: () => void): void {
     attempt.alarm?.cancel();
-    const patience = (longest === 0 ? silence(this.#terms.lease) : ASK_AGAIN) + this.#confirmation;
-    attempt.alarm = new Alarm(patience, () => (longest === HOUR ? this.#askAgain(attempt) : this.#abandon(attempt)));
-    this.#attempts.add(attempt);
-    for (const older of this.#attempts) {
-      if (older === attempt) continue;
-      older.alarm?.cancel();
-      older.alarm = new Alarm(SUPERSEDED + this.#confirmation, () => this.#abandon(older));
-    }
+    attempt.alarm = new Alarm(patience, silent);
+  }
+
+  /** Leaves the requests that nobody waits for any more their time to be answered. */
+  #hurry(): void {
+    for (const attempt of this.unanswered) this.#watch(attempt, SUPERSEDED + this.#confirmation, () => abandon(attempt));
   }
 
   /** A request is silent: the next one takes over its place in the queue, and it has to be answered then. */
   #askAgain(attempt: Attempt): void {
-    if (this.#settled) this.#abandon(attempt);
-    else if (this.#isOver) attempt.alarm = new Alarm(SUPERSEDED, () => this.#askAgain(attempt));
-    else if (this.#newest === attempt) {
-      this.#failed = true;
-      this.#newest = undefined;
-      this.#ask();
-    }
-  }
-
-  /** Closes the connection of a request that is not answered. */
-  #abandon(attempt: Attempt): void {
-    if (!this.#attempts.has(attempt)) return;
-    this.#broke = this.#failed = true;
-    attempt.connection?.close();
+    if (this.#newest !== attempt || now() >= this.#deadline) return;
+    this.#newest = undefined;
+    this.#ask();
   }
 
   /** Takes the reply to a request, or the error that came instead of one. */
   #take(attempt: Attempt, reply: unknown): void {
     attempt.alarm?.cancel();
-    this.#attempts.delete(attempt);
-    this.#client.turns.leave(POLLS, this.#poll);
+    this.unanswered.delete(attempt);
+    this.client.polls.leave(this.#poll);
     const isNewest = this.#newest === attempt;
     if (isNewest) this.#newest = undefined;
-    if (reply instanceof UnavailableError && reply.sent) {
-      this.#broke = this.#failed = true;
-      if (this.#hold) this.#hold.stale = true;
-    }
+    if (reply instanceof UnavailableError && reply.sent) this.broke = true;
     if (Array.isArray(reply)) this.#granted(attempt, Number(reply[0]), Number(reply[1]));
-    else if (isNewest && !this.#settled && !this.#hold && reply !== undefined) this.#refused(attempt, reply);
+    else if (isNewest && this.#state === 'waiting') {
+      if (reply instanceof Error) this.#failed(reply);
+      else if (reply === null) this.#refused(attempt);
+    }
     this.#answered?.();
   }
 
-  /** The newest request brought no token. */
-  #refused(attempt: Attempt, answer: unknown): void {
-    let reply = answer;
-    if (reply === null) {
-      this.#cause = undefined;
-      // Its wait ended when the caller's time does.
-      if (!this.#waits || (attempt.longest === HOUR && this.#deadline - attempt.sent <= HOUR)) this.#refuse();
-      else if (!this.#hasPlace) this.#again(POLL_EVERY);
-      else this.#again(attempt.longest === HOUR ? this.#pool.pause() : 0);
-      return;
-    }
-    if (!(reply instanceof Error)) {
-      if (attempt.connection) this.#pool.broke(attempt.connection);
-      this.#broke = this.#failed = true;
-      reply = new UnavailableError(`the server answered neither a token nor nil: ${reply}`, true);
-    }
-    if (reply instanceof UnavailableError) {
-      this.#cause = reply;
-      if (this.#waits || !reply.sent) this.#again(0);
-      else this.#refuse();
-    } else if (reply instanceof ServerError && reply.passing) {
-      this.#failed = true;
-      if (reply.code !== 'SUPERSEDED') this.#cause = reply;
-      if (this.#waits || /^(MOVED|ASK)$/.test(reply.code)) this.#again(this.#pool.pause());
-      else this.#refuse();
-    } else this.#end(() => this.#settle.reject(reply), this.#broke || this.#attempts.size > 0);
+  #refused(attempt: Attempt): void {
+    this.#cause = undefined;
+    // Its wait ended when the caller's time does.
+    if (!this.#waits || (attempt.longest === HOUR && this.#deadline - attempt.sent <= HOUR)) this.#giveUp();
+    else this.#again(this.#hasPlace ? this.client.server.pool(this.#key).pause() : POLL_EVERY);
+  }
+
+  #failed(error: Error): void {
+    const pause = this.client.server.pauseAfter(error, this.#key);
+    const code = 'code' in error ? error.code : '';
+    const mayRepeat = this.#waits || code === 'MOVED' || code === 'ASK' || (error instanceof UnavailableError && !error.sent);
+    if (pause !== undefined && code !== 'SUPERSEDED') this.#cause = error;
+    if (pause === undefined) this.cancel(error);
+    else if (mayRepeat) this.#again(pause);
+    else this.#giveUp();
   }
 
   #again(pause: number): void {
-    if (now() >= this.#deadline) this.#refuse();
-    else if (pause > 0) new Alarm(pause, this.#ask);
-    else this.#ask();
+    if (now() >= this.#deadline) this.#giveUp();
+    else after(pause, this.#ask);
   }
 
   #granted(attempt: Attempt, token: number, waited: number): void {
-    if (this.#settled) {
-      if (attempt.kept) attempt.connection?.close(); // Cancelled since the reply was read.
+    if (this.#state === 'over') {
       // The same grant again: whatever ends the hold ends it, too.
       if (this.#hold?.fence === token) return;
       this.#hold?.lose('gone');
-      this.#lateToken = true;
       this.#withdraw();
       return;
     }
-    if (this.#hold) return;
-    const { lease, ephemeral } = this.#terms;
-    if (ephemeral && this.#newest && this.#attempts.has(this.#newest)) {
-      // The server answers the newer request, too, and binds the hold to that connection.
-      attempt.connection?.close();
+    const { ephemeral, lease } = this.terms;
+    if (this.#state === 'confirming' || (ephemeral && attempt !== this.#last)) return;
+    const hold = new Hold(this, token, attempt.sent + waited, attempt.offset, ephemeral ? attempt.connection : undefined);
+    this.#hold = hold;
+    if (hold.left >= lease / 2) this.#held(hold);
+    else {
+      // A renewal decides.
+      this.#state = 'confirming';
+      this.client.renewer.send([hold], () => this.#confirmed(hold));
+    }
+  }
+
+  #confirmed(hold: Hold): void {
+    if (this.#state === 'over') return;
+    if (hold.isActive && hold.left >= hold.lease / 2) {
+      this.#held(hold);
       return;
     }
-    const connection = ephemeral ? attempt.connection : undefined;
-    const hold = new Hold(this.#client, this.#terms, this.owner, token, attempt.sent + waited, attempt.offset, connection);
-    this.#hold = hold;
-    hold.stale = this.#broke;
-    hold.unanswered = this.#attempts;
-    if (hold.left >= lease / 2) this.#held(hold);
-    else void this.#confirm(hold);
+    this.#state = 'waiting';
+    this.#hold = undefined;
+    this.#cause = new UnavailableError('the grant came too late to count', true);
+    hold.connection?.close();
+    if (this.#waits) this.#again(this.client.server.pool(this.#key).pause());
+    else this.#giveUp();
   }
 
   #held(hold: Hold): void {
-    const { renewer, tell } = this.#client;
-    this.#end(() => this.#settle.resolve(hold), false);
-    hold.heldSince = now();
-    renewer.holds.add(hold);
-    renewer.add(hold);
-    tell('acquired', { names: hold.names, fence: hold.fence, waited: hold.heldSince - this.#began });
-  }
-
-  /** Less than half of the lease is certain: a renewal decides. Without a wait, there is one attempt. */
-  async #confirm(hold: Hold): Promise<void> {
-    do {
-      await sleep(this.#pool.pause());
-      if (this.#settled || now() >= hold.certain) break;
-      await this.#client.renewer.send([hold]);
-      if (!this.#settled && hold.isActive && hold.left >= hold.lease / 2) return this.#held(hold);
-    } while (!this.#settled && hold.isActive && this.#waits && now() < this.#deadline);
-    if (this.#settled) return;
-    hold.connection?.close();
-    this.#hold = undefined;
-    this.#failed = true;
-    this.#cause ??= new UnavailableError('the grant came too late to count', true);
-    if (this.#isOver || !this.#waits) this.#refuse();
-    else this.#ask();
+    this.#end(hold);
+    hold.begin();
+    this.client.tell('acquired', { names: hold.names, fence: hold.fence, waited: hold.heldSince - this.#began });
+    this.#resolve(hold);
   }
 
   /** The caller's time is over. An answer may be on its way. */
   #timeOver(): void {
     const giveUp = (): void => {
-      const sent = this.#attempts.size > 0;
-      if (sent || this.#newest) this.#cause ??= new UnavailableError('the server did not answer', sent);
-      this.cancel(this.#notAcquired());
+      const sent = this.unanswered.size > 0;
+      if (sent || this.#newest) this.#cause ??= new UnavailableError(SILENT, sent);
+      this.#giveUp();
     };
-    if (this.#waits && (this.#attempts.size > 0 || this.#hold)) this.#timer = new Alarm(GRACE, giveUp);
+    if (this.#waits && (this.unanswered.size > 0 || this.#state === 'confirming')) this.#timer = new Alarm(GRACE, giveUp);
     else giveUp();
   }
 
-  #notAcquired(): NotAcquiredError {
-    return new NotAcquiredError(this.#terms.names, this.#cause);
+  /** Answers the caller that the lock was not acquired. */
+  #giveUp(): void {
+    if (this.#waits || this.#cause) this.cancel(new NotAcquiredError(this.terms.names, this.#cause));
+    else {
+      this.#end();
+      this.#resolve(null);
+    }
   }
 
-  #refuse(): void {
-    const { resolve, reject } = this.#settle;
-    this.#end(() => (this.#waits || this.#cause ? reject(this.#notAcquired()) : resolve(null)), this.#failed);
-  }
-
-  #end(settle: () => void, withdraw: boolean): void {
-    if (this.#settled) return;
-    this.#settled = true;
-    settle();
+  /** The caller gets its answer. Without a hold, whatever the server may have is withdrawn. */
+  #end(hold?: Hold): void {
+    const { turns, polls, acquisitions, foreground } = this.client;
+    this.#state = 'over';
+    this.#ignoreSignal?.();
     this.#timer?.cancel();
-    this.#place?.leavePlace(this.#gotPlace);
-    this.#client.turns.leave(POLLS, this.#poll);
-    this.#client.turns.leave(this.#key, this.#ask);
-    this.#client.acquisitions.delete(this);
-    if (withdraw) this.#withdraw();
+    this.#pool?.places.leave(this.#gotPlace);
+    polls.leave(this.#poll);
+    turns.leave(this.#key, this.#ask);
+    acquisitions.delete(this);
+    if (!this.terms.background) foreground.end();
+    this.#hurry();
+    if (!hold && (this.mayBeQueued || this.#cause || this.#hold)) this.#withdraw();
   }
 
-  /** Releases whatever this acquisition holds or waits for, in the background. */
+  /** Releases whatever the server has of this acquisition, in the background. */
   #withdraw(): void {
-    if (this.#lastSent === undefined || this.#withdrawing) return;
-    this.#withdrawing = true;
+    if (this.#withdrawal !== 'none') {
+      this.#withdrawal = 'overtaken';
+      return;
+    }
+    if (!this.#last) return;
     this.#hold?.connection?.close();
-    const work = this.#sendWithdrawal(this.#lastSent + this.#terms.lease).catch((error) => this.#client.tell('warning', error));
-    this.#client.background(
-      work.finally(() => {
-        this.#withdrawing = false;
-        // If it failed, the server cancels what waits when the connection ends.
-        for (const attempt of this.#attempts) this.#abandon(attempt);
-      }),
-    );
+    this.#withdrawal = 'sent';
+    this.client.background.begin();
+    this.#sendWithdrawals(this.#last.sent + this.terms.lease)
+      .catch((error) => this.client.tell('warning', error))
+      .finally(() => {
+        this.#withdrawal = 'none';
+        this.client.background.end();
+      });
   }
 
-  async #sendWithdrawal(end: number): Promise<void> {
-    const { keys, lease } = this.#terms;
-    const withdrawal = command('RELEASE', keys, this.owner, 'ALL');
-    let answers = 0;
-    do {
-      this.#lateToken = false;
-      await this.#client.server.request(this.#key, () => [withdrawal], {
-        priority: RELEASE,
-        lease,
-        timeout: silence(lease),
-        end: () => end,
-      });
-      answers++;
+  /** Until nothing can be left: once more if a token came after it, and a second later if a connection broke. `end`: when the last lease is over. */
+  async #sendWithdrawals(end: number): Promise<void> {
+    const { keys, lease } = this.terms;
+    const withdrawal = [command('RELEASE', keys, this.owner, 'ALL')];
+    const timeout = silence(lease);
+    const request: Request = { target: this.#key, priority: RELEASE, lease, timeout, commands: () => withdrawal, end: () => end };
+    for (let answers = 1; ; answers++) {
+      this.#withdrawal = 'sent';
+      await this.client.server.ask(request);
       const second = now() + SUPERSEDED;
-      while (this.#attempts.size > 0 && now() < second && !this.#lateToken) {
+      while (this.unanswered.size > 0 && !this.#isOvertaken)
         await new Promise<void>((resolve) => {
-          const alarm = new Alarm(second - now(), resolve);
-          this.#answered = () => {
-            alarm.cancel();
-            resolve();
-          };
+          this.#answered = resolve;
         });
-      }
-      if (this.#lateToken) {
-        answers = 0; // The withdrawal had overtaken the request.
-        continue;
-      }
-      for (const attempt of this.#attempts) this.#abandon(attempt);
-      if (!this.#broke || answers > 1) return;
-      await sleep(second - now());
-    } while (this.#lateToken || now() < end);
+      if (this.#isOvertaken) answers = 0;
+      else if (!this.broke || answers > 1 || second >= end) return;
+      else await sleep(second - now());
+    }
+  }
+
+  get #isOvertaken(): boolean {
+    return this.#withdrawal === 'overtaken';
   }
 }
+
+/** Closes the connection of a request that is not answered. */
+const abandon = (attempt: Attempt): void => attempt.connection?.close(new UnavailableError(SILENT, true));
 
 /** Bits of the operating system's generator: for 256 owners at once, since asking for them costs as much as a request. */
 const bits = Buffer.alloc(4096);

@@ -1,16 +1,21 @@
 import { ServerError, UnavailableError } from './errors.js';
 import { Alarm } from './time.js';
 
-/** A connection of our own to one server. At most one request, or one pipeline, is under way on it. */
+/** Commands that are written together. */
+export type Pipeline = readonly (readonly string[])[];
+/** The replies to a pipeline, an error reply as a {@link ServerError}; or why there are none. */
+export type Outcome = readonly unknown[] | UnavailableError;
+
+/** A connection of our own to one server. */
 export interface Connection {
-  /** Resolves with the reply. Rejects with a {@link ServerError} if the reply is an error, else with an {@link UnavailableError}. */
-  send(args: readonly string[]): Promise<unknown>;
+  /** Writes a pipeline, and calls `done` once, later. */
+  send(pipeline: Pipeline, done: (outcome: Outcome) => void): void;
   /** Whether it has ended, on either side. */
   readonly closed: boolean;
   /** Called once when the connection has ended, on either side. */
   onClose: (() => void) | undefined;
-  /** Ends it at once. Requests under way fail. */
-  close(): void;
+  /** Ends it at once. What is under way fails, with `reason` if there is one. */
+  close(reason?: UnavailableError): void;
 }
 
 /** Opens connections as the application's Redis client opens its own. */
@@ -44,10 +49,8 @@ export function translate(error: unknown, sent: boolean): ServerError | Unavaila
 
 /** The reply to a command, which may be an error. Rejects with an {@link UnavailableError}. */
 export const ask = (connection: Connection, command: readonly string[]): Promise<unknown> =>
-  connection.send(command).catch((error) => {
-    const known = translate(error, true);
-    if (known instanceof ServerError) return known;
-    throw known;
+  new Promise((resolve, reject) => {
+    connection.send([command], (outcome) => (outcome instanceof Error ? reject(outcome) : resolve(outcome[0])));
   });
 
 /** The parts of `host:port`. */
@@ -80,32 +83,40 @@ export async function openConnection(client: LibraryClient, timeout: number, end
     client.destroy();
     throw translate(cause ?? error, false);
   }
-  const pending = new Set<(error: UnavailableError) => void>();
+  const pending = new Set<(outcome: Outcome) => void>();
   const connection = {
     closed: false,
     onClose: undefined as (() => void) | undefined,
-    send: (args: readonly string[]): Promise<unknown> =>
-      new Promise((resolve, reject) => {
-        if (connection.closed) return reject(new UnavailableError('the connection is closed', false));
-        pending.add(reject);
-        const settle = (): boolean => pending.delete(reject);
-        client.call(args).then(
-          (reply) => settle() && resolve(reply),
-          (error) => settle() && reject(translate(error, true)),
-        );
-      }),
-    close(): void {
-      end();
+    send(pipeline: Pipeline, done: (outcome: Outcome) => void): void {
+      const replies: unknown[] = [];
+      let missing = pipeline.length;
+      const finish = (outcome: Outcome): void => {
+        if (pending.delete(finish)) done(outcome);
+      };
+      pending.add(finish);
+      pipeline.forEach((command, i) => {
+        const take = (reply: unknown): void => {
+          replies[i] = reply;
+          if (--missing === 0) finish(replies);
+        };
+        client.call(command).then(take, (error) => {
+          const known = translate(error, true);
+          if (known instanceof ServerError) take(known);
+          else finish(known);
+        });
+      });
+    },
+    close(reason?: UnavailableError): void {
+      end(reason);
       client.destroy();
     },
   };
-  const end = (): void => {
+  const end = (reason = new UnavailableError('the connection broke', true, cause)): void => {
     if (connection.closed) return;
     connection.closed = true;
-    for (const reject of pending) reject(new UnavailableError('the connection broke', true, cause));
-    pending.clear();
     connection.onClose?.();
+    for (const finish of pending) finish(reason);
   };
-  for (const event of ends) client.on(event, end);
+  for (const event of ends) client.on(event, () => end());
   return connection;
 }

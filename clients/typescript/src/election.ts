@@ -86,8 +86,8 @@ export class Election {
     while (!signal.aborted) {
       try {
         // In the background: a candidate does not keep the process alive.
-        const { result } = this.#holdfast.acquire([this.#name], { lease, ephemeral, replicas, signal }, { prefix, background: true });
-        const hold = (await result) as Hold;
+        const { outcome } = this.#holdfast.acquire([this.#name], { lease, ephemeral, replicas, signal }, { prefix, background: true });
+        const hold = (await outcome) as Hold;
         this.#hold = hold;
         this.#call(() => onElected?.(hold));
         const over = new AbortController();

@@ -1,13 +1,14 @@
 import type { Acquisition } from './acquisition.js';
 import type { Connection } from './driver.js';
 import { HoldfastError, LockLostError, type LossReason, ServerError, UnavailableError } from './errors.js';
+import type { Request } from './exchange.js';
 import type { HoldfastEvents } from './holdfast.js';
 import { OTHER, RELEASE } from './pool.js';
 import type { Renewer } from './renewer.js';
 import { lockInfo } from './replies.js';
 import type { Server } from './server.js';
 import { Alarm, now, silence, wallOffset, whole } from './time.js';
-import type { Turns } from './turns.js';
+import type { Line, Turns } from './turns.js';
 
 /** The terms of a request. Times in ms. */
 export interface Terms {
@@ -27,23 +28,33 @@ export interface Terms {
   readonly waited: number;
   /** Goes to the server even if another wait of this client for the mutex is there. */
   readonly urgent: boolean;
+  /** Does not keep the process alive. */
+  readonly background: boolean;
+}
+
+/** Counts work under way. */
+export interface Work {
+  begin(): void;
+  end(): void;
 }
 
 /** What acquisitions and holds need of their client. */
 export interface Client {
   readonly server: Server;
   readonly renewer: Renewer;
+  /** The waits for each mutex, of which the oldest one is at the server. */
   readonly turns: Turns;
-  /** Those that have not ended yet. */
+  /** The waits that need a connection to wait over. */
+  readonly polls: Line;
+  /** Those whose callers wait. */
   readonly acquisitions: Set<Acquisition>;
-  /** Keeps the process alive until the work is done. */
-  foreground<T>(work: Promise<T>): Promise<T>;
-  /** `close()` waits for this work. */
-  background(work: Promise<unknown>): void;
+  /** Keeps the process alive. */
+  readonly foreground: Work;
+  /** `close()` waits for it. */
+  readonly background: Work;
   tell<K extends keyof HoldfastEvents>(event: K, detail: HoldfastEvents[K][0]): void;
 }
 
-const NONE: ReadonlySet<unknown> = new Set();
 /** 1 % for clocks that run at different speeds. */
 const CERTAIN = 0.99;
 /** How long `release()` waits for a confirmation unless the caller says otherwise, ms. */
@@ -67,8 +78,7 @@ export class Hold {
   /** @internal A renewal is under way. */ renewing = false;
   /** @internal Called when it was released or lost. */ ended: (() => void) | undefined;
   /** @internal Called before the end of the program or of the client releases it. */ retire: (() => void) | undefined;
-  /** @internal A connection broke under a request of this acquisition, which may be in the server's queue. */ stale = false;
-  /** @internal Requests of this acquisition that may be there, since no reply was read. */ unanswered: ReadonlySet<unknown> = NONE;
+  readonly #acquisition: Acquisition;
   readonly #client: Client;
   #lease: number;
   /** The last lease that the server accepted. */
@@ -83,19 +93,15 @@ export class Hold {
   /** The calls of `renew()` that are not answered yet. */
   #renewals: { resolve(): void; reject(error: unknown): void }[] = [];
   #released: Promise<void> | undefined;
-  #sending: Promise<void> | undefined;
+  /** Called when the release was answered. */
+  #answerRelease: ((error?: unknown) => void) | undefined;
+  #isSent = false;
   #controller: AbortController | undefined;
 
   /** @internal `since`: when the lease began at the earliest, by the monotonic clock; `offset`: the {@link wallOffset} when it was asked for. */
-  constructor(
-    client: Client,
-    terms: Terms,
-    owner: string,
-    token: number,
-    since: number,
-    offset: number,
-    connection: Connection | undefined,
-  ) {
+  constructor(acquisition: Acquisition, token: number, since: number, offset: number, connection: Connection | undefined) {
+    const { client, terms, owner } = acquisition;
+    this.#acquisition = acquisition;
     this.#client = client;
     this.terms = terms;
     this.names = terms.names;
@@ -107,6 +113,13 @@ export class Hold {
     this.#setCertain(since + this.#lease * CERTAIN);
     this.#plan(since);
     if (connection) connection.onClose = () => this.lose('disconnected');
+  }
+
+  /** @internal It counts from now on. */
+  begin(): void {
+    this.heldSince = now();
+    this.#client.renewer.holds.add(this);
+    this.#client.renewer.add(this);
   }
 
   /** Aborts when the lock is lost; its reason is a {@link LockLostError}. A release does not abort it. */
@@ -146,7 +159,7 @@ export class Hold {
       this.#renewals.push({ resolve, reject });
     });
     this.#client.renewer.renewNow(this);
-    return this.#client.foreground(renewed);
+    return keepAlive(this.#client, renewed);
   }
 
   /**
@@ -157,18 +170,23 @@ export class Hold {
     if (this.#over) return false;
     const end = now() + timeout;
     const asked = this.terms.keys.map(async (key) => {
-      const request = { priority: OTHER, lease: this.#lease, timeout: Math.min(1000, timeout), end: () => end } as const;
-      const reply = await this.#client.server
-        .request(key, () => [['LOCK.INFO', key, 'COUNT', String(SHOWN)]], request)
-        .catch((error) => {
-          if (!isOverwritten(error)) throw error;
-          this.lose('changed');
-        });
+      const request: Request = {
+        target: key,
+        priority: OTHER,
+        lease: this.#lease,
+        timeout: Math.min(1000, timeout),
+        commands: () => [['LOCK.INFO', key, 'COUNT', String(SHOWN)]],
+        end: () => end,
+      };
+      const reply = await this.#client.server.ask(request).catch((error) => {
+        if (!isOverwritten(error)) throw error;
+        this.lose('changed');
+      });
       const holders = lockInfo(reply)?.holders ?? [];
       // More holders than the server shows say nothing of those that it does not show.
       return holders.length >= SHOWN || holders.some(({ owner, token }) => owner === this.owner && token === this.fence);
     });
-    const held = (await this.#client.foreground(Promise.all(asked))).every(Boolean);
+    const held = (await keepAlive(this.#client, Promise.all(asked))).every(Boolean);
     if (!held) this.lose('gone');
     return this.isActive;
   }
@@ -192,7 +210,7 @@ export class Hold {
    * lease is over. Safe to call again: the outcome is that of the first call.
    */
   release(options: { timeout?: number } = {}): Promise<void> {
-    this.#released ??= this.#client.foreground(this.#release(options.timeout ?? RELEASE_TIMEOUT));
+    this.#released ??= this.#release(options.timeout ?? RELEASE_TIMEOUT);
     return this.#released;
   }
 
@@ -225,11 +243,26 @@ export class Hold {
   renewal(sent: number): string[] {
     const { keys, replicas } = this.terms;
     this.#asked = this.#lease;
-    this.#offset = wallOffset();
+    this.#offset = wallOffset(sent);
     const certain = sent + this.#asked * CERTAIN;
     if (certain < this.#certain) this.#setCertain(certain);
     const more = replicas ? ['REPLICAS', String(replicas)] : [];
     return command('RENEW', keys, this.owner, 'TOKEN', String(this.fence), 'LEASE', whole(this.#asked), ...more);
+  }
+
+  /** @internal Whether this is the reply to a renewal that succeeded, of one or several names. */
+  isRenewal(reply: unknown): boolean {
+    const tokens = this.names.length === 1 ? [reply] : reply;
+    return (
+      Array.isArray(tokens) &&
+      tokens.length === this.names.length &&
+      tokens.every((token) => token === null || Number(token) === this.fence)
+    );
+  }
+
+  /** @internal A connection broke under a request of this owner. */
+  broke(): void {
+    this.#acquisition.broke = true;
   }
 
   /** @internal Takes the reply to the renewal that was written at `sent`. Returns whether it is one; after other errors it is asked for again. */
@@ -260,18 +293,14 @@ export class Hold {
     const wasHeld = this.#client.renewer.holds.has(this);
     this.#lost(new LockLostError(this.names, reason));
     // Of several names, the others may still be held; and a stale request may be granted them all.
-    if (wasHeld && (this.#mayBeQueued || this.names.length > 1)) this.#send();
+    if (wasHeld && (this.#acquisition.mayBeQueued || this.names.length > 1)) this.#send();
     this.connection?.close();
   }
 
   /** @internal The commands that release; the reply to the first one is the verdict. */
   releases(): string[][] {
     const release = command('RELEASE', this.terms.keys, this.owner, 'TOKEN', String(this.fence));
-    return this.#mayBeQueued ? [release, command('RELEASE', this.terms.keys, this.owner, 'ALL')] : [release];
-  }
-
-  get #mayBeQueued(): boolean {
-    return this.stale || this.unanswered.size > 0;
+    return this.#acquisition.mayBeQueued ? [release, command('RELEASE', this.terms.keys, this.owner, 'ALL')] : [release];
   }
 
   #setCertain(certain: number): void {
@@ -307,72 +336,77 @@ export class Hold {
     const loss = this.#over;
     this.#over ??= 'released';
     this.#stopRenewals();
-    const sending = this.#send();
+    this.#send();
     if (loss instanceof LockLostError) return Promise.reject(loss);
+    const { foreground } = this.#client;
+    foreground.begin();
     return new Promise((resolve, reject) => {
-      const late = `the release was not confirmed within ${timeout} ms; it goes on until the lease is over`;
-      const alarm = new Alarm(timeout, () => reject(new UnavailableError(late, true)));
-      const settle = (outcome: () => void): void => {
+      const late = (): void =>
+        this.#answerRelease?.(
+          new UnavailableError(`the release was not confirmed within ${timeout} ms; it goes on until the lease is over`, true),
+        );
+      const alarm = new Alarm(timeout, late);
+      this.#answerRelease = (error): void => {
+        this.#answerRelease = undefined;
         alarm.cancel();
-        outcome();
+        foreground.end();
+        if (error) reject(error);
+        else resolve();
       };
-      sending.then(
-        () => settle(resolve),
-        (error) => settle(() => reject(error)),
-      );
     });
   }
 
-  /** Sends the release, once. */
-  #send(): Promise<void> {
-    if (!this.#sending) {
-      this.#sending = this.#sendRelease();
-      this.#client.background(this.#sending);
-    }
-    return this.#sending;
+  /** Sends the release in the background, once. */
+  #send(): void {
+    if (this.#isSent) return;
+    this.#isSent = true;
+    const { server, background } = this.#client;
+    const timeout = silence(this.#lease);
+    const earliestEnd = now() + timeout;
+    let wasCertain: boolean | undefined;
+    let isRepetition = false;
+    const request: Request = {
+      target: this.terms.keys[0] as string,
+      priority: RELEASE,
+      lease: this.#lease,
+      timeout,
+      own: this.connection,
+      commands: (sent) => {
+        wasCertain ??= sent < this.#certain;
+        return this.releases();
+      },
+      end: () => Math.max(this.#certain, earliestEnd),
+      broke: () => {
+        this.broke();
+        isRepetition = true;
+      },
+    };
+    background.begin();
+    server.request(request, (reply) => {
+      this.#takeRelease(reply, isRepetition && wasCertain === true);
+      this.connection?.close();
+      background.end();
+    });
   }
 
-  async #sendRelease(): Promise<void> {
-    const { server, renewer, tell } = this.#client;
-    const begun = now();
-    let certainAtFirst: boolean | undefined;
-    let repeated = false;
-    let reply: unknown;
-    try {
-      reply = await server.request(
-        this.terms.keys[0] as string,
-        (sent) => {
-          certainAtFirst ??= sent < this.#certain;
-          return this.releases();
-        },
-        {
-          priority: RELEASE,
-          lease: this.#lease,
-          timeout: silence(this.#lease),
-          connection: this.connection,
-          end: () => Math.max(this.#certain, begun + silence(this.#lease)),
-          broke: () => {
-            this.stale = repeated = true;
-          },
-        },
-      );
-    } catch (error) {
-      // The server releases an ephemeral hold with its connection.
-      if (!isOverwritten(error) && !(this.connection && error instanceof UnavailableError)) {
-        renewer.holds.delete(this);
-        throw error;
-      }
-      reply = error;
-    } finally {
-      this.connection?.close();
-    }
-    // A repetition finds nothing if the reply to the first request was lost.
-    if ((isOverwritten(reply) || isMissing(reply)) && !(repeated && certainAtFirst)) {
-      if (this.#over === 'released') this.#lost(new LockLostError(this.names, isMissing(reply) ? 'gone' : 'changed'));
-      throw this.#over;
-    }
-    if (renewer.holds.delete(this)) tell('released', { names: this.names, fence: this.fence, held: now() - this.heldSince });
+  /** `mayBeMissing`: a repetition finds nothing if the reply to the first request was lost. */
+  #takeRelease(reply: unknown, mayBeMissing: boolean): void {
+    const { renewer, tell } = this.#client;
+    const isGone = isMissing(reply) || isOverwritten(reply);
+    // The server releases an ephemeral hold with its connection.
+    const isReleased = isGone ? mayBeMissing : !(reply instanceof Error) || (this.connection && reply instanceof UnavailableError);
+    if (isGone && !isReleased && this.#over === 'released')
+      this.#lost(new LockLostError(this.names, isMissing(reply) ? 'gone' : 'changed'));
+    const wasHeld = renewer.holds.delete(this);
+    if (wasHeld && isReleased) tell('released', { names: this.names, fence: this.fence, held: now() - this.heldSince });
+    this.#answerRelease?.(isReleased ? undefined : isGone ? this.#over : reply);
   }
+}
+
+/** Keeps the process alive until the work is done. */
+export function keepAlive<T>({ foreground }: Client, work: Promise<T>): Promise<T> {
+  foreground.begin();
+  return work.finally(() => foreground.end());
 }
 
 /** Nil, or nil for one of several names. */

@@ -3,14 +3,13 @@ import { Acquisition } from './acquisition.js';
 import type { Driver } from './driver.js';
 import { Election, type ElectionOptions, type Leader, leaderOf, observe } from './election.js';
 import { ClosedError, type LossReason, NotAcquiredError } from './errors.js';
-import { type Client, checkLease, checkRange, type Hold, type Terms } from './hold.js';
-import { OTHER } from './pool.js';
+import { type Client, checkLease, checkRange, type Hold, keepAlive, type Terms, type Work } from './hold.js';
+import { OTHER, type Pool } from './pool.js';
 import { Renewer } from './renewer.js';
 import { type LockInfo, lockInfo, type Waiter, waiterList } from './replies.js';
 import { Server } from './server.js';
-import { onAbort } from './signals.js';
 import { now, sleep } from './time.js';
-import { Turns } from './turns.js';
+import { Line, Turns } from './turns.js';
 
 export interface HoldfastOptions {
   /** The lease of locks that name none, ms. Default 10,000: a killed process blocks others for at most that long. */
@@ -80,14 +79,41 @@ const releaseNow = (): void => {
   for (const client of open) client.releaseNow();
 };
 
+/** Counts work under way. */
+class Count implements Work {
+  #count = 0;
+  readonly #first: () => void;
+  #last: () => void;
+
+  constructor(first = (): void => {}, last = (): void => {}) {
+    this.#first = first;
+    this.#last = last;
+  }
+
+  begin(): void {
+    if (this.#count++ === 0) this.#first();
+  }
+
+  end(): void {
+    if (--this.#count === 0) this.#last();
+  }
+
+  /** Resolves when there is none. */
+  none(): Promise<void> {
+    return new Promise((resolve) => {
+      if (this.#count === 0) resolve();
+      else this.#last = resolve;
+    });
+  }
+}
+
 /** Locks of one server or cluster that has the Holdfast module. Make one for a process, and close it. */
 export class Holdfast extends EventEmitter<HoldfastEvents> {
   readonly #options: HoldfastOptions;
   readonly #client: Client;
-  /** Releases and withdrawals under way. */
-  readonly #background = new Set<Promise<unknown>>();
   readonly #anchor = setInterval(() => {}, 2 ** 30).unref();
-  #foreground = 0;
+  /** What `close()` waits for. */
+  readonly #background = new Count();
   #closing: Promise<void> | undefined;
 
   /** Connects when it is first used. Throws a `RangeError` if an option is out of range, and a `TypeError` if `driver` is none. */
@@ -101,13 +127,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       server,
       renewer: new Renewer(server),
       turns: new Turns(),
+      polls: new Line(1),
       acquisitions: new Set(),
-      foreground: (work) => this.#foregroundWork(work),
-      background: (work) => {
-        const done = (): unknown => this.#background.delete(ended);
-        const ended: Promise<unknown> = work.then(done, done);
-        this.#background.add(ended);
-      },
+      foreground: new Count(
+        () => this.#anchor.ref(),
+        () => this.#anchor.unref(),
+      ),
+      background: this.#background,
       tell: <K extends keyof HoldfastEvents>(event: K, detail: HoldfastEvents[K][0]) => {
         if (this.listenerCount(event) > 0)
           process.nextTick(() => (this.emit as (event: K, detail: HoldfastEvents[K][0]) => boolean).call(this, event, detail));
@@ -128,12 +154,12 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
 
   /** Acquires the lock if it is free; otherwise null. Rejects as {@link Holdfast.lock}; with a {@link NotAcquiredError} if the server gave no answer. */
   async tryLock(name: string, options: LockOptions = {}): Promise<Hold | null> {
-    return await this.acquire([name], { ...options, wait: 0 }).result;
+    return await this.acquire([name], { ...options, wait: 0 }).outcome;
   }
 
   /** Acquires several locks in one step, all or none; in a cluster they must be in one slot. Rejects as {@link Holdfast.lock}. */
   async lockAll(names: readonly string[], options: LockOptions = {}): Promise<Hold> {
-    const hold = await this.acquire(names, options).result;
+    const hold = await this.acquire(names, options).outcome;
     if (!hold) throw new NotAcquiredError(names);
     return hold;
   }
@@ -229,7 +255,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
 
   /** Cancels what waits, releases what is held, and closes the connections; within 5 s, whatever the server does. Rejects never. */
   close(): Promise<void> {
-    this.#closing ??= this.#foregroundWork(this.#close());
+    this.#closing ??= keepAlive(this.#client, this.#close());
     return this.#closing;
   }
 
@@ -245,7 +271,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     names: readonly string[],
     options: LockOptions,
     more: { waited?: number; prefix?: string; urgent?: boolean; background?: boolean } = {},
-  ): { acquisition: Acquisition; result: Promise<Hold | null> } {
+  ): Acquisition {
     if (this.#closing) throw new ClosedError();
     if (typeof options !== 'object') throw new TypeError(`options must be an object, got ${String(options)}`);
     const { signal, limit, shared, wait = Number.POSITIVE_INFINITY } = options;
@@ -267,11 +293,9 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`),
       waited: more.waited ?? 0,
       urgent: more.urgent ?? false,
+      background: more.background ?? false,
     };
-    const acquisition = new Acquisition(this.#client, terms);
-    let result = acquisition.outcome;
-    if (signal) result = result.finally(onAbort(signal, () => acquisition.cancel(signal.reason)));
-    return { acquisition, result: more.background ? result : this.#foregroundWork(result) };
+    return new Acquisition(this.#client, terms, signal);
   }
 
   #kind(name: string, kind: LockOptions): Lock {
@@ -282,26 +306,16 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     };
   }
 
-  async #request(
-    target: Parameters<Server['request']>[0],
-    command: readonly string[],
-    repeatable: boolean,
-    broke = (): void => {},
-  ): Promise<unknown> {
+  async #request(target: string | Pool, command: readonly string[], repeatable: boolean, broke = (): void => {}): Promise<unknown> {
     if (this.#closing) throw new ClosedError();
+    const { server } = this.#client;
     const end = now() + 5000;
-    const request = { priority: OTHER, lease: 5000, timeout: 1000, end: () => end, repeatable, broke } as const;
-    return this.#foregroundWork(this.#client.server.request(target, () => [command], request));
-  }
-
-  /** Nothing of a client keeps the process alive, but for what somebody waits for. */
-  #foregroundWork<T>(work: Promise<T>): Promise<T> {
-    if (this.#foreground++ === 0) this.#anchor.ref();
-    const done = (): void => {
-      if (--this.#foreground === 0) this.#anchor.unref();
-    };
-    work.then(done, done);
-    return work;
+    const ask = (command: readonly string[], more = {}): Promise<unknown> =>
+      server.ask({ target, priority: OTHER, lease: 5000, timeout: 1000, commands: () => [command], end: () => end, ...more });
+    // What may be sent once only goes over the connection that has just answered.
+    const proven = repeatable ? undefined : ask(['PING']);
+    const reply = proven ? proven.then(() => ask(command, { repeatable, broke })) : ask(command, { broke });
+    return keepAlive(this.#client, reply);
   }
 
   /** @internal Releases what is held, for good. */
@@ -324,7 +338,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     // The newest one first: otherwise each that is cancelled lets the next one ask the server.
     for (const acquisition of [...this.#client.acquisitions].reverse()) acquisition.cancel(new ClosedError());
     this.releaseAll();
-    await Promise.race([Promise.all(this.#background), sleep(CLOSE_TIMEOUT)]);
+    await Promise.race([this.#background.none(), sleep(CLOSE_TIMEOUT)]);
     this.#client.server.close();
     clearInterval(this.#anchor);
   }

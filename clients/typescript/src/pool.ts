@@ -2,6 +2,7 @@ import { ask, type Connection, type Driver } from './driver.js';
 import { ClientTooOldError, ClosedError, ModuleNotLoadedError, ServerError, ServerTooOldError, UnavailableError } from './errors.js';
 import { record } from './replies.js';
 import { Alarm, now } from './time.js';
+import { Line } from './turns.js';
 
 /** Who gets a connection first. */
 export const RENEW = 0;
@@ -15,10 +16,15 @@ const CONNECT = 2000;
 const FIRST_PAUSE = 20;
 const LONGEST_PAUSE = 1000;
 
-interface Taker {
-  resolve(connection: Connection): void;
-  reject(error: Error): void;
-  timer: Alarm;
+/** What needs a connection. */
+export interface Taker {
+  readonly priority: Priority;
+  /** The lease that it is about: it bounds the pauses. */
+  readonly lease: number;
+  /** Gets the connection, perhaps at once. */
+  take(connection: Connection): void;
+  /** Gets the outcome of an attempt to connect that failed. */
+  fail(error: Error): void;
 }
 
 /** The connections to one server. */
@@ -26,15 +32,14 @@ export class Pool {
   readonly address: string | undefined;
   /** The server's `replicas-timeout`, ms. */
   replicasTimeout = 1000;
+  /** The waits that may have a connection: two are left free for everything else. */
+  readonly places: Line;
   readonly #driver: Driver;
   readonly #max: number;
   readonly #all = new Set<Connection>();
   readonly #idle: Connection[] = [];
   readonly #used = new WeakSet<Connection>();
   readonly #queues: [Set<Taker>, Set<Taker>, Set<Taker>] = [new Set(), new Set(), new Set()];
-  /** The waits that may have a connection, and those that need one first. */
-  readonly #places = new Set<() => void>();
-  readonly #placeless = new Set<() => void>();
   #opening = 0;
   #closed = false;
   /** The server has answered since a connection broke or could not be opened. Until it has, one attempt to connect is made at a time. */
@@ -50,25 +55,26 @@ export class Pool {
   constructor(driver: Driver, max: number, address?: string) {
     this.#driver = driver;
     this.#max = max;
+    this.places = new Line(max - 2);
     this.address = address;
   }
 
-  /** A connection for one exchange. Rejects after `timeout` ms, or with the outcome of the attempt to connect that it shared. */
-  take(priority: Priority, lease: number, timeout: number): Connection | Promise<Connection> {
-    this.#shortestLease = Math.min(this.#shortestLease, lease);
+  /** Gives a connection for one exchange: an idle one at once. */
+  take(taker: Taker): void {
+    this.#shortestLease = Math.min(this.#shortestLease, taker.lease);
     const idle = this.#idle.pop();
-    if (idle) return idle;
-    return new Promise((resolve, reject) => {
-      if (this.#closed) return reject(new ClosedError());
-      const queue = this.#queues[priority];
-      const timer = new Alarm(timeout, () => {
-        queue.delete(taker);
-        reject(new UnavailableError('no connection was free in time', false, this.#failure));
-      });
-      const taker = { resolve, reject, timer };
-      queue.add(taker);
+    if (idle) taker.take(idle);
+    else if (this.#closed) queueMicrotask(() => taker.fail(new ClosedError()));
+    else {
+      this.#queues[taker.priority].add(taker);
       this.#pump();
-    });
+    }
+  }
+
+  /** Takes back what needs a connection no more. Returns why there was none. */
+  leave(taker: Taker): UnavailableError {
+    this.#queues[taker.priority].delete(taker);
+    return new UnavailableError('no connection was free in time', false, this.#failure);
   }
 
   /** Takes a connection back whose reply has been read. */
@@ -118,22 +124,6 @@ export class Pool {
     return this.#until - at;
   }
 
-  /** Whether a wait may have a connection; two are left free for everything else. If not, `free` is called when it may. */
-  takePlace(free: () => void): boolean {
-    const taken = this.#places.size < this.#max - 2;
-    (taken ? this.#places : this.#placeless).add(free);
-    return taken;
-  }
-
-  leavePlace(free: () => void): void {
-    if (this.#placeless.delete(free) || !this.#places.delete(free)) return;
-    const [next] = this.#placeless;
-    if (!next) return;
-    this.#placeless.delete(next);
-    this.#places.add(next);
-    next();
-  }
-
   close(): void {
     this.#closed = true;
     this.#retry?.cancel();
@@ -153,8 +143,7 @@ export class Pool {
         const connection = this.#idle.pop();
         if (!connection) break;
         queue.delete(taker);
-        taker.timer.cancel();
-        taker.resolve(connection);
+        taker.take(connection);
       }
       waiting += queue.size;
     }
@@ -230,11 +219,9 @@ export class Pool {
 
   #rejectAll(error: Error): void {
     for (const queue of this.#queues) {
-      for (const taker of queue) {
-        taker.timer.cancel();
-        taker.reject(error);
-      }
+      const takers = [...queue];
       queue.clear();
+      for (const taker of takers) taker.fail(error);
     }
   }
 }

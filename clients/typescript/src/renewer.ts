@@ -39,44 +39,44 @@ export class Renewer {
   renewNow(hold: Hold): void {
     if (hold.renewing) return;
     this.remove(hold);
-    void this.send([hold]);
+    this.send([hold]);
   }
 
-  /** Sends one renewal for each, and sees to them again when that is due. Rejects never. */
-  async send(batch: readonly Hold[]): Promise<void> {
+  /** Sends one renewal for each, and sees to them again when that is due. Calls `done` then. */
+  send(batch: readonly Hold[], done?: () => void): void {
     const [head] = batch as [Hold];
-    const [key] = head.terms.keys as [string];
-    const pool = this.#server.pool(key);
+    const target = head.terms.keys[0] as string;
+    const pool = this.#server.pool(target);
     const lease = Math.min(...batch.map((hold) => hold.lease));
     const left = Math.min(lease, ...batch.map((hold) => hold.certain - now()));
     const timeout = silence(lease) + (head.terms.replicas ? pool.replicasTimeout : 0);
     let asked: Hold[] = [];
-    let failed: readonly Hold[] = batch;
-    let pause = 0;
     for (const hold of batch) hold.renewing = true;
-    const renewals = (sent: number): string[][] => {
-      // Once a release has begun, nothing is renewed.
-      asked = batch.filter((hold) => hold.isActive);
-      return asked.map((hold) => hold.renewal(sent));
-    };
-    try {
-      const { replies, sent } = await this.#server.exchange(key, renewals, {
-        priority: RENEW,
-        lease,
-        timeout: Math.max(1, Math.min(timeout, left)),
-        connection: head.connection,
-      });
-      failed = asked.filter((hold, i) => !hold.takeRenewal(replies[i], sent));
-      if (failed.length > 0) pause = pool.pause();
-    } catch (error) {
-      if (!(error instanceof UnavailableError)) pause = pool.pause();
-      else if (error.sent) for (const hold of asked) hold.stale = true;
-    }
-    for (const hold of failed) hold.due = hold.isRenewed ? Math.min(now() + pause, hold.certain) : hold.certain;
-    for (const hold of batch) {
-      hold.renewing = false;
-      this.add(hold);
-    }
+    this.#server.exchange({
+      target,
+      priority: RENEW,
+      lease,
+      timeout: Math.max(1, Math.min(timeout, left)),
+      own: head.connection,
+      commands: (sent) => {
+        // Once a release has begun, nothing is renewed.
+        asked = batch.filter((hold) => hold.isActive);
+        return asked.map((hold) => hold.renewal(sent));
+      },
+      isReply: (reply, place) => (asked[place] as Hold).isRenewal(reply),
+      done: (outcome, sent) => {
+        let failed = batch;
+        if (!(outcome instanceof Error)) failed = asked.filter((hold, i) => !hold.takeRenewal(outcome[i], sent));
+        else if (outcome instanceof UnavailableError && outcome.sent) for (const hold of asked) hold.broke();
+        const pause = failed.length > 0 && !(outcome instanceof UnavailableError) ? pool.pause() : 0;
+        for (const hold of failed) hold.due = hold.isRenewed ? Math.min(now() + pause, hold.certain) : hold.certain;
+        for (const hold of batch) {
+          hold.renewing = false;
+          this.add(hold);
+        }
+        done?.();
+      },
+    });
   }
 
   #ring(at: number): void {
@@ -94,6 +94,6 @@ export class Renewer {
         else groups.set(target, [hold]);
       }
     }
-    for (const holds of groups.values()) for (let i = 0; i < holds.length; i += PIPELINE) void this.send(holds.slice(i, i + PIPELINE));
+    for (const holds of groups.values()) for (let i = 0; i < holds.length; i += PIPELINE) this.send(holds.slice(i, i + PIPELINE));
   }
 }

@@ -1,35 +1,8 @@
-import { ask, type Connection, type Driver } from './driver.js';
+import type { Connection, Driver } from './driver.js';
 import { ServerError, UnavailableError } from './errors.js';
-import { Pool, type Priority } from './pool.js';
-import { Alarm, now, sleep } from './time.js';
-
-/** The commands of one pipeline, made right before they are written; none: they are not wanted any more. */
-export type Commands = (sent: number) => readonly (readonly string[])[];
-
-export interface Exchange {
-  priority: Priority;
-  /** The lease that the request is about: it bounds the pauses. */
-  lease: number;
-  /** How long to wait for a connection and the replies, ms. */
-  timeout: number;
-  /** Only the connection is waited for within `timeout`; the sender of the request decides how long it may take. */
-  patient?: boolean;
-  /** The connection to use instead of one of the pool. */
-  connection?: Connection | undefined;
-  /** Called when the commands are written. */
-  written?: (connection: Connection) => void;
-  /** Whether the connection, after these replies, stays with the caller. */
-  keep?: (replies: readonly unknown[]) => boolean;
-  /** Whether it may be sent again after a lost reply. Default true. If not, the connection has to show first that it answers. */
-  repeatable?: boolean;
-}
-
-export interface Request extends Exchange {
-  /** When to give up, by the monotonic clock. It is sent once at least. */
-  end: () => number;
-  /** Called when a reply was lost. */
-  broke?: () => void;
-}
+import { type Exchange, type Request, Sending } from './exchange.js';
+import { Pool } from './pool.js';
+import { after, now } from './time.js';
 
 /** Sends requests to the server that serves a key: the only one, or a node of a cluster. */
 export class Server {
@@ -59,105 +32,76 @@ export class Server {
     return this.#driver.addresses?.().map((address) => this.#at(address)) ?? [this.#at(undefined)];
   }
 
-  /**
-   * Sends commands in one pipeline, once, and resolves with their replies; an error reply is an element of these. Follows one redirect.
-   * Rejects with an {@link UnavailableError} if there is no answer, and with a {@link ServerError} if the server refuses connections.
-   */
-  async exchange(target: string | Pool, commands: Commands, options: Exchange): Promise<{ replies: readonly unknown[]; sent: number }> {
-    const end = now() + options.timeout;
-    let asking: Pool | undefined;
-    for (let redirected = false; ; redirected = true) {
-      const pool = asking ?? this.pool(target);
-      let connection = options.connection;
-      let replies: unknown[] = [];
-      let sent = 0;
-      try {
-        // An idle connection is written to at once: what else there is to do is done while the server works.
-        const taken = connection ?? pool.take(options.priority, options.lease, end - now());
-        connection = taken instanceof Promise ? await taken : taken;
-        if (connection.closed) throw new UnavailableError('the connection is closed', false);
-        if (options.repeatable === false)
-          await send(connection, [['PING']], end - now()).catch((error) => {
-            throw new UnavailableError('the connection broke', false, error);
-          });
-        sent = now();
-        const list = commands(sent);
-        const written = asking ? list.flatMap((command) => [['ASKING'], command]) : list;
-        if (list.length > 0) {
-          const answered = send(connection, written, options.patient ? undefined : end - sent);
-          options.written?.(connection);
-          replies = await answered;
-        }
-        if (asking) replies = replies.filter((_, i) => i % 2 === 1);
-      } catch (error) {
-        if (options.connection) options.connection.close();
-        else if (connection) pool.broke(connection);
-        this.#forget(pool);
-        throw error;
-      }
-      const failed = replies.filter((reply): reply is ServerError => reply instanceof ServerError);
-      if (replies.length > 0 && failed.length === 0) pool.succeeded();
-      if (failed.some(({ code }) => code === 'READONLY' || code === 'UNBLOCKED')) {
-        pool.dropIdle();
-        connection.close();
-        this.#forget(pool);
-      }
-      if (!options.connection) {
-        if (options.keep?.(replies)) pool.detach(connection);
-        else pool.give(connection);
-      }
-      const redirects = this.#driver.addresses ? failed.filter(({ code }) => code === 'MOVED' || code === 'ASK') : [];
-      // A node that was cut off from its cluster may have lost its slots.
-      if (failed.some(({ code }) => code === 'CLUSTERDOWN')) this.#forget(pool);
-      else if (failed.length > redirects.length) this.#avoid(pool);
-      asking = undefined;
-      for (const { message } of redirects) {
-        const [kind, slot, address = ''] = message.split(' ');
-        // Without a host, it is that of the node that answered.
-        const node = /^:\d+$/.test(address) ? `${pool.address?.replace(/:\d+$/, '')}${address}` : address;
-        if (kind === 'ASK') asking = this.#at(node);
-        else this.#slots.set(Number(slot), node);
-      }
-      if (redirected || redirects.length === 0 || redirects.length < replies.length) return { replies, sent };
-    }
+  /** Sends a pipeline once, in the background. */
+  exchange(exchange: Exchange): void {
+    new Sending(this, exchange);
   }
 
-  /**
-   * Sends commands until the first one is answered: again after an error that passes, and after a lost reply. Rejects with the last error.
-   */
-  async request(target: string | Pool, commands: Commands, options: Request): Promise<unknown> {
-    let exchange: Exchange = options;
-    for (;;) {
-      let failure: unknown;
-      try {
-        const [reply] = (await this.exchange(target, commands, exchange)).replies;
-        if (!(reply instanceof ServerError)) return reply;
-        failure = reply;
-      } catch (error) {
-        failure = error;
-      }
-      if (failure instanceof UnavailableError) {
-        if (failure.sent) options.broke?.();
-        if (options.connection || (failure.sent && options.repeatable === false)) throw failure;
-      } else if (failure instanceof ServerError && failure.passing) {
-        await sleep(Math.min(this.pool(target).pause(), Math.max(0, options.end() - now())));
-      } else throw failure;
-      const left = options.end() - now();
-      if (left <= 0) throw failure;
-      exchange = { ...options, timeout: Math.min(options.timeout, left) };
-    }
+  /** Sends a pipeline until its first command is answered, in the background. Calls `done` with that reply, or with the last error. */
+  request(request: Request, done: (reply: unknown) => void, timeout = request.timeout): void {
+    const { target, priority, lease, own, commands, repeatable = true } = request;
+    const take = (outcome: readonly unknown[] | Error): void => {
+      const reply = outcome instanceof Error ? outcome : outcome[0];
+      const pause = reply instanceof Error ? this.pauseAfter(reply, target) : undefined;
+      const wasLost = reply instanceof UnavailableError && reply.sent;
+      if (wasLost) request.broke?.();
+      const isLast = reply instanceof UnavailableError && (own || (wasLost && !repeatable));
+      if (pause === undefined || isLast || now() + pause >= request.end()) done(reply);
+      else after(pause, () => this.request(request, done, Math.min(request.timeout, request.end() - now())));
+    };
+    this.exchange({ target, priority, lease, timeout, own, commands, done: take });
+  }
+
+  /** As {@link Server.request}: resolves with the reply, or rejects with the error. */
+  ask(request: Request): Promise<unknown> {
+    return new Promise((resolve, reject) => {
+      this.request(request, (reply) => (reply instanceof Error ? reject(reply) : resolve(reply)));
+    });
+  }
+
+  /** How long to wait before what failed is sent again, ms; undefined: it would fail again. */
+  pauseAfter(failure: Error, target: string | Pool): number | undefined {
+    if (failure instanceof UnavailableError) return 0; // The pool pauses before it connects again.
+    return failure instanceof ServerError && failure.passing ? this.pool(target).pause() : undefined;
   }
 
   /** Writes a last command on an idle connection's way out, without waiting for its reply. */
   lastWords(key: string, command: readonly string[]): void {
     this.pool(key)
       .idle()
-      ?.send(command)
-      .catch(() => {});
+      ?.send([command], () => {});
   }
 
   close(): void {
     for (const pool of this.#pools.values()) pool.close();
+  }
+
+  /** Takes note of what error replies say about their server. Returns where they redirect to, if all of them do. */
+  learn(
+    target: string | Pool,
+    pool: Pool,
+    connection: Connection,
+    replies: readonly unknown[],
+  ): { pool: Pool; isAsking: boolean } | undefined {
+    const failed = replies.filter((reply): reply is ServerError => reply instanceof ServerError);
+    const redirects = this.#driver.addresses ? failed.filter(({ code }) => code === 'MOVED' || code === 'ASK') : [];
+    if (failed.some(({ code }) => code === 'READONLY' || code === 'UNBLOCKED')) {
+      pool.dropIdle();
+      connection.close();
+      this.forget(pool);
+    }
+    // A node that was cut off from its cluster may have lost its slots.
+    if (failed.some(({ code }) => code === 'CLUSTERDOWN')) this.forget(pool);
+    else if (failed.length > redirects.length) this.#avoid(pool);
+    let asking: Pool | undefined;
+    for (const { message } of redirects) {
+      const [kind, slot, address = ''] = message.split(' ');
+      // Without a host, it is that of the node that answered.
+      const node = /^:\d+$/.test(address) ? `${pool.address?.replace(/:\d+$/, '')}${address}` : address;
+      if (kind === 'ASK') asking = this.#at(node);
+      else this.#slots.set(Number(slot), node);
+    }
+    return redirects.length === replies.length ? { pool: asking ?? this.pool(target), isAsking: asking !== undefined } : undefined;
   }
 
   #at(address: string | undefined): Pool {
@@ -170,7 +114,7 @@ export class Server {
   }
 
   /** The node did not answer: another one knows who serves its slots now. One at a time, they would outlast the leases of a pipeline. */
-  #forget(pool: Pool): void {
+  forget(pool: Pool): void {
     for (const [slot, address] of this.#slots) if (address === pool.address) this.#slots.delete(slot);
     this.#avoid(pool);
   }
@@ -180,29 +124,6 @@ export class Server {
     const addresses = this.#driver.addresses?.() ?? [];
     if (addresses[this.#guide % addresses.length] === pool.address) this.#guide++;
   }
-}
-
-/** Writes commands and collects their replies; an error reply is one of them. */
-function send(connection: Connection, commands: readonly (readonly string[])[], timeout: number | undefined): Promise<unknown[]> {
-  return new Promise((resolve, reject) => {
-    const replies: unknown[] = [];
-    let missing = commands.length;
-    let alarm: Alarm | undefined;
-    const fail = (error: unknown): void => {
-      alarm?.cancel();
-      reject(error);
-    };
-    commands.forEach((command, i) => {
-      ask(connection, command).then((reply) => {
-        replies[i] = reply;
-        if (--missing > 0) return;
-        alarm?.cancel();
-        resolve(replies);
-      }, fail);
-    });
-    if (timeout !== undefined)
-      alarm = new Alarm(timeout, () => fail(new UnavailableError(`no reply within ${Math.round(timeout)} ms`, true)));
-  });
 }
 
 /** The slot of a cluster that a key is in (CRC16/XMODEM of the key, or of its hash tag). */

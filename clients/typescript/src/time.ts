@@ -1,8 +1,8 @@
 /** The monotonic clock, ms. It may stand while the machine is suspended: {@link Hold.isHeld} compares the wall clock, too. */
 export const now = (): number => performance.now();
 
-/** The wall clock, ms, minus the monotonic one: grows while the machine is suspended. */
-export const wallOffset = (): number => Date.now() - now();
+/** The wall clock, ms, minus the monotonic one, which is `at` now: grows while the machine is suspended. */
+export const wallOffset = (at: number): number => Date.now() - at;
 
 /** Something to be done in `ms`, unless it is cancelled. It does not keep the process alive. */
 export class Alarm {
@@ -26,6 +26,12 @@ export class Alarm {
     this.#timer = setTimeout(tick, Math.min(Math.ceil(ms), 2 ** 31 - 1)).unref();
   }
 }
+
+/** Does something in `ms`; at once, if that is no time. */
+export const after = (ms: number, work: () => void): void => {
+  if (ms > 0) new Alarm(ms, work);
+  else work();
+};
 
 export const sleep = (ms: number): Promise<void> =>
   new Promise((resolve) => {

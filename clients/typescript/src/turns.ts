@@ -1,20 +1,49 @@
-/** Lines of tasks, of which the first one is served until it leaves. */
-export class Turns {
-  readonly #lines = new Map<unknown, Set<() => void>>();
+/** A line of tasks, of which the first `capacity` are served until they leave. */
+export class Line {
+  readonly #capacity: number;
+  readonly #tasks = new Set<() => void>();
 
-  /** Joins a line. Returns whether it is its turn already; if not, `turn` is called when it is. */
-  join(name: unknown, turn: () => void): boolean {
-    const line = this.#lines.get(name) ?? new Set();
-    this.#lines.set(name, line.add(turn));
-    return line.values().next().value === turn;
+  constructor(capacity: number) {
+    this.#capacity = capacity;
   }
 
-  leave(name: unknown, turn: () => void): void {
+  get isEmpty(): boolean {
+    return this.#tasks.size === 0;
+  }
+
+  /** Joins the line. Returns whether it is served at once; if not, `turn` is called when it is. */
+  join(turn: () => void): boolean {
+    return this.#tasks.add(turn).size <= this.#capacity;
+  }
+
+  leave(turn: () => void): void {
+    let place = 0;
+    let wasServed = false;
+    let next: (() => void) | undefined;
+    for (const task of this.#tasks) {
+      if (place++ === this.#capacity) next = task;
+      else wasServed ||= task === turn;
+      if (next) break;
+    }
+    this.#tasks.delete(turn);
+    if (wasServed) next?.();
+  }
+}
+
+/** Lines by name, in each of which one task is served. */
+export class Turns {
+  readonly #lines = new Map<string, Line>();
+
+  /** As {@link Line.join}. */
+  join(name: string, turn: () => void): boolean {
+    const line = this.#lines.get(name) ?? new Line(1);
+    this.#lines.set(name, line);
+    return line.join(turn);
+  }
+
+  leave(name: string, turn: () => void): void {
     const line = this.#lines.get(name);
-    const wasFirst = line?.values().next().value === turn;
-    if (!line?.delete(turn)) return;
-    const [next] = line;
-    if (!next) this.#lines.delete(name);
-    else if (wasFirst) next();
+    line?.leave(turn);
+    if (line?.isEmpty) this.#lines.delete(name);
   }
 }

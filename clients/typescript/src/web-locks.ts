@@ -315,13 +315,12 @@ export class LockManager {
 
   #acquire(request: Request, wait: number | undefined, more: { urgent?: boolean; waited?: number } = {}): Promise<Hold | null> {
     const options = { lease: this.#lease, shared: request.mode === 'shared', wait };
-    const { acquisition, result } = this.#holdfast.acquire([this.#prefix + encode(request.name)], options, {
+    request.acquisition = this.#holdfast.acquire([this.#prefix + encode(request.name)], options, {
       prefix: `${this.#clientId}#`,
       waited: waitedSince(request),
       ...more,
     });
-    request.acquisition = acquisition;
-    return result;
+    return request.acquisition.outcome;
   }
 
   #grant(request: Request, hold: Hold): void {

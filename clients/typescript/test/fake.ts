@@ -1,4 +1,4 @@
-import type { Connection, Driver } from '../src/driver.js';
+import type { Connection, Driver, Outcome, Pipeline } from '../src/driver.js';
 import { ServerError, UnavailableError } from '../src/errors.js';
 
 /** What the fake server does with a request: replies, says nothing, or cuts the connection. */
@@ -11,7 +11,7 @@ export class FakeConnection implements Connection {
   readonly id: number;
   readonly address: string | undefined;
   readonly #server: FakeServer;
-  readonly #pending = new Set<{ resolve(reply: unknown): void; reject(error: Error): void; args: readonly string[] }>();
+  readonly #pending = new Set<{ args: readonly string[]; take(reply: unknown): void; fail(error: UnavailableError): void }>();
 
   constructor(server: FakeServer, id: number, address?: string) {
     this.#server = server;
@@ -19,11 +19,20 @@ export class FakeConnection implements Connection {
     this.address = address;
   }
 
-  send(args: readonly string[]): Promise<unknown> {
-    if (this.closed) return Promise.reject(new UnavailableError('closed', false));
-    return new Promise((resolve, reject) => {
-      const entry = { resolve, reject, args };
-      this.#pending.add(entry);
+  send(pipeline: Pipeline, done: (outcome: Outcome) => void): void {
+    const replies: unknown[] = [];
+    let missing = pipeline.length;
+    let settled = false;
+    const finish = (outcome: Outcome): void => {
+      if (!settled) done(outcome);
+      settled = true;
+    };
+    pipeline.forEach((args, i) => {
+      const take = (reply: unknown): void => {
+        replies[i] = reply;
+        if (--missing === 0) finish(replies);
+      };
+      this.#pending.add({ args, take, fail: finish });
       this.#server.log.push(args.join(' '));
       const act = this.#server.act(args, this);
       if (act === 'cut') setTimeout(() => this.close(), 1);
@@ -36,18 +45,17 @@ export class FakeConnection implements Connection {
     for (const entry of this.#pending) {
       if (entry.args !== args) continue;
       this.#pending.delete(entry);
-      if (typeof reply === 'string' && reply.startsWith('-')) entry.reject(ServerError.from(reply.slice(1)));
-      else entry.resolve(reply);
+      entry.take(typeof reply === 'string' && reply.startsWith('-') ? ServerError.from(reply.slice(1)) : reply);
       return;
     }
   }
 
-  close(): void {
+  close(reason = new UnavailableError('broke', true)): void {
     if (this.closed) return;
     this.closed = true;
-    for (const { reject } of this.#pending) reject(new UnavailableError('broke', true));
-    this.#pending.clear();
     this.onClose?.();
+    for (const { fail } of this.#pending) fail(reason);
+    this.#pending.clear();
   }
 }
 

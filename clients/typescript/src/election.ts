@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { setTimeout as pause } from 'node:timers/promises';
 import { ClosedError, LockLostError, type LossReason } from './errors.js';
-import { checkLease, checkRange, type Hold } from './hold.js';
+import { checkFunction, checkLease, checkRange, type Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import type { LockInfo } from './replies.js';
 import { onAbort } from './signals.js';
@@ -52,6 +52,8 @@ export class Election {
     checkLease(options.lease ?? 5000);
     checkRange('replicas', options.replicas ?? 0, 0, 2 ** 31 - 1);
     if (typeof value !== 'string') throw new TypeError(`value must be a string, got ${String(value)}`);
+    checkFunction('onElected', options.onElected);
+    checkFunction('onLost', options.onLost);
     holdfast.key(name);
     const abort = (): void => this.#ending.abort();
     const ignoreSignal = signal && onAbort(signal, abort);

@@ -253,11 +253,7 @@ export class Hold {
   /** @internal Whether this is the reply to a renewal that succeeded, of one or several names. */
   isRenewal(reply: unknown): boolean {
     const tokens = this.names.length === 1 ? [reply] : reply;
-    return (
-      Array.isArray(tokens) &&
-      tokens.length === this.names.length &&
-      tokens.every((token) => token === null || Number(token) === this.fence)
-    );
+    return Array.isArray(tokens) && tokens.length === this.names.length && tokens.every((token) => token === null || token === this.fence);
   }
 
   /** @internal A connection broke under a request of this owner. */
@@ -431,3 +427,8 @@ export function checkRange(what: string, value: number, least: number, most: num
 
 /** Refuses what is no lease. */
 export const checkLease = (value: number): number => checkRange('lease', value, 1, LONGEST_LEASE);
+
+/** Refuses what is no function, unless it is left out. */
+export function checkFunction(what: string, value: unknown): void {
+  if (value !== undefined && typeof value !== 'function') throw new TypeError(`${what} must be a function, got ${String(value)}`);
+}

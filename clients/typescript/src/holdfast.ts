@@ -3,7 +3,7 @@ import { Acquisition } from './acquisition.js';
 import type { Driver } from './driver.js';
 import { Election, type ElectionOptions, type Leader, leaderOf, observe } from './election.js';
 import { ClosedError, type LossReason, NotAcquiredError } from './errors.js';
-import { type Client, checkLease, checkRange, type Hold, keepAlive, type Terms, type Work } from './hold.js';
+import { type Client, checkFunction, checkLease, checkRange, type Hold, keepAlive, type Terms, type Work } from './hold.js';
 import { OTHER, type Pool } from './pool.js';
 import { Renewer } from './renewer.js';
 import { type LockInfo, lockInfo, type Waiter, waiterList } from './replies.js';
@@ -116,12 +116,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   readonly #background = new Count();
   #closing: Promise<void> | undefined;
 
-  /** Connects when it is first used. Throws a `RangeError` if an option is out of range, and a `TypeError` if `driver` is none. */
+  /** Connects when it is first used. Throws a `RangeError` if an option is out of range, and a `TypeError` if `driver` or `actor` is none. */
   constructor(driver: Driver, options: HoldfastOptions = {}) {
     super();
     this.#options = options;
     if (!driver || 'duplicate' in driver) throw new TypeError('driver must come from fromIoredis or fromNodeRedis');
     checkLease(options.lease ?? 1);
+    checkFunction('actor', options.actor);
     const server = new Server(driver, checkRange('maxConnections', options.maxConnections ?? 32, 3, Number.POSITIVE_INFINITY));
     this.#client = {
       server,
@@ -170,6 +171,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     work: (signal: AbortSignal, hold: Hold) => T | PromiseLike<T>,
     options: LockOptions = {},
   ): Promise<T> {
+    checkFunction('work', work ?? null);
     const hold = await this.lockAll(typeof name === 'string' ? [name] : name, options);
     return hold.run(work);
   }

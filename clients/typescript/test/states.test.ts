@@ -629,6 +629,25 @@ test('hold_is_renewed_while_another_of_its_pipeline_is_refused', async () => {
   expect([good?.isHeld, bad?.isHeld]).toEqual([true, false]);
 });
 
+test.each([
+  ['lock', reply('NONSENSE')],
+  ['lock', reply(TOKEN + 1)],
+  ['lock', reply([TOKEN])],
+  ['lockAll', reply(TOKEN)],
+  ['lockAll', reply([TOKEN])],
+] as ['lock' | 'lockAll', Act][])(
+  'renewal_of_%s_is_repeated_over_another_connection_when_reply_is_neither_token_nor_nil',
+  async (call, act) => {
+    const { server, holdfast } = start({ ACQUIRE: [granted], MACQUIRE: [granted], '*': [act] });
+    const hold = await within(10, call === 'lock' ? holdfast.lock('a', { lease: 2000 }) : holdfast.lockAll(['a', 'b'], { lease: 2000 }));
+    await vi.advanceTimersByTimeAsync(1000);
+    expect(server.connections[0]?.closed).toBe(true);
+    expect(hold.remaining).toBeGreaterThan(0);
+    await vi.advanceTimersByTimeAsync(1000);
+    expect(hold.signal.reason).toMatchObject({ reason: 'expired' });
+  },
+);
+
 test('check_lengthens_nothing_and_finds_a_loss', async () => {
   let held = true;
   const { holdfast } = start((args) => {
@@ -1152,6 +1171,18 @@ test('lock_refuses_what_typescript_would', async () => {
   );
   for (const driver of [undefined, { connect() {}, duplicate() {} }] as unknown as FakeServer[])
     expect(() => new Holdfast(driver)).toThrow('driver must come from fromIoredis or fromNodeRedis');
+  expect(server.sent).toEqual([]);
+});
+
+test('callbacks_that_are_no_functions_are_refused_before_anything_is_sent', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  const work = 'work' as unknown as () => void;
+  await expect(holdfast.using('a', work)).rejects.toThrow('work must be a function, got work');
+  await expect(holdfast.semaphore('a', 2).using(work)).rejects.toThrow('work must be a function, got work');
+  expect(() => holdfast.elect('a', { onElected: work })).toThrow('onElected must be a function, got work');
+  expect(() => holdfast.elect('a', { onLost: work })).toThrow('onLost must be a function, got work');
+  expect(() => start({}, { actor: work as unknown as () => string })).toThrow('actor must be a function, got work');
+  await vi.advanceTimersByTimeAsync(100);
   expect(server.sent).toEqual([]);
 });
 

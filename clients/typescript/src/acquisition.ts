@@ -155,9 +155,9 @@ export class Acquisition {
       timeout: this.#waits ? ASK_AGAIN : Math.max(1, this.#deadline - now()),
       commands: (sent) => this.#commands(attempt, sent),
       written: (connection) => this.#written(attempt, connection),
-      isReply: Array.isArray,
+      isReply: isGrant,
       // A newer request is answered, too, and binds an ephemeral hold to its connection.
-      keeps: ([reply]) => ephemeral && Array.isArray(reply) && this.#state === 'waiting' && attempt === this.#last,
+      keeps: ([reply]) => ephemeral && isGrant(reply) && this.#state === 'waiting' && attempt === this.#last,
       done: (outcome) => this.#take(attempt, outcome instanceof Error ? outcome : outcome[0]),
     });
   }
@@ -212,7 +212,7 @@ export class Acquisition {
     const isNewest = this.#newest === attempt;
     if (isNewest) this.#newest = undefined;
     if (reply instanceof UnavailableError && reply.sent) this.broke = true;
-    if (Array.isArray(reply)) this.#granted(attempt, Number(reply[0]), Number(reply[1]));
+    if (isGrant(reply)) this.#granted(attempt, reply[0], reply[1]);
     else if (isNewest && this.#state === 'waiting') {
       if (reply instanceof Error) this.#failed(reply);
       else if (reply === null) this.#refused(attempt);
@@ -250,11 +250,11 @@ export class Acquisition {
       this.#withdraw();
       return;
     }
-    const { ephemeral, lease } = this.terms;
+    const { ephemeral } = this.terms;
     if (this.#state === 'confirming' || (ephemeral && attempt !== this.#last)) return;
     const hold = new Hold(this, token, attempt.sent + waited, attempt.offset, ephemeral ? attempt.connection : undefined);
     this.#hold = hold;
-    if (hold.left >= lease / 2) this.#held(hold);
+    if (hold.counts) this.#held(hold);
     else {
       // A renewal decides.
       this.#state = 'confirming';
@@ -264,16 +264,15 @@ export class Acquisition {
 
   #confirmed(hold: Hold): void {
     if (this.#state === 'over') return;
-    if (hold.isActive && hold.left >= hold.lease / 2) {
-      this.#held(hold);
-      return;
+    if (hold.counts) this.#held(hold);
+    else {
+      this.#state = 'waiting';
+      this.#hold = undefined;
+      this.#cause = new UnavailableError('the grant came too late to count', true);
+      hold.connection?.close();
+      if (this.#waits) this.#again(this.client.server.pool(this.#key).pause());
+      else this.#giveUp();
     }
-    this.#state = 'waiting';
-    this.#hold = undefined;
-    this.#cause = new UnavailableError('the grant came too late to count', true);
-    hold.connection?.close();
-    if (this.#waits) this.#again(this.client.server.pool(this.#key).pause());
-    else this.#giveUp();
   }
 
   #held(hold: Hold): void {
@@ -360,6 +359,10 @@ export class Acquisition {
     return this.#withdrawal === 'overtaken';
   }
 }
+
+/** Whether this is a token, and for how long the request waited, ms. */
+const isGrant = (reply: unknown): reply is [number, number] =>
+  Array.isArray(reply) && typeof reply[0] === 'number' && typeof reply[1] === 'number';
 
 /** Closes the connection of a request that is not answered. */
 const abandon = (attempt: Attempt): void => attempt.connection?.close(new UnavailableError(SILENT, true));

@@ -234,9 +234,10 @@ export class Hold {
     return this.#certain;
   }
 
-  /** @internal For how long the hold is certain by both clocks, ms. */
-  get left(): number {
-    return Math.min(this.#certain - now(), this.#certainWall - Date.now());
+  /** @internal Whether half of its lease is certain, by both clocks: less does not count when it is granted. */
+  get counts(): boolean {
+    const half = this.#lease / 2;
+    return this.isActive && this.#certain - now() >= half && this.#certainWall - Date.now() >= half;
   }
 
   /** @internal The renewal to be written now. A shorter lease begins now, even if the reply is lost. */
@@ -413,7 +414,8 @@ const isOverwritten = (reply: unknown): boolean => reply instanceof ServerError 
 
 /** `LOCK.VERB key owner …`, or `LOCK.MVERB n key… owner …`. */
 export function command(verb: string, keys: readonly string[], owner: string, ...rest: string[]): string[] {
-  return keys.length === 1 ? [`LOCK.${verb}`, ...keys, owner, ...rest] : [`LOCK.M${verb}`, String(keys.length), ...keys, owner, ...rest];
+  const [key = ''] = keys;
+  return keys.length === 1 ? [`LOCK.${verb}`, key, owner, ...rest] : [`LOCK.M${verb}`, String(keys.length), ...keys, owner, ...rest];
 }
 
 /** The longest lease that the server accepts, ms: ten years. */

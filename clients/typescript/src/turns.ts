@@ -17,6 +17,7 @@ export class Line {
   }
 
   leave(turn: () => void): void {
+    if (!this.#tasks.has(turn)) return;
     let place = 0;
     let wasServed = false;
     let next: (() => void) | undefined;

@@ -127,8 +127,8 @@ test.each(['WRONGTYPE x', 'DEADLOCK x', 'NOPERM x', 'NOAUTH x', 'ERR syntax', 'N
   },
 );
 
-test('lock_asks_again_over_another_connection_when_reply_is_neither_token_nor_nil', async () => {
-  const { server, holdfast } = start({ ACQUIRE: [reply('NONSENSE'), granted] });
+test.each([['NONSENSE'], [[]], [['OK', 0]], [[TOKEN]]])('lock_asks_again_over_another_connection_when_reply_is_%j', async (nonsense) => {
+  const { server, holdfast } = start({ ACQUIRE: [reply(nonsense), granted] });
   expect((await within(500, holdfast.lock('a'))).fence).toBe(TOKEN);
   expect(server.sent).toHaveLength(2);
   expect(server.connections.map(({ closed }) => closed)).toEqual([true, false]);

@@ -3,7 +3,7 @@
 use crate::holds::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
 use crate::keyspace::{Lock, Name, NotRead, holder_cache, listeners};
-use crate::lock::serve::{Attempt, Change, Job, Judgement, Sight, View, WaitEnd};
+use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::replies::{end_request, end_wait, time_out};
 use crate::server::acl::User;
@@ -78,9 +78,8 @@ fn judge(state: &mut State, ctx: Ctx, attempt: Attempt, now: Now) {
         _ => match place_elsewhere(state, ctx, attempt.id()) {
             Some(place) => send_away(state, attempt.id(), &place, now),
             None => {
-                let judgement =
-                    attempt.judge(&mut ServingView { state, ctx, now, locks: attempt.keys() }, now.millis());
-                conclude(state, ctx, (attempt, judgement), now, None);
+                let end = attempt.judge(&mut ServingView { state, ctx, now, locks: attempt.keys() }, now.millis());
+                conclude(state, ctx, (attempt.id(), end), now, None);
             }
         },
     }
@@ -95,8 +94,8 @@ fn conclude_by(
     now: Now,
     lock: Option<(&Name, &mut Lock)>,
 ) {
-    let judgement = attempt.judge(&mut Seen(sight), now.millis());
-    conclude(state, ctx, (attempt, judgement), now, lock);
+    let end = attempt.judge(&mut Seen(sight), now.millis());
+    conclude(state, ctx, (attempt.id(), end), now, lock);
 }
 
 /// Reads a lock that may be granted. What is over of it has ended, and what only a step of the clock would end goes on,
@@ -124,13 +123,14 @@ fn look_to_grant<'a>(
 fn conclude(
     state: &mut State,
     ctx: Ctx,
-    (attempt, judgement): (Attempt, Judgement),
+    (id, end): (WaiterId, Option<WaitEnd>),
     now: Now,
     lock: Option<(&Name, &mut Lock)>,
 ) {
-    let Some((waiter, wait_end)) = state.agenda.judged(&mut state.queue, attempt, judgement) else { return };
+    let Some(end) = end else { return };
+    let Some(waiter) = state.agenda.ended(&mut state.queue, id, &end) else { return };
     state.left(&waiter);
-    let refused = match wait_end {
+    let refused = match end {
         WaitEnd::Refused(Decision::NotNew) => return time_out(state, waiter, now),
         WaitEnd::NotALock => WRONGTYPE.into(),
         WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),

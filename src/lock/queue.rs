@@ -38,9 +38,6 @@ pub struct Waiter<T> {
     pub demand: Demand,
     /// When it times out; `None`: never.
     pub until: Option<Millis>,
-    /// Of several keys, one that it was last found to have to wait for: until something changes there, the others need
-    /// not be looked at.
-    pub(super) blocked_on: Option<usize>,
     /// What the caller needs to answer it.
     pub asker: T,
 }
@@ -48,7 +45,7 @@ pub struct Waiter<T> {
 impl<T> Waiter<T> {
     /// A request that is not in the queue. It is handed on in a box.
     pub fn new(owner: Owner, keys: Rc<[LockKey]>, demand: Demand, until: Option<Millis>, asker: T) -> Box<Self> {
-        Box::new(Self { id: WaiterId::FIRST, owner, keys, demand, until, blocked_on: None, asker })
+        Box::new(Self { id: WaiterId::FIRST, owner, keys, demand, until, asker })
     }
 }
 
@@ -188,7 +185,7 @@ impl<T> Queue<T> {
         if actor::is_one_of_several(&owner) {
             self.by_actor.insert((actor::of(&owner), id));
         }
-        let waiter = Waiter { id, owner, keys, demand, until, blocked_on: None, asker };
+        let waiter = Waiter { id, owner, keys, demand, until, asker };
         self.waiters.insert(id, Box::new(waiter));
         id
     }
@@ -254,7 +251,7 @@ impl<T> Queue<T> {
     /// Puts another request of the same owner for the same keys, in whatever order, in the place of this one, which is returned.
     pub fn replace(&mut self, id: WaiterId, mut new: Box<Waiter<T>>) -> Option<Box<Waiter<T>>> {
         let place = self.waiters.get_mut(&id)?;
-        (new.id, new.blocked_on) = (id, place.blocked_on.filter(|_| place.keys == new.keys));
+        new.id = id;
         Some(std::mem::replace(place, new))
     }
 

@@ -73,7 +73,7 @@ enum Task {
 /// What has to be done next.
 #[derive(Debug)]
 pub enum Job {
-    /// Judge a waiting request: [`Attempt::judge`], then [`Agenda::judged`].
+    /// Judge a waiting request: [`Attempt::judge`], then [`Agenda::ended`] if that ends its wait.
     Judge(Attempt),
     /// Find out who holds a lock, then call [`Agenda::held_by`].
     FindHolders(LockKey),
@@ -88,36 +88,8 @@ pub struct Attempt {
     owner: Owner,
     keys: Rc<[LockKey]>,
     demand: Demand,
-    /// Whether it is the first in the queue of each of its keys.
-    is_head: Heads,
-    scope: Scope,
-    /// The position of a key that another client wrote, or that the owner may hold now.
-    foreign: Option<usize>,
-}
-
-#[derive(Debug)]
-enum Heads {
-    OfOne(bool),
-    OfSeveral(Box<[bool]>),
-}
-
-/// How much of a request must be examined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scope {
-    /// All its keys.
-    Whole,
-    /// Of several, only whether the one that somebody else wrote, or that the owner was granted, ends the wait: the
-    /// request has to wait for another one anyway.
-    CanBeHad,
-}
-
-/// What came of looking at a request.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Judgement {
-    /// Its wait ends.
-    Ends(WaitEnd),
-    /// It goes on waiting, for one of its keys at least: the one at this place.
-    Waits(usize),
+    /// Whether others are ahead of it in the queue of any of its keys: then it gets none of them.
+    ahead: Ahead,
 }
 
 impl Attempt {
@@ -139,45 +111,18 @@ impl Attempt {
         }
     }
 
-    /// Looks at the locks and decides: all of the keys or none.
-    pub fn judge(&self, locks: &mut impl View, now: Millis) -> Judgement {
-        let mut decisions = Vec::with_capacity(self.keys.len());
-        if self.scope == Scope::Whole {
-            for (place, key) in self.keys.iter().enumerate() {
-                match self.decide(locks, place, key, now) {
-                    Ok(granted @ Decision::Grant(..)) => decisions.push(granted),
-                    Ok(Decision::Wait) if !self.is_held_or_lost(locks, place, now) => return Judgement::Waits(place),
-                    _ => return self.judge_all(locks, now),
-                }
-            }
-            return Judgement::Ends(WaitEnd::Granted(decisions));
-        }
-        if self.is_held_or_lost(locks, 0, now) { self.judge_all(locks, now) } else { Judgement::Waits(0) }
-    }
-
-    /// Whether the key that somebody else wrote ends the wait, although the request has to wait for the one at `place`:
-    /// the owner holds it now, or it is no lock any more.
-    fn is_held_or_lost(&self, locks: &mut impl View, place: usize, now: Millis) -> bool {
-        let foreign = self.foreign.filter(|foreign| *foreign > place || self.scope == Scope::CanBeHad);
-        let key = foreign.and_then(|foreign| Some((foreign, self.keys.get(foreign)?)));
-        let decided = key.map(|(foreign, key)| self.decide(locks, foreign, key, now));
-        decided.is_some_and(|decided| !matches!(decided, Ok(Decision::Wait | Decision::Grant(..))))
-    }
-
-    /// Decides by all of the keys. Most requests don't get here: one that has to wait is in no need of the others.
-    fn judge_all(&self, locks: &mut impl View, now: Millis) -> Judgement {
+    /// Looks at the locks and decides: all of the keys or none. `None`: it goes on waiting.
+    pub fn judge(&self, locks: &mut impl View, now: Millis) -> Option<WaitEnd> {
         let keys = self.keys.iter().enumerate();
         let decisions: Result<Vec<_>, _> = keys.map(|(place, key)| self.decide(locks, place, key, now)).collect();
         let decisions = match decisions {
             Ok(decisions) => decisions,
-            Err(end) => return Judgement::Ends(end),
+            Err(end) => return Some(end),
         };
         match all_or_none(&decisions) {
-            Ok(()) => Judgement::Ends(WaitEnd::Granted(decisions)),
-            Err(Decision::Wait) => {
-                Judgement::Waits(decisions.iter().position(|it| *it == Decision::Wait).unwrap_or_default())
-            }
-            Err(refusal) => Judgement::Ends(WaitEnd::Refused(refusal)),
+            Ok(()) => Some(WaitEnd::Granted(decisions)),
+            Err(Decision::Wait) => None,
+            Err(refusal) => Some(WaitEnd::Refused(refusal)),
         }
     }
 
@@ -188,18 +133,10 @@ impl Attempt {
             Sight::BeingConfirmed | Sight::Elsewhere => return Ok(Decision::Wait),
             Sight::TooMuch => return Err(WaitEnd::TooMuch(place)),
         };
-        match decide(&standing, &self.demand, self.ahead(place), now) {
+        match decide(&standing, &self.demand, self.ahead, now) {
             refusal if refusal.is_refusal() => Err(WaitEnd::Refused(refusal)),
             decision => Ok(decision),
         }
-    }
-
-    fn ahead(&self, place: usize) -> Ahead {
-        let is_head = match &self.is_head {
-            Heads::OfOne(is_head) => *is_head,
-            Heads::OfSeveral(heads) => heads.get(place).copied().unwrap_or(false),
-        };
-        if is_head { Ahead::Nobody } else { Ahead::Somebody }
     }
 }
 
@@ -260,14 +197,13 @@ impl Agenda {
         Some(match task {
             Task::Head(key, change) => {
                 let head = queue.head(key.db, &key.name);
-                judge(head.and_then(|head| attempt(queue, &key, head, change, true)))
+                judge(head.and_then(|head| attempt(queue, head, change)))
             }
             Task::Holders(key) if queue.head(key.db, &key.name).is_some() => Job::FindHolders(key),
             Task::Holders(_) => Job::Nothing,
             Task::Owner(key, owner) => {
                 let request = queue.request_of(&owner, &key);
-                let head = queue.head(key.db, &key.name);
-                judge(request.and_then(|id| attempt(queue, &key, id, Change::Foreign, head == Some(id))))
+                judge(request.and_then(|id| attempt(queue, id, Change::Foreign)))
             }
         })
     }
@@ -278,58 +214,28 @@ impl Agenda {
         self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner)));
     }
 
-    /// Reports the result of an attempt. Returns the request if its wait has ended, in which case it has left the
-    /// queue.
-    pub fn judged<T>(
-        &mut self,
-        queue: &mut Queue<T>,
-        attempt: Attempt,
-        judgement: Judgement,
-    ) -> Option<(Box<Waiter<T>>, WaitEnd)> {
-        let end = match judgement {
-            Judgement::Ends(end) => end,
-            Judgement::Waits(place) => {
-                if attempt.scope == Scope::Whole
-                    && let Some(waiter) = queue.get_mut(attempt.id)
-                {
-                    waiter.blocked_on = Some(place);
-                }
-                return None;
-            }
-        };
-        let waiter = queue.leave(attempt.id)?;
+    /// The wait of a request has ended: it leaves the queue. `None` if it has left already.
+    pub fn ended<T>(&mut self, queue: &mut Queue<T>, id: WaiterId, end: &WaitEnd) -> Option<Box<Waiter<T>>> {
+        let waiter = queue.leave(id)?;
         for (place, key) in waiter.keys.iter().enumerate() {
             // A mutex that was just granted has no room for the next request.
-            let is_full = matches!(&end, WaitEnd::Granted(decisions)
+            let is_full = matches!(end, WaitEnd::Granted(decisions)
                 if matches!(decisions.get(place), Some(Decision::Grant(_, Limit::MUTEX))));
             if !is_full {
-                let change = if end == WaitEnd::NotALock { Change::Foreign } else { Change::Freed };
+                let change = if *end == WaitEnd::NotALock { Change::Foreign } else { Change::Freed };
                 self.tasks.push(Task::Head(key.clone(), change));
             }
         }
-        Some((waiter, end))
+        Some(waiter)
     }
 }
 
-/// What must be examined in a request because `key` has changed; `None` if that can't make a difference to it. `is_first`:
-/// whether it is the head of the queue of that key.
-fn attempt<T>(queue: &Queue<T>, key: &LockKey, id: WaiterId, change: Change, is_first: bool) -> Option<Attempt> {
-    let waiter = queue.get(id)?;
-    let is_head = |it: &LockKey| queue.head(it.db, &it.name) == Some(id);
-    let foreign = match &*waiter.keys {
-        [_] => None,
-        keys if change == Change::Foreign => keys.iter().position(|it| it == key),
-        _ => None,
-    };
-    let (is_head, scope) = match (&*waiter.keys, waiter.blocked_on) {
-        ([_], _) => (Heads::OfOne(is_first), Scope::Whole),
-        (keys, Some(blocked_on)) if keys.get(blocked_on) != Some(key) => {
-            // What it was found to wait for has not changed.
-            foreign?;
-            (Heads::OfOne(false), Scope::CanBeHad)
-        }
-        (keys, _) => (Heads::OfSeveral(keys.iter().map(is_head).collect()), Scope::Whole),
-    };
-    let (owner, keys) = (waiter.owner.clone(), waiter.keys.clone());
-    Some(Attempt { id, owner, keys, demand: waiter.demand, is_head, scope, foreign })
+/// What must be examined in a request because one of its keys has changed; `None` if that can't make a difference to it.
+fn attempt<T>(queue: &Queue<T>, id: WaiterId, change: Change) -> Option<Attempt> {
+    let Waiter { owner, keys, demand, .. } = queue.get(id)?;
+    let is_first = keys.iter().all(|key| queue.head(key.db, &key.name) == Some(id));
+    let ahead = if is_first { Ahead::Nobody } else { Ahead::Somebody };
+    // A place that has become free ends the wait of a request only by a grant.
+    let makes_difference = is_first || change == Change::Foreign;
+    makes_difference.then(|| Attempt { id, owner: owner.clone(), keys: keys.clone(), demand: *demand, ahead })
 }

@@ -96,8 +96,9 @@ fn serve(
                 agenda.held_by(queue, &key, holders);
             }
             Job::Judge(attempt) => {
-                let judgement = attempt.judge(locks, now);
-                if let Some((waiter, end)) = agenda.judged(queue, attempt, judgement) {
+                if let Some(end) = attempt.judge(locks, now)
+                    && let Some(waiter) = agenda.ended(queue, attempt.id(), &end)
+                {
                     locks.settle(&waiter, end);
                 }
             }

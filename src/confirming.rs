@@ -54,7 +54,8 @@ pub fn has_news(state: &mut State, ctx: Ctx) -> bool {
 
 /// Settles what was confirmed, and what was not confirmed in time.
 pub fn settle(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
-    if state.confirmations.is_empty() {
+    // What a change of role left undecided is refused first, whatever the replicas have.
+    if state.confirmations.is_empty() || !state.undecided.is_empty() {
         return;
     }
     let offsets = Offsets::read(ctx);

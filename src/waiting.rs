@@ -444,24 +444,26 @@ pub fn refuse_undecided(state: &mut State, now: Now, slice: &Slice) {
     const UNBLOCKED: &str = "UNBLOCKED this server is now a replica and grants no locks";
     let refused = || Outcome::Refused(UNBLOCKED.into());
     while !slice.is_over() {
-        let Some((from, end)) = state.undecided.waiters else { break };
-        let next = state.queue.from(from).next().filter(|waiter| waiter.id < end);
-        let next = next.map(|waiter| (waiter.id, waiter.asker.on_behalf));
-        state.undecided.waiters = next.map(|(id, _)| (id.next(), end));
-        // Who has come since then, and arrived earlier, waits for what the server is now.
-        if let Some((id, OnBehalf::Session)) = next
-            && id.ticket < state.undecided.tickets
-            && let Some(waiter) = state.queue.leave(id)
-        {
-            replies::end_wait(state, waiter, refused(), now);
-        }
-    }
-    while !slice.is_over() {
-        let Some(it) = state.undecided.next_confirmation() else { break };
-        let What::Reply { request, grant, .. } = it.what else { continue };
-        state.revoke(grant);
-        if request.asker.on_behalf == OnBehalf::Session {
-            replies::end_request(state, request, refused(), now);
+        let Some(ticket) = state.next_undecided() else { break };
+        match state.pending.get(ticket) {
+            Some(Stage::Waiting(id)) => {
+                let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
+                if let Some(id) = state.queue.get(*id).filter(of_session).map(|waiter| waiter.id)
+                    && let Some(waiter) = state.queue.leave(id)
+                {
+                    replies::end_wait(state, waiter, refused(), now);
+                }
+            }
+            Some(Stage::Confirming(id)) => {
+                let Some(What::Reply { request, grant, .. }) = state.confirmations.remove(*id).map(|it| it.what) else {
+                    continue;
+                };
+                state.revoke(grant);
+                if request.asker.on_behalf == OnBehalf::Session {
+                    replies::end_request(state, request, refused(), now);
+                }
+            }
+            _ => {}
         }
     }
 }

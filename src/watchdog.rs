@@ -23,7 +23,7 @@ pub fn renew_due(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
             verify(state, ctx, id, Why::Changed, now);
         } else if is_unread {
             state.bindings.wait_for_reader(id);
-        } else if binding.is_being_confirmed() {
+        } else if binding.renewal().is_some() {
             verify(state, ctx, id, Why::Changed, now);
         } else {
             renew(state, ctx, id, &binding, now);
@@ -123,6 +123,7 @@ pub fn release_ended(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 pub fn unbind_retired(state: &mut State, slice: &Slice) {
     while !slice.is_over() {
         let Some(binding) = state.bindings.next_retired() else { break };
+        binding.renewal().into_iter().for_each(|id| drop(state.confirmations.remove(id)));
         state.unbound(&binding, Why::Replica);
     }
 }

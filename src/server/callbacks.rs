@@ -26,8 +26,15 @@ pub struct Callbacks {
 }
 
 /// The name of a blocked client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
+
+impl Ticket {
+    /// The one that is given after this one.
+    pub fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
 
 /// How a key was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -197,9 +197,9 @@ impl Binding {
         self.deadline.stepped(self.steps.total())
     }
 
-    /// Whether replicas are being asked about a renewal; the next one waits for that.
-    pub fn is_being_confirmed(&self) -> bool {
-        self.confirmed.is_some_and(|confirmed| confirmed.asked.is_some())
+    /// The renewal that replicas are being asked about; the next one waits for that.
+    pub fn renewal(&self) -> Option<ConfirmationId> {
+        self.confirmed?.asked.map(|(renewal, _)| renewal)
     }
 
     /// The first millisecond after its lease, as it is kept.

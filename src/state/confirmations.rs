@@ -106,12 +106,6 @@ impl Confirmations {
         Some(it)
     }
 
-    /// Drops all of them; later ones have other names.
-    pub fn retire(&mut self) -> Self {
-        let next_id = self.next_id;
-        std::mem::replace(self, Self { next_id, ..Self::default() })
-    }
-
     /// How many are pending.
     pub fn len(&self) -> usize {
         self.by_id.len()
@@ -170,11 +164,5 @@ impl Confirmations {
         }
         let having = it.target.map_or(0, |target| offsets.having(target));
         Some(Settled::Missed(it, having))
-    }
-
-    /// Removes any one, because this server no longer decides anything.
-    pub fn take_any(&mut self) -> Option<Confirmation> {
-        let id = *self.by_id.first_key_value()?.0;
-        self.remove(id)
     }
 }

@@ -22,7 +22,9 @@ pub use bindings::{Binding, BindingFlags, BindingId, Bindings, NewBinding};
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use discarded::Discarded;
 pub use lease_timers::LeaseTimers;
-pub use pending::{Answer, Asker, Outcome, PendingReplies, Reading, Renewal, SignsOfLife, Stage, Terms, TokenForm};
+pub use pending::{
+    Answer, Asker, Outcome, PendingReplies, Reading, Renewal, SignsOfLife, Stage, Terms, Ticket, TokenForm,
+};
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
 pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
@@ -33,6 +35,7 @@ use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, steady_millis};
 use crate::server::{MainThread, slice};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// All of these tables.
 #[derive(Debug, Default)]
@@ -57,8 +60,8 @@ pub struct State {
     pub expired: VecDeque<(LockKey, Expiry)>,
     /// What must be looked at anew because a data set was replaced.
     pub sweep: Sweep,
-    /// What this server left undecided when its role changed.
-    pub undecided: Undecided,
+    /// Tickets of the requests that this server left undecided when its role changed, as far as they have yet to be looked at.
+    pub undecided: Range<Ticket>,
     /// What was dropped and has yet to be freed.
     pub discarded: Discarded,
     /// How far the server's clock is ahead of one that takes no steps, in ms. Known while it matters.
@@ -97,31 +100,6 @@ pub enum Expiry {
         /// How many held the lock until then.
         holders: usize,
     },
-}
-
-/// What is to be refused because this server no longer decides anything.
-#[derive(Debug, Default)]
-pub struct Undecided {
-    /// Waiting requests: the next one to look at, and where to stop.
-    pub waiters: Option<(WaiterId, WaiterId)>,
-    /// Of these, only those with lower tickets were here then.
-    pub tickets: u64,
-    /// Grants that were to be confirmed: those of each change that have not been answered yet.
-    pub confirmations: VecDeque<Confirmations>,
-}
-
-impl Undecided {
-    /// Removes a grant that was to be confirmed.
-    pub fn next_confirmation(&mut self) -> Option<Confirmation> {
-        while let Some(first) = self.confirmations.front_mut() {
-            let next = first.take_any();
-            if next.is_some() {
-                return next;
-            }
-            self.confirmations.pop_front();
-        }
-        None
-    }
 }
 
 static STATE: MainThread<State> = MainThread::new();
@@ -341,7 +319,7 @@ impl State {
         queued.into_iter().chain(grant.and_then(|grant| self.awaiting_replicas(grant.ticket)))
     }
 
-    fn awaiting_replicas(&self, ticket: pending::Ticket) -> Option<&Waiter<Asker>> {
+    fn awaiting_replicas(&self, ticket: Ticket) -> Option<&Waiter<Asker>> {
         let Stage::Confirming(id) = self.pending.get(ticket)? else { return None };
         match self.confirmations.get(*id)? {
             confirmations::What::Reply { request, .. } => Some(request),
@@ -356,7 +334,7 @@ impl State {
     }
 
     /// Removes a request whose client is gone from every table. Its grant is revoked.
-    pub fn withdraw(&mut self, ticket: pending::Ticket) -> Option<Withdrawn> {
+    pub fn withdraw(&mut self, ticket: Ticket) -> Option<Withdrawn> {
         let (request, granted, block) = match self.pending.take(ticket)? {
             Stage::Waiting(id) => (self.leave(id), None, None),
             Stage::Confirming(id) => match self.confirmations.remove(id).map(|it| it.what) {
@@ -466,7 +444,7 @@ impl State {
 
     /// The client of `ticket`, which was blocked until a session's next events, at most until `until`, is blocked no
     /// longer.
-    pub fn reads_no_more(&mut self, session: u64, ticket: pending::Ticket, until: Option<Millis>) {
+    pub fn reads_no_more(&mut self, session: u64, ticket: Ticket, until: Option<Millis>) {
         self.sessions.set_reader(session, None);
         if let Some(until) = until {
             self.pending.timeouts.remove(&(until, ticket));
@@ -527,9 +505,15 @@ impl State {
 
     /// Whether there is work to do at once that writes nothing.
     pub fn has_news_to_tell(&self) -> bool {
-        let undecided =
-            self.undecided.waiters.is_some() || self.undecided.confirmations.iter().any(|of| !of.is_empty());
-        undecided || self.bindings.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
+        let is_undecided = !self.undecided.is_empty();
+        is_undecided || self.bindings.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
+    }
+
+    /// The next request that this server left undecided when its role changed.
+    pub fn next_undecided(&mut self) -> Option<Ticket> {
+        let next = self.pending.first_in(&self.undecided);
+        self.undecided.start = next.map_or(self.undecided.end, Ticket::next);
+        next
     }
 
     /// Drops the work that only a master does, on a replica.
@@ -555,10 +539,7 @@ impl State {
         self.forget_touches();
         self.discarded.add(std::mem::take(&mut self.lease_timers).into_pieces());
         self.sweep = Sweep::default();
-        let waiters = (!self.queue.is_empty()).then(|| (WaiterId::FIRST, self.queue.end()));
-        self.undecided.waiters = waiters;
-        self.undecided.tickets = self.queue.next_id(0).ticket;
-        self.undecided.confirmations.push_back(self.confirmations.retire());
+        self.undecided = self.pending.tickets();
         self.bindings.retire_all(&mut self.discarded);
     }
 }

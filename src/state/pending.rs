@@ -6,6 +6,7 @@ use crate::lock::{Demand, Millis, Token, Waiter, WaiterId};
 use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 pub use crate::server::callbacks::Ticket;
 
@@ -187,7 +188,8 @@ pub struct Reader<B> {
 /// All pending replies.
 #[derive(Debug)]
 pub struct PendingReplies<B> {
-    tickets: u64,
+    /// The last one that was given.
+    last: Ticket,
     pending: BTreeMap<Ticket, Stage<B>>,
     /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
@@ -200,7 +202,7 @@ pub struct PendingReplies<B> {
 impl<B> Default for PendingReplies<B> {
     fn default() -> Self {
         Self {
-            tickets: 0,
+            last: Ticket::default(),
             pending: BTreeMap::new(),
             ending: VecDeque::new(),
             put_off: VecDeque::new(),
@@ -212,8 +214,18 @@ impl<B> Default for PendingReplies<B> {
 impl<B> PendingReplies<B> {
     /// A new name for an answer.
     pub fn ticket(&mut self) -> Ticket {
-        self.tickets = self.tickets.wrapping_add(1);
-        Ticket(self.tickets)
+        self.last = self.last.next();
+        self.last
+    }
+
+    /// All tickets that were given until now.
+    pub fn tickets(&self) -> Range<Ticket> {
+        Ticket::default()..self.last.next()
+    }
+
+    /// The first of these tickets that is pending.
+    pub fn first_in(&self, tickets: &Range<Ticket>) -> Option<Ticket> {
+        self.pending.range(tickets.clone()).next().map(|(ticket, _)| *ticket)
     }
 
     /// Records at which stage a reply is.

@@ -265,9 +265,9 @@ fn only_a_confirmation_moves_the_confirmed_deadline() {
     let [first, second] = [1, 2].map(ConfirmationId);
     bindings.deadline_moved(id, Deadline::At(40), 10);
     bindings.asked(id, first);
-    assert!(end(&bindings) == Some(Deadline::At(30)) && bindings.get(id).is_some_and(Binding::is_being_confirmed));
+    assert!(end(&bindings) == Some(Deadline::At(30)) && bindings.get(id).and_then(Binding::renewal).is_some());
     bindings.answered(id, first, Confirms::No);
-    assert!(end(&bindings) == Some(Deadline::At(30)) && !bindings.get(id).is_some_and(Binding::is_being_confirmed));
+    assert!(end(&bindings) == Some(Deadline::At(30)) && bindings.get(id).and_then(Binding::renewal).is_none());
     bindings.deadline_moved(id, Deadline::At(50), 20);
     bindings.asked(id, second);
     bindings.answered(id, first, Confirms::Yes);

@@ -102,16 +102,3 @@ fn what_can_not_be_confirmed_keeps_nothing_up() {
     assert!(settled(&all, &[39, 39, 40], 12).is_empty());
     assert_eq!(all.len(), 10_000);
 }
-
-#[test]
-fn those_of_before_are_others() {
-    let mut all = Confirmations::default();
-    let before = all.begin(grant(1, 1));
-    all.begin(grant(2, 1));
-    let mut retired = all.retire();
-    assert!(all.is_empty());
-    let after = all.begin(grant(3, 1));
-    assert!(all.remove(before).is_none() && retired.remove(after).is_none());
-    let mut left = || retired.take_any().map(|it| number(&it));
-    assert_eq!([left(), left(), left()], [Some(1), Some(2), None]);
-}

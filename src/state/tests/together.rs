@@ -313,9 +313,13 @@ fn a_role_that_changes_ends_the_work_and_not_the_waits() {
     assert!(state.undelivered.is_revoked() && state.sweep.is_over());
     state.forget_changes();
     assert!(state.undelivered.is_empty());
-    let (from, end) = state.undecided.waiters.expect("they are to be refused");
-    assert!(from <= first && last < end);
-    assert_eq!(state.queue.len(), 2);
+    // One that comes later is none of them; they are looked at again when the role changes once more.
+    let later = waits(&mut state, 3, None);
+    let tickets = [first, last, later].map(|id| state.queue.get(id).expect("it waits").asker.ticket);
+    assert_eq!(state.next_undecided(), Some(tickets[0]));
+    state.forget_work();
+    assert_eq!(std::iter::from_fn(|| state.next_undecided()).collect::<Vec<_>>(), tickets);
+    assert!(state.undecided.is_empty() && state.queue.len() == 3);
 }
 
 /// The module may be unloaded only when nothing is lost with it.

@@ -221,7 +221,8 @@ fn work(state: &mut State, ctx: Ctx, now: Now, turn: &Slice) {
     if !holds::follow_clock(state, ctx, now, &turn.piece()) {
         return;
     }
-    if state.lease_timers.put_off_if_stalled(now.millis(), state.sessions.first_silence()) {
+    let first = earliest([state.queue.first_look(), state.sessions.first_silence()]);
+    if state.stalls.put_off(first, now.millis()) {
         return;
     }
     let first = NEXT.with(std::mem::take);
@@ -276,7 +277,7 @@ fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize>
 /// Notes the locks that are due for a look because a lease has run out.
 fn note_due_leases(state: &mut State, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(key) = state.lease_timers.take_due(now.millis()) else { break };
+        let Some(key) = state.queue.take_look(now.millis()) else { break };
         state.agenda.note(key, Change::Freed);
     }
 }
@@ -441,7 +442,7 @@ pub fn event(ctx: Ctx, event: Event) {
     match event {
         Event::ClientGone(client) => receive(ctx, Notice::ConnectionEnded(client)),
         Event::TurnEnds => turn_ends(ctx),
-        Event::TurnBegins => state::with(|state| state.lease_timers.next_turn()),
+        Event::TurnBegins => state::with(|state| state.stalls.next_turn()),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => swapped(ctx, one, other),
         Event::RoleChanged => role_changed(ctx),

@@ -193,7 +193,7 @@ fn grant(
     let holds = holds::granted_holds(state, locks, decisions, grantee, token);
     let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, (basis, holds));
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
-        set_lease_timer(state, lock, key, now.millis());
+        schedule_look(state, lock, key, now.millis());
         state.queue.note_holder(key, &waiter.owner);
     }
     count(|it| &mut it.granted_queued);
@@ -288,7 +288,7 @@ impl View for ServingView<'_, '_> {
             // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be; or no node serves it.
             // A copy of the key may be here, but it does not count.
             holder_cache::with(|cache| cache.forget(key.db, &key.name));
-            state.lease_timers.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN)));
+            state.queue.look_at(key, Some(now.millis().saturating_add(LOOK_AGAIN)));
             return Sight::Elsewhere;
         }
         if state.awaits_replicas(key.db, &key.name, owner) {
@@ -325,7 +325,7 @@ fn refresh(state: &mut State, lock: &mut Lock, key: &LockKey, now: Now) {
         state.agenda.note(key.clone(), Change::Freed);
     }
     if lock.count() > 0 {
-        set_lease_timer(state, lock, key, now.millis()); // Otherwise it is about to be granted.
+        schedule_look(state, lock, key, now.millis()); // Otherwise it is about to be granted.
     }
 }
 
@@ -338,15 +338,14 @@ fn next_look(lock: &Lock, now: Millis) -> Option<Millis> {
 }
 
 /// Schedules the next look at a lock that is being served.
-fn set_lease_timer(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
-    let next = next_look(lock, now).filter(|_| state.is_contended(key.db, &key.name));
-    state.lease_timers.schedule(key, next);
+fn schedule_look(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
+    state.queue.look_at(key, next_look(lock, now));
 }
 
 /// Schedules the next look at a lock that a request begins to wait for, or whose deadline has moved.
 pub fn schedule_earlier(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
     if let Some(next) = next_look(lock, now) {
-        state.lease_timers.schedule_earlier(key, next);
+        state.queue.look_earlier(key, next);
     }
 }
 

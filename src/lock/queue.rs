@@ -72,6 +72,8 @@ pub struct Queue<T> {
     lowest: LockKey,
     /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
+    /// When keys have to be looked at although no client touches them: see [`Queue::look_at`].
+    looks: BTreeSet<(Millis, LockKey)>,
 }
 
 /// The queue of one key. The requests of all lanes are in one tree, since a tree for each would take 200 bytes.
@@ -83,6 +85,8 @@ struct Lane {
     waiting: usize,
     /// See [`Queue::likely_holder`].
     likely_holder: Option<Owner>,
+    /// See [`Queue::look_at`].
+    look_at: Option<Millis>,
 }
 
 impl Lane {
@@ -118,6 +122,7 @@ impl<T> Default for Queue<T> {
             by_actor: BTreeSet::new(),
             lowest: LockKey::new(i32::MIN, &[]),
             crowds: BTreeSet::new(),
+            looks: BTreeSet::new(),
         }
     }
 }
@@ -150,6 +155,39 @@ impl<T> Queue<T> {
         if let Some(lane) = self.lanes.get_mut(key.db, &key.name) {
             lane.likely_holder = Some(owner.clone());
         }
+    }
+
+    /// Has a key looked at then, although no client touches it: when the next lease of its holders ends. `None`: no lease ends.
+    /// Nothing is noted if no request waits for it.
+    pub fn look_at(&mut self, key: &LockKey, at: Option<Millis>) {
+        let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { return };
+        let before = std::mem::replace(&mut lane.look_at, at);
+        if before != at {
+            if let Some(before) = before {
+                self.looks.remove(&(before, key.clone()));
+            }
+            self.looks.extend(at.map(|at| (at, key.clone())));
+        }
+    }
+
+    /// The same, unless it is looked at earlier.
+    pub fn look_earlier(&mut self, key: &LockKey, at: Millis) {
+        let before = self.lanes.get(key.db, &key.name).and_then(|lane| lane.look_at);
+        if before.is_none_or(|before| at < before) {
+            self.look_at(key, Some(at));
+        }
+    }
+
+    /// When the first key has to be looked at.
+    pub fn first_look(&self) -> Option<Millis> {
+        self.looks.first().map(|(at, _)| *at)
+    }
+
+    /// The first key that has to be looked at by now.
+    pub fn take_look(&mut self, now: Millis) -> Option<LockKey> {
+        let (_, key) = self.looks.first().filter(|(at, _)| *at <= now)?.clone();
+        self.look_at(&key, None);
+        Some(key)
     }
 
     /// Adds a request behind all that arrived before it. Its owner waits for none of the keys yet.
@@ -203,6 +241,7 @@ impl<T> Queue<T> {
             let left = lane.waiting.saturating_sub(1);
             lane.waiting = left;
             if left == 0 {
+                self.look_at(key, None);
                 self.lanes.remove(key.db, &key.name);
             }
             self.resized(key, left.saturating_add(1), left);
@@ -253,11 +292,6 @@ impl<T> Queue<T> {
         let place = self.waiters.get_mut(&id)?;
         new.id = id;
         Some(std::mem::replace(place, new))
-    }
-
-    /// Changes what a request asks for; its position stays.
-    pub fn get_mut(&mut self, id: WaiterId) -> Option<&mut Waiter<T>> {
-        self.waiters.get_mut(&id).map(Box::as_mut)
     }
 
     /// A waiting request.

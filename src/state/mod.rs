@@ -9,9 +9,9 @@ pub mod bindings;
 pub mod confirmations;
 pub mod discarded;
 pub mod event_bytes;
-pub mod lease_timers;
 pub mod pending;
 pub mod sessions;
+pub mod stalls;
 pub mod sweep;
 pub mod undelivered;
 
@@ -21,11 +21,11 @@ mod tests;
 pub use bindings::{Binding, BindingFlags, BindingId, Bindings, NewBinding};
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use discarded::Discarded;
-pub use lease_timers::LeaseTimers;
 pub use pending::{
     Answer, Asker, Outcome, PendingReplies, Reading, Renewal, SignsOfLife, Stage, Terms, Ticket, TokenForm,
 };
 pub use sessions::{Event, Kind, Sessions, Why};
+pub use stalls::Stalls;
 pub use sweep::Sweep;
 pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
 
@@ -44,8 +44,8 @@ pub struct State {
     pub queue: Queue<Asker>,
     /// Which locks have changed and must be looked at.
     pub agenda: Agenda,
-    /// When to look at locks that no client touches.
-    pub lease_timers: LeaseTimers,
+    /// Whether the server has stalled.
+    pub stalls: Stalls,
     /// Pending replies.
     pub pending: PendingReplies<Blocked>,
     /// The event queues of sessions.
@@ -469,11 +469,6 @@ impl State {
         if let Some(until) = waiter.until {
             self.pending.timeouts.remove(&(until, waiter.asker.ticket));
         }
-        for key in waiter.keys.iter() {
-            if self.queue.waiting(key.db, &key.name) == 0 {
-                self.lease_timers.schedule(key, None);
-            }
-        }
     }
 
     /// A waiter has left the queue without a grant: those behind it may have their turn.
@@ -494,7 +489,7 @@ impl State {
         if self.has_work() {
             return Some(0);
         }
-        earliest([self.lease_timers.first(), self.bindings.next_due()])
+        earliest([self.queue.first_look(), self.bindings.next_due()])
     }
 
     /// Whether there is work to do at once.
@@ -537,7 +532,6 @@ impl State {
     /// been a replica for less than a turn.)
     pub fn forget_work(&mut self) {
         self.forget_touches();
-        self.discarded.add(std::mem::take(&mut self.lease_timers).into_pieces());
         self.sweep = Sweep::default();
         self.undecided = self.pending.tickets();
         self.bindings.retire_all(&mut self.discarded);

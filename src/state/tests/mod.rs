@@ -3,9 +3,9 @@
 mod bindings;
 mod confirmations;
 mod heartbeat;
-mod lease_timers;
 mod pending;
 mod sessions;
+mod stalls;
 mod sweep;
 mod together;
 mod undelivered;

@@ -239,18 +239,18 @@ fn withdrawn_grant_is_told_to_its_client() {
 #[test]
 fn whoever_leaves_makes_way() {
     let mut state = State::default();
-    state.lease_timers.schedule(&key(1), Some(100));
     let [first, second] = [(1, Some(30)), (2, Some(40))].map(|(number, until)| waits(&mut state, number, until));
+    state.queue.look_at(&key(1), Some(100));
     assert!(state.is_contended(0, &key(1).name) && !state.is_contended(1, &key(1).name));
     let waiter = state.queue.leave(first).expect("it waits");
     state.gave_up(&waiter);
     assert_eq!(state.pending.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
-    assert_eq!(state.lease_timers.first(), Some(100));
+    assert_eq!(state.queue.first_look(), Some(100));
     assert_eq!(next_to_judge(&mut state), Some(second));
     let waiter = state.queue.leave(second).expect("it waits");
     state.gave_up(&waiter);
     assert!(state.pending.timeouts.is_empty() && !state.is_contended(0, &key(1).name));
-    assert_eq!(state.lease_timers.first(), None);
+    assert_eq!(state.queue.first_look(), None);
     assert!(state.agenda.is_empty());
 }
 
@@ -303,13 +303,12 @@ fn news_are_noticed() {
 fn a_role_that_changes_ends_the_work_and_not_the_waits() {
     let mut state = State::default();
     let [first, last] = [1, 2].map(|number| waits(&mut state, number, None));
-    state.lease_timers.schedule(&key(1), Some(100));
     state.agenda.note(key(1), Change::Freed);
     state.expired.push_back((key(1), Expiry::Key { holders: 1 }));
     let grant = undelivered(&mut state, 1, Ticket(1), Progress::Delivering);
     state.revoke(grant);
     state.forget_work();
-    assert!(state.lease_timers.first().is_none() && state.agenda.is_empty() && state.expired.is_empty());
+    assert!(state.agenda.is_empty() && state.expired.is_empty());
     assert!(state.undelivered.is_revoked() && state.sweep.is_over());
     state.forget_changes();
     assert!(state.undelivered.is_empty());

@@ -14,6 +14,10 @@ enum Act {
     /// Owner, keys, and time of arrival.
     Join(u32, BTreeSet<u32>, u64),
     Leave(usize),
+    /// A key is looked at then, or at this time at the latest.
+    LookAt(u32, Option<u64>),
+    LookEarlier(u32, u64),
+    TakeLook(u64),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -21,6 +25,9 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         3 => (0..OWNERS, some, 0_u64..4).prop_map(|(owner, keys, arrived)| Act::Join(owner, keys, arrived)),
         2 => (0..20_usize).prop_map(Act::Leave),
+        2 => (0..3_u32, prop::option::of(0_u64..9)).prop_map(|(key, at)| Act::LookAt(key, at)),
+        1 => (0..3_u32, 0_u64..9).prop_map(|(key, at)| Act::LookEarlier(key, at)),
+        1 => (0_u64..9).prop_map(Act::TakeLook),
     ]
 }
 
@@ -74,6 +81,7 @@ proptest! {
     #[test]
     fn queue_indexes_agree_with_a_list(acts in prop::collection::vec(act(), 0..40), from in 0..20_u64) {
         let (mut queue, mut plain) = (Queue::default(), Plain::new());
+        let mut looks: BTreeMap<u32, u64> = BTreeMap::new();
         for act in acts {
             match act {
                 // An owner has one request for a key.
@@ -92,10 +100,28 @@ proptest! {
                     prop_assert_eq!(left.map(|it| it.id), id);
                     if let Some(id) = id {
                         plain.remove(&id);
-                        prop_assert!(queue.leave(id).is_none() && queue.get(id).is_none() && queue.get_mut(id).is_none());
+                        prop_assert!(queue.leave(id).is_none() && queue.get(id).is_none());
                     }
                 }
+                Act::LookAt(number, at) => {
+                    queue.look_at(&key(number), at);
+                    looks.remove(&number);
+                    looks.extend(at.map(|at| (number, at)));
+                }
+                Act::LookEarlier(number, at) => {
+                    queue.look_earlier(&key(number), at);
+                    let before = looks.entry(number).or_insert(at);
+                    *before = at.min(*before);
+                }
+                Act::TakeLook(now) => {
+                    let due = looks.iter().map(|(number, at)| (*at, *number)).min().filter(|(at, _)| *at <= now);
+                    prop_assert_eq!(queue.take_look(now), due.map(|(_, number)| key(number)));
+                    due.iter().for_each(|(_, number)| { looks.remove(number); });
+                }
             }
+            // A key is looked at as long as a request waits for it.
+            looks.retain(|number, _| plain.values().any(|(_, keys)| keys.contains(number)));
+            prop_assert_eq!(queue.first_look(), looks.values().min().copied());
             for who in 0..OWNERS {
                 prop_assert!(queue.of_actor(&owner(who), 100).map(|it| it.id).eq(ids(&plain, |owner, _| owner == who)));
             }

@@ -113,7 +113,7 @@ impl Checker {
                 ("undelivered events", unread),
                 ("timeouts", state.pending.timeouts.len()),
                 ("pending replies", state.pending.len()),
-                ("lease timers", usize::from(state.lease_timers.first().is_some())),
+                ("looks at leases", usize::from(state.queue.first_look().is_some())),
                 ("work", usize::from(state.has_work())),
             ]
         });

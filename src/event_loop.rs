@@ -160,8 +160,8 @@ fn work_for_a_turn(state: &mut State, ctx: Ctx, now: Now) {
     waiting::refuse_undecided(state, now, &turn.piece());
     waiting::leave_ended(state, &turn.piece());
     confirming::settle(state, ctx, now, &turn.piece());
-    holder_cache::with(|cache| cache.free(&turn.piece()));
-    free_discarded(state, &turn.piece());
+    holder_cache::with(|cache| cache.discarded.free(&turn.piece()));
+    state.discarded.free(&turn.piece());
     if ctx.flags().role() == Role::Replica {
         state.forget_changes();
     } else if !writes::are_possible(ctx) || is_refused(state, ctx, now) {
@@ -173,11 +173,6 @@ fn work_for_a_turn(state: &mut State, ctx: Ctx, now: Now) {
     }
     // What is left of the turn is for those whose time is over: there may be tens of thousands.
     waiting::time_out(state, now, &turn);
-}
-
-/// Frees what was dropped as a whole.
-fn free_discarded(state: &mut State, slice: &Slice) {
-    while !slice.is_over() && state.discarded.free_one() {}
 }
 
 /// Where nothing may be written: reports the bound holds that others have ended. Not while any still has to follow a step
@@ -401,9 +396,9 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
     if timer::is_due(Timer::Work) {
         return; // It will set itself anew.
     }
-    let (overdue, has_forgotten) = holder_cache::with(|cache| (cache.first_due(), cache.has_forgotten()));
+    let (overdue, is_clean) = holder_cache::with(|cache| (cache.first_due(), cache.discarded.is_empty()));
     let overdue = overdue.filter(|at| *at < *now);
-    let at_once = has_forgotten.then_some(timer::THIS_TURN);
+    let at_once = (!is_clean).then_some(timer::THIS_TURN);
     // A replica ends no session.
     let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Master);
     let confirming = (!state.confirmations.is_empty()).then(|| now.saturating_add(1));

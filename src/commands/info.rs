@@ -72,7 +72,7 @@ pub(super) fn do_not_trust_copies(ctx: Ctx) {
     if ctx.flags().role() == Role::Replica {
         holder_cache::with(|cache| {
             cache.clear();
-            cache.free(&Slice::of_command());
+            cache.discarded.free(&Slice::of_command());
         });
     }
 }

@@ -3,10 +3,10 @@
 //! A cached is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as
 //! soon as anybody else touches the key. Nothing is lost with it.
 
-use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token, Values};
-use crate::server::clock::Slice;
+use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token};
+use crate::server::discarded::Discarded;
 use crate::server::{MainThread, slice};
-use std::collections::{BTreeSet, btree_set};
+use std::collections::BTreeSet;
 
 /// The holders of one lock, and how to tell that the copy is up to date.
 #[derive(Debug)]
@@ -28,28 +28,8 @@ pub struct HolderCache {
     due: BTreeSet<(Millis, LockKey)>,
     /// Locks that were found without a field that has an expiry of its own, and that nobody else has touched since.
     without_field_expiry: KeyMap<()>,
-    /// What was forgotten all at once, and has yet to be freed.
-    forgotten: Vec<Forgotten>,
-}
-
-/// All cache that were forgotten together. Their memory is freed piece by piece, since there may be millions of
-/// holders.
-#[derive(Debug)]
-struct Forgotten {
-    cache: Values<CachedHolders>,
-    due: btree_set::IntoIter<(Millis, LockKey)>,
-    without_field_expiry: Values<()>,
-}
-
-impl Forgotten {
-    /// Frees a piece. Returns whether there was any.
-    fn free(&mut self) -> bool {
-        if let Some(cached) = self.cache.next() {
-            slice::count_fields(cached.holders.len());
-            return true;
-        }
-        self.due.next().is_some() || self.without_field_expiry.next().is_some()
-    }
+    /// What was forgotten all at once, and has yet to be freed: there may be millions of holders.
+    pub discarded: Discarded,
 }
 
 static CACHE: MainThread<HolderCache> = MainThread::new();
@@ -137,32 +117,13 @@ impl HolderCache {
         }
     }
 
-    /// Forgets everything. Freeing its memory is left to [`HolderCache::free`].
+    /// Forgets everything.
     pub fn clear(&mut self) {
-        let Self { by_key, due, without_field_expiry, mut forgotten } = std::mem::take(self);
-        if !(by_key.is_empty() && without_field_expiry.is_empty()) {
-            forgotten.push(Forgotten {
-                cache: by_key.into_values(),
-                due: due.into_iter(),
-                without_field_expiry: without_field_expiry.into_values(),
-            });
-        }
-        *self = Self { forgotten, ..Self::default() };
-    }
-
-    /// Whether there is memory to be freed.
-    pub fn has_forgotten(&self) -> bool {
-        !self.forgotten.is_empty()
-    }
-
-    /// Frees the memory of what was forgotten.
-    pub fn free(&mut self, slice: &Slice) {
-        while !slice.is_over() {
-            let Some(last) = self.forgotten.last_mut() else { break };
-            if !last.free() {
-                self.forgotten.pop();
-            }
-        }
+        let Self { by_key, due, without_field_expiry, mut discarded } = std::mem::take(self);
+        discarded.add(by_key.into_values().map(|cached| slice::count_fields(cached.holders.len())));
+        discarded.add(due);
+        discarded.add(without_field_expiry.into_values());
+        self.discarded = discarded;
     }
 
     /// Whether there is none.

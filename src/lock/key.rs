@@ -1,7 +1,6 @@
 //! The name of a lock, and maps keyed by it.
 
-use std::collections::{BTreeMap, btree_map};
-use std::iter::FlatMap;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// A key of one database.
@@ -28,11 +27,7 @@ pub struct KeyMap<V> {
     len: usize,
 }
 
-/// What was kept in a map.
-pub type Values<V> = FlatMap<btree_map::IntoValues<i32, Names<V>>, btree_map::IntoValues<Rc<[u8]>, V>, Take<V>>;
-
 type Names<V> = BTreeMap<Rc<[u8]>, V>;
-type Take<V> = fn(Names<V>) -> btree_map::IntoValues<Rc<[u8]>, V>;
 
 impl<V> Default for KeyMap<V> {
     fn default() -> Self {
@@ -115,8 +110,8 @@ impl<V> KeyMap<V> {
     }
 
     /// Everything that was kept, one after the other.
-    pub fn into_values(self) -> Values<V> {
-        self.dbs.into_values().flat_map(BTreeMap::into_values as Take<V>)
+    pub fn into_values(self) -> impl Iterator<Item = V> {
+        self.dbs.into_values().flat_map(BTreeMap::into_values)
     }
 
     /// Forgets everything.

@@ -18,7 +18,7 @@ pub use actor::Actor;
 pub use by_owner::ByOwner;
 pub use fence::{Fence, Token};
 pub use holders::Holders;
-pub use key::{KeyMap, LockKey, Values};
+pub use key::{KeyMap, LockKey};
 pub use queue::{Queue, Waiter, WaiterId};
 pub use rule::{Ahead, Decision, Demand, Hold, Raise, Standing, all_or_none, decide};
 

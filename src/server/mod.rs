@@ -38,6 +38,7 @@ pub mod cluster;
 pub mod commands;
 pub mod config;
 pub mod ctx;
+pub mod discarded;
 pub mod events;
 mod grammar;
 pub mod info;

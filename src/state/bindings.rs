@@ -5,8 +5,9 @@
 //! ends never takes one with it.
 
 use super::event_bytes::hold_bytes;
-use super::{ConfirmationId, Discarded, Why};
+use super::{ConfirmationId, Why};
 use crate::lock::{ByOwner, Deadline, KeyMap, Limit, LockKey, Millis, Owner, Token};
+use crate::server::discarded::Discarded;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;

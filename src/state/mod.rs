@@ -7,7 +7,6 @@
 
 pub mod bindings;
 pub mod confirmations;
-pub mod discarded;
 pub mod event_bytes;
 pub mod pending;
 pub mod sessions;
@@ -20,7 +19,6 @@ mod tests;
 
 pub use bindings::{Binding, BindingFlags, BindingId, Bindings, NewBinding};
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
-pub use discarded::Discarded;
 pub use pending::{
     Answer, Asker, Outcome, PendingReplies, Reading, Renewal, SignsOfLife, Stage, Terms, Ticket, TokenForm,
 };
@@ -33,6 +31,7 @@ use crate::lock::serve::{Agenda, Change};
 use crate::lock::{Deadline, LockKey, Millis, Owner, Queue, Token, Waiter, WaiterId, earliest};
 use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, steady_millis};
+use crate::server::discarded::Discarded;
 use crate::server::{MainThread, slice};
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -16,6 +16,8 @@ pub mod cluster;
 pub mod commands;
 pub mod config;
 pub mod ctx;
+#[path = "../../../../src/server/discarded.rs"]
+pub mod discarded;
 pub mod events;
 #[path = "../../../../src/server/grammar.rs"]
 mod grammar;

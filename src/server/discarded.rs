@@ -1,6 +1,7 @@
 //! What was dropped as a whole, and is freed piece by piece: freeing a hundred thousand entries in one step would keep the
 //! server for milliseconds.
 
+use super::slice::Slice;
 use std::collections::VecDeque;
 use std::fmt;
 
@@ -20,8 +21,13 @@ impl Discarded {
         }
     }
 
+    /// Frees piece by piece, as long as the slice lasts.
+    pub fn free(&mut self, slice: &Slice) {
+        while !slice.is_over() && self.free_one() {}
+    }
+
     /// Frees a piece. Returns whether there was any.
-    pub fn free_one(&mut self) -> bool {
+    fn free_one(&mut self) -> bool {
         while let Some(first) = self.0.front_mut() {
             if first.next().is_some() {
                 return true;

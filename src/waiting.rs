@@ -64,15 +64,6 @@ impl Wait {
     }
 }
 
-/// What is searched before a request begins to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Search {
-    /// Whether its wait would close a cycle.
-    ForCycles,
-    /// Nothing: it waits for replicas to confirm another request of its owner, which ends by itself.
-    Nothing,
-}
-
 /// What a request that may be answered later needs to say: on whose behalf it is made, and what it is about.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -131,15 +122,13 @@ pub fn wait(
     ctx: Ctx,
     request: Request,
     (names, locks): (&[TextRef], &[Lock]),
-    (arrived, wait, search): (Millis, Wait, Search),
+    (arrived, wait): (Millis, Wait),
     now: Now,
 ) -> Result<Replied, String> {
     let until = wait.until(now);
-    if search == Search::ForCycles {
-        let id = state.queue.next_id(arrived);
-        let asking = deadlock::Request { id, owner: request.owner.clone(), keys: request.keys.clone() };
-        deadlocks::refuse_cycle(state, ctx, &asking, request.client, now)?;
-    }
+    let id = state.queue.next_id(arrived);
+    let asking = deadlock::Request { id, owner: request.owner.clone(), keys: request.keys.clone() };
+    deadlocks::refuse_cycle(state, ctx, &asking, request.client, now)?;
     let (asker, replied) = request.defer(state, ctx, names, now)?;
     let ticket = asker.ticket;
     let Request { keys, owner, terms, .. } = request;

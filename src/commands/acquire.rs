@@ -14,7 +14,7 @@ use crate::serving::{refusal, too_many_holders};
 use crate::state::pending::OnBehalf;
 use crate::state::{State, Terms, TokenForm};
 use crate::stats::count;
-use crate::waiting::{self, Request, Search, Wait};
+use crate::waiting::{self, Request, Wait};
 use std::cell::OnceCell;
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
@@ -67,7 +67,7 @@ impl Command for Acquire {
                     match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
                         Ok(Some(lock)) => lock,
                         // An owner that holds nothing here queues behind the others, whatever else is in the key.
-                        Ok(None) => return asking.queue(&[name], &[], Search::ForCycles),
+                        Ok(None) => return asking.queue(&[name], &[]),
                         Err(_) => return Err(WRONGTYPE.into()),
                     }
                 }
@@ -147,13 +147,13 @@ impl<'a, 'b> Asking<'a, 'b> {
         let names = || locks.iter().map(|lock| lock.name().text());
         if let Err(error) = holds::one_at_a_time(self.state, self.ctx.db(), names(), self.owner.text()) {
             let names: Vec<TextRef> = names().collect();
-            return if self.may_wait() { self.queue(&names, locks, Search::Nothing) } else { Err(error) };
+            return if self.may_wait() { self.queue(&names, locks) } else { Err(error) };
         }
         match all_or_none(decisions) {
             Ok(()) => {}
             Err(Decision::Wait) => {
                 let names: Vec<TextRef> = names().collect();
-                return self.queue(&names, locks, Search::ForCycles);
+                return self.queue(&names, locks);
             }
             Err(Decision::NotNew) => {
                 count(|it| &mut it.refusals);
@@ -195,7 +195,7 @@ impl<'a, 'b> Asking<'a, 'b> {
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
     /// of waits. The locks that were read (`locks`) are looked at again when one of their leases ends.
-    fn queue(&mut self, names: &[TextRef], locks: &[Lock], search: Search) -> Result<Replied, String> {
+    fn queue(&mut self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
         names.iter().for_each(|name| self.state.contended(ctx.db(), name.bytes()));
         if !self.may_wait() {
@@ -208,7 +208,7 @@ impl<'a, 'b> Asking<'a, 'b> {
         }
         waiting::has_room(self.state, &request)?;
         let arrived = steady_millis().saturating_sub(self.waited);
-        waiting::wait(self.state, ctx, request, (names, locks), (arrived, wait, search), now)
+        waiting::wait(self.state, ctx, request, (names, locks), (arrived, wait), now)
     }
 
     /// The request for the locks of these names, which are those that it is about.

@@ -13,7 +13,7 @@ use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
-use crate::state::{self, Answer, Asker, Delivery, Event, Kind, Outcome, Reading, SignsOfLife, Stage, State};
+use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Reading, SignsOfLife, Stage, State};
 use crate::stats::{add, count, time};
 
 /// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
@@ -29,7 +29,7 @@ const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that its recipient gets the outcome. `now` is when it ended.
 pub fn end_request(state: &mut State, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) {
-    if state.end(request, outcome, now) == Delivery::Revoked {
+    if state.end(request, outcome, now).is_some() {
         count(|it| &mut it.grants_undelivered);
     }
 }

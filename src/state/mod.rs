@@ -131,20 +131,10 @@ pub enum WithdrawnGrant {
     Unconfirmed(Box<Waiter<Asker>>),
 }
 
-/// What became of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// It will be sent at the end of this turn of the event loop.
-    Due,
-    /// Its client is gone.
-    Nobody,
-    /// The same, and what was granted is being revoked.
-    Revoked,
-}
-
 impl State {
-    /// Records how a request ended, for its recipient; `now` is when it ended. The one place that asks who that is.
-    pub fn end(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Delivery {
+    /// Records how a request ended, for its recipient; `now` is when it ended. The one place that asks who that is. Returns the
+    /// grant that is revoked if the recipient is gone.
+    pub fn end(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Option<GrantId> {
         let ended = match request.asker.on_behalf {
             pending::OnBehalf::Itself => {
                 slice::count_answer();
@@ -156,14 +146,9 @@ impl State {
                 self.tell(request, outcome, now)
             }
         };
-        match ended {
-            Ok(()) => Delivery::Due,
-            Err(Outcome::Granted(_, grant)) => {
-                self.revoke(grant);
-                Delivery::Revoked
-            }
-            Err(_) => Delivery::Nobody,
-        }
+        let Err(Outcome::Granted(_, grant)) = ended else { return None };
+        self.revoke(grant);
+        Some(grant)
     }
 
     /// Notifies a session how its request ended; `Err`: it has ended itself.

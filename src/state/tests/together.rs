@@ -8,8 +8,8 @@ use crate::state::confirmations::What;
 use crate::state::pending::{self, OnBehalf, Ticket};
 use crate::state::sessions::{Reader, WITHDRAWN};
 use crate::state::{
-    Answer, Asker, Basis, Binding, Confirmation, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewBinding,
-    Outcome, Progress, Reading, SignsOfLife, Stage, State, Why, WithdrawnGrant,
+    Answer, Asker, Basis, Binding, Confirmation, Expiry, Grant, GrantId, GrantedHold, Kind, NewBinding, Outcome,
+    Progress, Reading, SignsOfLife, Stage, State, Why, WithdrawnGrant,
 };
 
 const NOW: Now = Now { micros: 1 };
@@ -104,13 +104,13 @@ fn bound(state: &mut State, client: u64) -> Binding {
 fn end_of_a_request_reaches_its_recipient() {
     let mut state = State::default();
     let request = blocked(&mut state, 1);
-    assert_eq!(state.end(request, granted(1), NOW), Delivery::Due);
+    assert_eq!(state.end(request, granted(1), NOW), None);
     assert!(state.pending.is_ending() && !state.undelivered.is_revoked());
 
     let mut state = State::default();
     let request = asked(&mut state, 2);
     let ticket = request.asker.ticket;
-    assert_eq!(state.end(request, granted(3), NOW), Delivery::Due);
+    assert_eq!(state.end(request, granted(3), NOW), None);
     assert!(!state.pending.is_ending() && !state.undelivered.is_revoked());
     let kind = state.sessions.read(2).map(|(event, _)| event.kind);
     assert!(matches!(kind, Some(Kind::Granted(3, _))), "{kind:?}");
@@ -119,7 +119,7 @@ fn end_of_a_request_reaches_its_recipient() {
     let request = asked(&mut state, 2);
     state.sessions.client_gone(2);
     let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
-    assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Revoked);
+    assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Some(grant));
     assert!(state.undelivered.is_revoked() && state.has_work());
 }
 
@@ -131,7 +131,7 @@ fn grant_to_a_client_that_is_gone_is_revoked() {
         let request = if is_session { asked(&mut state, 2) } else { blocked(&mut state, 2) };
         let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
         state.withdraw(request.asker.ticket);
-        assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Revoked);
+        assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Some(grant));
         assert!(!state.pending.is_ending() && state.sessions.unread(2) == 0);
     }
 }

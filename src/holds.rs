@@ -8,11 +8,10 @@ use crate::lock::{Deadline, Decision, Hold, Limit, Raise, Token};
 use crate::server::clock::{Now, Slice};
 use crate::server::text::show_start;
 use crate::server::{AsText, Ctx, Text, TextRef, events, timer, writes};
-use crate::state::bindings::Before;
 use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::{
-    Basis, Binding, BindingFlags, BindingId, Grant, GrantId, GrantedHold, NewBinding, Progress, Revocation, State,
-    Terms, Why,
+    Basis, Binding, BindingFlags, BindingId, Grant, GrantId, GrantedHold, Kind, NewBinding, Progress, Revocation,
+    State, Terms, Why,
 };
 use crate::stats::{add, count};
 use std::ops::{Deref, DerefMut};
@@ -122,8 +121,9 @@ pub fn bind(state: &mut State, lock: &Lock, (deadline, token): (Deadline, Token)
         limit: lock.limit().unwrap_or(Limit::MUTEX),
     };
     match state.bind(binding, now.millis()) {
-        Some(Before::OtherHold(binding)) => tell_lost(state, &binding, Why::Changed, now),
-        Some(Before::Elsewhere(binding)) => state.unbound(&binding, Why::Taken),
+        Some(before) if before.token == token => state.notify(&before, Kind::Unbound(token, Why::Taken)),
+        // Of another hold of this owner, which must have ended unnoticed.
+        Some(before) => tell_lost(state, &before, Why::Changed, now),
         None => {}
     }
 }
@@ -250,7 +250,7 @@ fn lost(state: &mut State, bindings: impl IntoIterator<Item = Binding>, why: Why
 /// ended it.
 pub fn tell_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
     let why = if binding.end().has_passed(now.millis()) { Why::Expired } else { why };
-    state.lost(binding, why);
+    state.notify(binding, Kind::Lost(binding.token, why));
     if why == Why::Changed {
         count(|it| &mut it.changed);
     }

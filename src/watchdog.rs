@@ -7,7 +7,7 @@ use crate::server::cluster::Served;
 use crate::server::{AsText, Ctx, Text, TextRef, writes};
 use crate::serving::served;
 use crate::state::confirmations::What;
-use crate::state::{Binding, BindingId, State, Why};
+use crate::state::{Binding, BindingId, Kind, State, Why};
 use crate::stats::count;
 use crate::{confirming, holds};
 
@@ -103,7 +103,7 @@ pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: Why, now: Now) {
     }
     state.bindings.remove(id);
     if elsewhere {
-        state.unbound(&binding, Why::Moved);
+        state.notify(&binding, Kind::Unbound(binding.token, Why::Moved));
     } else {
         holds::tell_lost(state, &binding, why, now);
     }
@@ -124,7 +124,7 @@ pub fn unbind_retired(state: &mut State, slice: &Slice) {
     while !slice.is_over() {
         let Some(binding) = state.bindings.next_retired() else { break };
         binding.renewal().into_iter().for_each(|id| drop(state.confirmations.remove(id)));
-        state.unbound(&binding, Why::Replica);
+        state.notify(&binding, Kind::Unbound(binding.token, Why::Replica));
     }
 }
 

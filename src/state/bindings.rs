@@ -148,15 +148,6 @@ pub struct NewBinding {
     pub limit: Limit,
 }
 
-/// The binding that a hold had before.
-#[derive(Debug)]
-pub enum Before {
-    /// Of the same hold, to another connection.
-    Elsewhere(Binding),
-    /// Of another hold of this owner, which must have ended unnoticed.
-    OtherHold(Binding),
-}
-
 impl Binding {
     /// The lock.
     pub fn key(&self) -> LockKey {
@@ -377,8 +368,9 @@ pub enum Confirms {
 
 impl Bindings {
     /// Binds a hold to a connection, whatever it was bound to before. If the same hold was bound to the same connection,
-    /// that binding's flags stay as well; and of a request without flags its lease, and the replicas if it names none.
-    pub fn bind(&mut self, new: NewBinding, now: Millis) -> Option<Before> {
+    /// that binding's flags stay as well; and of a request without flags its lease, and the replicas if it names none. Returns the
+    /// binding that the owner had before, if it was of another hold or to another connection.
+    pub fn bind(&mut self, new: NewBinding, now: Millis) -> Option<Binding> {
         let id = self.id(new.key.db, &new.key.name, &new.owner);
         let bound = id.and_then(|id| self.get(id)).filter(|it| it.token == new.token);
         let keeps = bound.is_some_and(|it| it.client == new.client && !new.flags.is_a_term());
@@ -424,8 +416,7 @@ impl Bindings {
         if keeps {
             self.deadline_moved(id, new.deadline, now);
         }
-        let before = before.filter(|it| it.client != client || it.token != token)?;
-        Some(if before.token == token { Before::Elsewhere(before) } else { Before::OtherHold(before) })
+        before.filter(|it| it.client != client || it.token != token)
     }
 
     /// The database with this number, for everything that must follow it when it is swapped with another.

@@ -197,15 +197,9 @@ impl State {
         !self.undelivered.is_empty() && self.undelivered.confirming(db, name, owner).is_some()
     }
 
-    /// A bound hold is lost: notifies its session, if it has one.
-    pub fn lost(&mut self, binding: &Binding, why: Why) {
-        self.sessions.lost(binding, why);
-        self.call_reader(binding.client);
-    }
-
-    /// A bound hold is no longer watched by this server: notifies its session, if it has one.
-    pub fn unbound(&mut self, binding: &Binding, why: Why) {
-        self.sessions.unbound(binding, why);
+    /// Notifies the session that a hold is bound to, if it is one, of what happened to the hold.
+    pub fn notify(&mut self, binding: &Binding, kind: Kind) {
+        self.sessions.notify(binding, kind);
         self.call_reader(binding.client);
     }
 
@@ -213,9 +207,8 @@ impl State {
     /// (`CONTENTION`).
     pub fn contended(&mut self, db: i32, name: &[u8]) {
         let Some(binding) = self.bindings.take_asking(db, name) else { return };
-        let client = binding.client;
-        self.sessions.contended(binding);
-        self.call_reader(client);
+        let binding = binding.clone();
+        self.notify(&binding, Kind::Contended(binding.token));
     }
 
     /// Takes note of the time. Returns whether the server's clock has stepped since the last time: then the deadlines of
@@ -249,7 +242,7 @@ impl State {
     }
 
     /// Binds a hold, as [`Bindings::bind`] does.
-    pub fn bind(&mut self, new: NewBinding, now: Millis) -> Option<bindings::Before> {
+    pub fn bind(&mut self, new: NewBinding, now: Millis) -> Option<Binding> {
         self.ahead.get_or_insert_with(ahead_now);
         let client = new.client;
         let other = self.bindings.bind(new, now);

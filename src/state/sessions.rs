@@ -285,22 +285,8 @@ impl Sessions {
         Ok(self.put(client, Event { kind, keys, owner }, unheard))
     }
 
-    /// Notifies a session that a hold bound to it is lost.
-    pub fn lost(&mut self, binding: &Binding, why: Why) {
-        self.tell_of(binding, Kind::Lost(binding.token, why));
-    }
-
-    /// Notifies a session that a hold is no longer bound to it, though it may live on.
-    pub fn unbound(&mut self, binding: &Binding, why: Why) {
-        self.tell_of(binding, Kind::Unbound(binding.token, why));
-    }
-
-    /// Notifies a session that a request waits for what it holds.
-    pub fn contended(&mut self, binding: &Binding) {
-        self.tell_of(binding, Kind::Contended(binding.token));
-    }
-
-    fn tell_of(&mut self, binding: &Binding, kind: Kind) {
+    /// Notifies the session that a hold is bound to, if it is one, of what happened to the hold.
+    pub fn notify(&mut self, binding: &Binding, kind: Kind) {
         if self.is_open(binding.client) {
             let event = Event { kind, keys: Rc::from([binding.key()]), owner: binding.owner.clone() };
             self.put(binding.client, event, None);

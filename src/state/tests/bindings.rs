@@ -2,7 +2,7 @@
 
 use super::{key, new_binding, owner};
 use crate::lock::{Deadline, LockKey};
-use crate::state::bindings::{Before, Confirms};
+use crate::state::bindings::Confirms;
 use crate::state::{Binding, BindingFlags, BindingId, Bindings, ConfirmationId, Discarded, NewBinding, Why};
 use proptest::prelude::*;
 use std::rc::Rc;
@@ -120,13 +120,7 @@ proptest! {
 /// The binding of a hold of 30 ms until 50, made at 0.
 fn bound(bindings: &mut Bindings, client: u64, token: u64, flags: BindingFlags) -> Option<Binding> {
     let new = NewBinding { flags, ..new_binding(client, key(1), owner(1), token) };
-    match bindings.bind(new, 0)? {
-        Before::OtherHold(binding) => Some(binding),
-        Before::Elsewhere(binding) => {
-            assert_eq!(binding.token, token);
-            None
-        }
-    }
+    bindings.bind(new, 0).filter(|before| before.token != token)
 }
 
 const WATCHED: BindingFlags = BindingFlags { watchdog: true, ephemeral: false, contention: false };

@@ -143,13 +143,13 @@ fn a_reader_is_called_for_each_kind_of_event() {
     reads(&mut state, 2);
     state.end(request, granted(1), NOW);
     assert!(state.pending.is_ending());
-    for tell in [State::lost, State::unbound] {
+    for kind in [Kind::Lost(1, Why::Changed), Kind::Unbound(1, Why::Taken), Kind::Contended(1)] {
         let mut state = State::default();
         reads(&mut state, 2);
         let (of_another, own) = (bound(&mut state, 3), bound(&mut state, 2));
-        tell(&mut state, &of_another, Why::Changed);
+        state.notify(&of_another, kind.clone());
         assert!(!state.pending.is_ending());
-        tell(&mut state, &own, Why::Changed);
+        state.notify(&own, kind);
         assert!(state.pending.is_ending());
         assert_eq!(state.sessions.unread(2), 1);
     }

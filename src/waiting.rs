@@ -25,7 +25,7 @@ use crate::serving::schedule_earlier;
 use crate::state::confirmations::What;
 use crate::state::event_bytes::hold_bytes;
 use crate::state::pending::{self, OnBehalf, wait_bytes};
-use crate::state::sessions::{Reader, Remains};
+use crate::state::sessions::Remains;
 use crate::state::{
     Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Renewal, SignsOfLife, Stage, State, Terms, TokenForm,
     WithdrawnGrant,
@@ -351,7 +351,7 @@ pub fn read_next(
     let until = if has_to_ask { wait.at_most(pace) } else { wait }.until(now);
     let blocked = pending::Reader { client: session, reading: Reading { until, ..reading }, block: Some(block) };
     state.pending.set(ticket, Stage::Reading(Box::new(blocked)));
-    state.sessions.set_reader(session, Some(Reader { ticket, until }));
+    state.sessions.set_reader(session, Some(ticket));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
     Ok(replied)
 }

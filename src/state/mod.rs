@@ -271,10 +271,11 @@ impl State {
     /// A session got a shorter lease to renew: lets it be answered, if it would otherwise learn too late
     /// that it is alive.
     fn hurry_reader(&mut self, session: u64, now: Millis) {
-        let bindings = &self.bindings;
-        let latest = || bindings.shortest_lease(session).map(|lease| now.saturating_add(sessions::pace(lease)));
-        if let Some(reader) = self.sessions.take_late_reader(session, latest) {
-            self.pending.call(reader);
+        let Some(reader) = self.sessions.reader(session) else { return };
+        let Some(Stage::Reading(it)) = self.pending.get(reader) else { return };
+        let latest = self.bindings.shortest_lease(session).map(|lease| now.saturating_add(sessions::pace(lease)));
+        if latest.is_some_and(|latest| it.reading.until.is_none_or(|until| until > latest)) {
+            self.answer_reader(session, reader);
         }
     }
 
@@ -414,9 +415,14 @@ impl State {
 
     /// Lets the reader of an event queue be answered with what has arrived.
     fn call_reader(&mut self, session: u64) {
-        if let Some(reader) = self.sessions.take_reader(session) {
-            self.pending.call(reader);
+        if let Some(reader) = self.sessions.reader(session).filter(|_| self.sessions.unread(session) > 0) {
+            self.answer_reader(session, reader);
         }
+    }
+
+    fn answer_reader(&mut self, session: u64, reader: Ticket) {
+        self.sessions.set_reader(session, None);
+        self.pending.call(reader);
     }
 
     /// The client of `ticket`, which was blocked until a session's next events, at most until `until`, is blocked no

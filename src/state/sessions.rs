@@ -122,7 +122,8 @@ struct Session {
     next_letter: u64,
     /// The bytes that unread events take.
     unread_bytes: usize,
-    reader: Option<Reader>,
+    /// The ticket of the client that is blocked until its next event.
+    reader: Option<Ticket>,
     last_read: Read,
     silence: Silence,
     /// Within how many ms the next question is answered, as the last heartbeat said.
@@ -140,15 +141,6 @@ struct Silence {
     is_idle: bool,
     /// It was blocked in another command of its own when it should have asked.
     was_blocked: bool,
-}
-
-/// The blocked client that waits for a session's next event.
-#[derive(Clone, Copy, Debug)]
-pub struct Reader {
-    /// The ticket of the pending reply.
-    pub ticket: Ticket,
-    /// When it is answered if nothing happens; `None`: not at all.
-    pub until: Option<Millis>,
 }
 
 /// How many ms apart the heartbeats are for a session whose shortest lease is this.
@@ -334,23 +326,15 @@ impl Sessions {
     }
 
     /// Records the reader that waits for the next event of a session; `None`: there is none.
-    pub fn set_reader(&mut self, client: u64, reader: Option<Reader>) {
+    pub fn set_reader(&mut self, client: u64, reader: Option<Ticket>) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.reader = reader;
         }
     }
 
-    /// Removes and returns the reader that waits for the next event of a session, if there is an event.
-    pub fn take_reader(&mut self, client: u64) -> Option<Ticket> {
-        let session = self.by_client.get_mut(&client)?;
-        if session.mail.is_empty() { None } else { session.reader.take().map(|reader| reader.ticket) }
-    }
-
-    /// Removes and returns the reader that waits for the next event of a session, if it would be answered after `latest`.
-    pub fn take_late_reader(&mut self, client: u64, latest: impl FnOnce() -> Option<Millis>) -> Option<Ticket> {
-        let session = self.by_client.get_mut(&client)?;
-        let until = session.reader?.until.unwrap_or(Millis::MAX);
-        if until > latest()? { session.reader.take().map(|reader| reader.ticket) } else { None }
+    /// The reader that waits for the next event of a session.
+    pub fn reader(&self, client: u64) -> Option<Ticket> {
+        self.by_client.get(&client)?.reader
     }
 
     /// A session asks for its events.
@@ -432,17 +416,12 @@ impl Sessions {
 
     /// All who wait for events.
     pub fn readers(&self) -> impl Iterator<Item = Ticket> {
-        self.by_client.values().filter_map(|session| Some(session.reader?.ticket))
+        self.by_client.values().filter_map(|session| session.reader)
     }
 
     /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is bound.
     pub fn stepped(&mut self, by: i64) {
         self.stepped = self.stepped.saturating_add(by);
-        for (_, session) in self.by_client.iter_mut() {
-            if let Some(reader) = &mut session.reader {
-                reader.until = reader.until.map(|at| at.saturating_add_signed(by));
-            }
-        }
     }
 
     /// A heartbeat promises that the session's next question will be answered within `pace` ms.

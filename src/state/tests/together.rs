@@ -6,7 +6,7 @@ use crate::lock::{Deadline, Waiter, WaiterId};
 use crate::server::clock::{Now, Slice};
 use crate::state::confirmations::What;
 use crate::state::pending::{self, OnBehalf, Ticket};
-use crate::state::sessions::{Reader, WITHDRAWN};
+use crate::state::sessions::WITHDRAWN;
 use crate::state::{
     Answer, Asker, Basis, Binding, Confirmation, Expiry, Grant, GrantId, GrantedHold, Kind, NewBinding, Outcome,
     Progress, Reading, SignsOfLife, Stage, State, Why, WithdrawnGrant,
@@ -55,7 +55,7 @@ fn reads(state: &mut State, client: u64) {
     let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: None };
     let ticket = state.pending.ticket();
     state.pending.set(ticket, Stage::Reading(Box::new(pending::Reader { client, reading, block: None })));
-    state.sessions.set_reader(client, Some(Reader { ticket, until: None }));
+    state.sessions.set_reader(client, Some(ticket));
     assert!(!state.pending.is_ending());
 }
 

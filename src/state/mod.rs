@@ -398,8 +398,7 @@ impl State {
         let sessions = &self.sessions;
         let failed = self.undelivered.failed(db, name, sessions.ends(), |client| sessions.is_open(client));
         failed.into_iter().for_each(|id| self.revoke(id));
-        let sessions = &self.sessions;
-        self.undelivered.take_revoked(db, name, sessions.ends(), |client| sessions.is_open(client))
+        self.undelivered.take_revoked(db, name)
     }
 
     /// A session asks for its events.

@@ -330,24 +330,21 @@ impl Undelivered {
         }
     }
 
-    /// Those of a lock that are not revoked yet although their session has ended, unless they were looked for since.
-    pub fn failed(&self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<GrantId> {
-        let of_key = self.by_hold.get(db, name).filter(|of_key| of_key.looked != ends);
-        let ids = of_key.into_iter().flat_map(|of_key| of_key.by_owner.all());
-        ids.filter(|id| self.get(*id).is_some() && self.has_failed(*id, &open)).collect()
+    /// Those of a lock that have to be revoked, since their session is not `open` any more. For that, all are gone through once
+    /// after each of the `ends` of sessions, and not at each look.
+    pub fn failed(&mut self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<GrantId> {
+        let Some(of_key) = self.by_hold.get_mut(db, name) else { return Vec::new() };
+        if std::mem::replace(&mut of_key.looked, ends) == ends {
+            return Vec::new();
+        }
+        let ids: Vec<GrantId> = of_key.by_owner.all().collect();
+        ids.into_iter().filter(|id| self.has_failed(*id, &open)).collect()
     }
 
-    /// Removes what has to be revoked of a lock, also if it is only now found out that a session is not `open` any more:
-    /// for that, all are gone through once after each of the `ends` of sessions, and not at each look.
-    pub fn take_revoked(&mut self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<Revocation> {
-        let Some(of_key) = self.by_hold.get_mut(db, name) else { return Vec::new() };
-        if std::mem::replace(&mut of_key.looked, ends) != ends {
-            let all: Vec<GrantId> = of_key.by_owner.all().collect();
-            let failed: Vec<GrantId> = all.into_iter().filter(|id| self.has_failed(*id, &open)).collect();
-            failed.into_iter().for_each(|id| self.revoke(id));
-        }
-        let Some(of_key) = self.by_hold.get(db, name) else { return Vec::new() };
-        let ids: Vec<GrantId> = of_key.revoked.iter().copied().collect();
+    /// Removes what has to be revoked of a lock.
+    pub fn take_revoked(&mut self, db: i32, name: &[u8]) -> Vec<Revocation> {
+        let ids: Vec<GrantId> =
+            self.by_hold.get(db, name).into_iter().flat_map(|it| it.revoked.iter().copied()).collect();
         ids.into_iter().filter_map(|id| self.remove_hold(id, name)).filter(Revocation::changes).collect()
     }
 

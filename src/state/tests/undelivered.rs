@@ -227,7 +227,8 @@ proptest! {
                 Act::TakeRevoked(number) => {
                     let name = key(number).name;
                     let ends = plain.len() as u64; // whether or not any session has ended
-                    for it in all.take_revoked(0, &name, ends, |_| true) {
+                    prop_assert!(all.failed(0, &name, ends, |_| true).iter().all(|id| all.get(*id).is_none()));
+                    for it in all.take_revoked(0, &name) {
                         prop_assert!(take(&mut plain, &it).is_some());
                     }
                     prop_assert!(plain.values().all(|it| !it.3 || !it.1.contains(&number)));

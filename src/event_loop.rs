@@ -280,7 +280,7 @@ fn note_due_leases(state: &mut State, now: Now, slice: &Slice) {
 /// Removes holders whose lease has run out although no request waits for their lock.
 fn purge_overdue(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(key) = holder_cache::with(|cache| cache.overdue(now.millis(), 1)).into_iter().next() else { break };
+        let Some(key) = holder_cache::with(|cache| cache.overdue(now.millis())) else { break };
         purge_key(state, ctx, &key, now);
     }
 }

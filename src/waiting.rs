@@ -30,7 +30,7 @@ use crate::state::{
     Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Renewal, SignsOfLife, Stage, State, Terms, TokenForm,
     WithdrawnGrant,
 };
-use crate::stats::add;
+use crate::stats::count;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -407,24 +407,16 @@ pub fn end_silent(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 /// Removes what ended sessions leave behind: waiting requests, and grants that they never heard of.
 pub fn leave_ended(state: &mut State, slice: &Slice) {
     while !slice.is_over() {
-        let Some(undelivered) = next_of_ended(state) else { break };
-        add(|it| &mut it.grants_undelivered, u64::from(undelivered.is_some()));
+        match state.sessions.next_remains() {
+            None => break,
+            Some(Remains::Event) => {}
+            Some(Remains::Grant(grant)) => {
+                state.revoke(grant);
+                count(|it| &mut it.grants_undelivered);
+            }
+            Some(Remains::Wait(ticket)) => drop(state.withdraw(ticket)),
+        }
     }
-}
-
-/// Removes one thing that an ended session has left behind. Returns the grant, if it was one.
-fn next_of_ended(state: &mut State) -> Option<Option<GrantId>> {
-    Some(match state.sessions.next_remains()? {
-        Remains::Event => None,
-        Remains::Grant(grant) => {
-            state.revoke(grant);
-            Some(grant)
-        }
-        Remains::Wait(ticket) => {
-            state.withdraw(ticket);
-            None
-        }
-    })
 }
 
 /// Refuses everything that sessions wait for, because this server is now a replica. (The server itself answers

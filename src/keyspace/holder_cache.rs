@@ -136,10 +136,9 @@ impl HolderCache {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The keys in which a holder's deadline has passed, at most this many.
-    pub fn overdue(&self, now: Millis, most: usize) -> Vec<LockKey> {
-        let due = self.due.iter().take_while(|(at, _)| *at < now).take(most);
-        due.map(|(_, key)| key.clone()).collect()
+    /// A key in which a holder's deadline has passed.
+    pub fn overdue(&self, now: Millis) -> Option<LockKey> {
+        self.due.first().filter(|(at, _)| *at < now).map(|(_, key)| key.clone())
     }
 }
 

@@ -391,15 +391,12 @@ impl Sessions {
     }
 
     /// A session has something bound or waiting: if nothing was expected of it, it must ask for its events from now on.
-    /// Returns whether that is so.
-    pub fn expect_again(&mut self, client: u64, now: Millis) -> bool {
-        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
-        let was_idle = std::mem::take(&mut silence.is_idle);
-        let by = was_idle.then(|| now.saturating_add(silence.after));
-        if by.is_some() {
-            self.expect(client, by);
+    pub fn expect_again(&mut self, client: u64, now: Millis) {
+        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return };
+        if std::mem::take(&mut silence.is_idle) {
+            let by = now.saturating_add(silence.after);
+            self.expect(client, Some(by));
         }
-        was_idle
     }
 
     /// A session that should have asked for its events may have been unable to, as long as it `is_blocked` in another command
@@ -407,9 +404,9 @@ impl Sessions {
     pub fn excuse_blocked(&mut self, client: u64, is_blocked: bool, now: Millis) -> bool {
         let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
         let may_be = std::mem::replace(&mut silence.was_blocked, is_blocked) || is_blocked;
-        let by = may_be.then(|| now.saturating_add(silence.after));
-        if by.is_some() {
-            self.expect(client, by);
+        if may_be {
+            let by = now.saturating_add(silence.after);
+            self.expect(client, Some(by));
         }
         may_be
     }

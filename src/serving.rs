@@ -3,7 +3,7 @@
 use crate::holds::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
 use crate::keyspace::{Lock, Name, NotRead, holder_cache, listeners};
-use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
+use crate::lock::serve::{Attempt, Change, Job, Sight, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::replies::{end_request, end_wait, time_out};
 use crate::server::acl::User;
@@ -78,7 +78,8 @@ fn judge(state: &mut State, ctx: Ctx, attempt: Attempt, now: Now) {
         _ => match place_elsewhere(state, ctx, attempt.id()) {
             Some(place) => send_away(state, attempt.id(), &place, now),
             None => {
-                let end = attempt.judge(&mut ServingView { state, ctx, now, locks: attempt.keys() }, now.millis());
+                let mut view = |key: &LockKey, owner: &Owner| look(state, ctx, (key, owner), attempt.keys(), now);
+                let end = attempt.judge(&mut view, now.millis());
                 conclude(state, ctx, (attempt.id(), end), now, None);
             }
         },
@@ -94,7 +95,7 @@ fn conclude_by(
     now: Now,
     lock: Option<(&Name, &mut Lock)>,
 ) {
-    let end = attempt.judge(&mut Seen(sight), now.millis());
+    let end = attempt.judge(&mut |_: &LockKey, _: &Owner| sight, now.millis());
     conclude(state, ctx, (attempt.id(), end), now, lock);
 }
 
@@ -270,52 +271,30 @@ fn holders(ctx: Ctx, key: &LockKey, now: Now) -> Vec<Owner> {
     })
 }
 
-/// The view used while serving: leases found to have run out are removed on the way.
-#[derive(Debug)]
-struct ServingView<'a, 'b> {
-    state: &'b mut State,
-    ctx: Ctx<'a>,
-    now: Now,
-    /// How many locks the request is for.
-    locks: usize,
-}
-
-impl View for ServingView<'_, '_> {
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        let Self { state, ctx, now, locks } = self;
-        let (now, locks) = (*now, *locks);
-        if served(*ctx, key) != Served::Here {
-            // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be; or no node serves it.
-            // A copy of the key may be here, but it does not count.
-            holder_cache::with(|cache| cache.forget(key.db, &key.name));
-            state.queue.look_at(key, Some(now.millis().saturating_add(LOOK_AGAIN)));
-            return Sight::Elsewhere;
-        }
-        if state.awaits_replicas(key.db, &key.name, owner) {
-            return Sight::BeingConfirmed;
-        }
-        ctx.in_db(key.db, |ctx| {
-            let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            let name = Name::kept_as(name.as_text(), &key.name);
-            match look_to_grant(state, ctx, (&name, owner.as_text()), now, locks) {
-                Ok(mut lock) => {
-                    refresh(state, &mut lock, key, now);
-                    Sight::Lock(lock.standing())
-                }
-                Err(NotRead::NotALock) => Sight::NotALock,
-                Err(NotRead::TooMuch) => Sight::TooMuch,
+/// Looks at one of so many locks of a request that is being served: leases found to have run out are removed on the way.
+fn look(state: &mut State, ctx: Ctx, (key, owner): (&LockKey, &Owner), locks: usize, now: Now) -> Sight {
+    if served(ctx, key) != Served::Here {
+        // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be; or no node serves it.
+        // A copy of the key may be here, but it does not count.
+        holder_cache::with(|cache| cache.forget(key.db, &key.name));
+        state.queue.look_at(key, Some(now.millis().saturating_add(LOOK_AGAIN)));
+        return Sight::Elsewhere;
+    }
+    if state.awaits_replicas(key.db, &key.name, owner) {
+        return Sight::BeingConfirmed;
+    }
+    ctx.in_db(key.db, |ctx| {
+        let (name, owner) = (Text::new(&key.name), Text::new(owner));
+        let name = Name::kept_as(name.as_text(), &key.name);
+        match look_to_grant(state, ctx, (&name, owner.as_text()), now, locks) {
+            Ok(mut lock) => {
+                refresh(state, &mut lock, key, now);
+                Sight::Lock(lock.standing())
             }
-        })
-    }
-}
-
-/// A single lock that has been read already.
-struct Seen(Sight);
-
-impl View for Seen {
-    fn look(&mut self, _: &LockKey, _: &Owner) -> Sight {
-        self.0
-    }
+            Err(NotRead::NotALock) => Sight::NotALock,
+            Err(NotRead::TooMuch) => Sight::TooMuch,
+        }
+    })
 }
 
 /// Removes the holders of a contended lock whose lease has run out, and schedules the look at the next one.

@@ -37,6 +37,12 @@ pub trait View {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight;
 }
 
+impl<F: FnMut(&LockKey, &Owner) -> Sight> View for F {
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
+        self(key, owner)
+    }
+}
+
 /// How a wait ends in the queue itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitEnd {

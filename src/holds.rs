@@ -6,7 +6,7 @@ use crate::keyspace::{self, Lock, Name, NotRead, listeners, most_holders_each};
 use crate::lock::serve::Change;
 use crate::lock::{Deadline, Decision, Hold, Limit, Raise, Token};
 use crate::server::clock::{Now, Slice};
-use crate::server::text::show_start;
+use crate::server::text::{show, show_start};
 use crate::server::{AsText, Ctx, Text, TextRef, events, timer, writes};
 use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::{
@@ -30,6 +30,22 @@ pub struct Grantee<'a> {
     pub on_behalf: OnBehalf,
     /// What it asks for.
     pub terms: &'a Terms,
+}
+
+/// Whether each of these locks that is to be granted may have one holder more.
+///
+/// # Errors
+///
+/// The reply that names the one that has as many as allowed.
+pub fn may_have_one_more(locks: &[Lock], decisions: &[Decision]) -> Result<(), String> {
+    let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
+    match locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
+        None => Ok(()),
+        Some((full, _)) => {
+            let (name, most) = (show(full.name().bytes()), config::MAX_HOLDERS.get());
+            Err(format!("ERR too many holders of '{name}': holdfast.max-holders is {most}"))
+        }
+    }
 }
 
 /// Carries out a grant of all `locks`, as decided. The only place that grants. Returns the token.
@@ -128,23 +144,19 @@ pub fn bind(state: &mut State, lock: &Lock, (deadline, token): (Deadline, Token)
     }
 }
 
-/// What a grant did to the holds of its owner.
-pub fn basis_of(decisions: &[Decision], raise: Raise) -> Basis {
-    match (decisions.first(), raise) {
-        (Some(Decision::Reenter(_)), Raise::To(_)) => Basis::Repetition,
-        (Some(Decision::Reenter(_)), _) => Basis::OneMore,
-        _ => Basis::New,
-    }
-}
-
-/// The holds of an undelivered grant.
+/// What an undelivered grant did to the holds of its owner, and these.
 pub fn granted_holds(
     state: &mut State,
     locks: &[Lock],
     decisions: &[Decision],
     grantee: Grantee,
     token: Token,
-) -> Vec<GrantedHold> {
+) -> (Basis, Vec<GrantedHold>) {
+    let basis = match (decisions.first(), grantee.terms.demand.raise) {
+        (Some(Decision::Reenter(_)), Raise::To(_)) => Basis::Repetition,
+        (Some(Decision::Reenter(_)), _) => Basis::OneMore,
+        _ => Basis::New,
+    };
     let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| {
         let (deadline, undo, binding) = match decision {
             Decision::Grant(hold, _) => (hold.deadline, hold.holds, binding_of(state, lock, grantee.owner)),
@@ -154,7 +166,7 @@ pub fn granted_holds(
         let deadline = bound_end(state, lock, grantee, token, deadline);
         Some(GrantedHold { name: lock.name().kept(), token, deadline, undo, binding })
     });
-    granted.collect()
+    (basis, granted.collect())
 }
 
 /// The binding of a hold, if it has one.

@@ -9,13 +9,12 @@ use crate::replies::{end_request, end_wait, time_out};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::cluster::{self, Place, Served};
-use crate::server::text::show;
 
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::state::pending::OnBehalf;
 use crate::state::{Answer, Asker, GrantId, Outcome, State};
 use crate::stats::{count, time};
-use crate::{config, confirming, notices};
+use crate::{confirming, notices};
 
 /// How soon, in ms, the queue is looked at again while clients are paused or a slot is being migrated.
 pub const LOOK_AGAIN: Millis = 10;
@@ -183,16 +182,12 @@ fn grant(
     if !may_acquire(ctx, client, locks, owner.text()) {
         return Err(NOPERM.into());
     }
-    let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
-    if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
-        return Err(too_many_holders(full));
-    }
+    holds::may_have_one_more(locks, decisions)?;
     let terms = waiter.terms();
     let grantee = Grantee { owner, client, on_behalf, terms: &terms };
     let token = holds::grant(state, locks, decisions, grantee, now);
-    let basis = holds::basis_of(decisions, terms.demand.raise);
-    let holds = holds::granted_holds(state, locks, decisions, grantee, token);
-    let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, (basis, holds));
+    let granted = holds::granted_holds(state, locks, decisions, grantee, token);
+    let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, granted);
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
         schedule_look(state, lock, key, now.millis());
         state.queue.note_holder(key, &waiter.owner);
@@ -333,12 +328,6 @@ pub fn deadline_moved(state: &mut State, lock: &Lock, now: Now) {
     if state.is_contended(lock.db(), lock.name().bytes()) {
         schedule_earlier(state, lock, &lock.lock_key(), now.millis());
     }
-}
-
-/// The error for a request that would exceed the number of holders allowed.
-pub fn too_many_holders(lock: &Lock) -> String {
-    let (name, most) = (show(lock.name().bytes()), config::MAX_HOLDERS.get());
-    format!("ERR too many holders of '{name}': holdfast.max-holders is {most}")
 }
 
 /// The error for a request that contradicts what its owner holds.

@@ -216,12 +216,12 @@ pub fn confirm(
     request: Request,
     names: &[TextRef],
     answer: Answer,
-    (grantee, basis, holds): (Grantee, Basis, Vec<GrantedHold>),
+    (grantee, granted): (Grantee, (Basis, Vec<GrantedHold>)),
     now: Now,
 ) -> Result<Replied, String> {
     let deferred = request.defer(state, ctx, names, now);
     let ticket = deferred.as_ref().map_or_else(|_| state.pending.ticket(), |(asker, _)| asker.ticket);
-    let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, (basis, holds));
+    let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, granted);
     match deferred {
         Ok((asker, replied)) => {
             let request = Waiter::new(request.owner, request.keys, request.terms.demand, None, asker);

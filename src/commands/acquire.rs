@@ -10,7 +10,7 @@ use crate::server::clock::{Now, steady_millis};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
-use crate::serving::{refusal, too_many_holders};
+use crate::serving::refusal;
 use crate::state::pending::OnBehalf;
 use crate::state::{State, Terms, TokenForm};
 use crate::stats::count;
@@ -161,10 +161,7 @@ impl<'a, 'b> Asking<'a, 'b> {
             }
             Err(refused) => return Err(refusal(refused)),
         }
-        let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
-        if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
-            return Err(too_many_holders(full));
-        }
+        holds::may_have_one_more(locks, decisions)?;
         self.grant(locks, decisions)
     }
 
@@ -188,9 +185,8 @@ impl<'a, 'b> Asking<'a, 'b> {
             }
             return Ok(replies::reply(ctx, &answer));
         };
-        let basis = holds::basis_of(decisions, self.terms.demand.raise);
-        let holds = holds::granted_holds(self.state, locks, decisions, grantee, token);
-        waiting::confirm(self.state, ctx, request, &names(locks), answer, (grantee, basis, holds), now)
+        let granted = holds::granted_holds(self.state, locks, decisions, grantee, token);
+        waiting::confirm(self.state, ctx, request, &names(locks), answer, (grantee, granted), now)
     }
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle

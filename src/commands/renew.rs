@@ -112,7 +112,7 @@ pub(super) fn renew_all(
         }
         return Ok(replies::reply(ctx, &answer));
     };
-    waiting::confirm(state, ctx, request, names, answer, (grantee, Basis::Renewal, holds), now)
+    waiting::confirm(state, ctx, request, names, answer, (grantee, (Basis::Renewal, holds)), now)
 }
 
 /// What replicas are to confirm of a renewal.

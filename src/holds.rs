@@ -14,7 +14,6 @@ use crate::state::{
     State, Terms, Why,
 };
 use crate::stats::{add, count};
-use std::ops::{Deref, DerefMut};
 
 /// The error for a key that does not hold a lock.
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -453,19 +452,9 @@ pub enum Locks<'a> {
     Several(Vec<Lock<'a>>),
 }
 
-impl<'a> Deref for Locks<'a> {
-    type Target = [Lock<'a>];
-
-    fn deref(&self) -> &[Lock<'a>] {
-        match self {
-            Self::One(lock) => lock,
-            Self::Several(locks) => locks,
-        }
-    }
-}
-
-impl DerefMut for Locks<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
+impl<'a> Locks<'a> {
+    /// All of them.
+    pub fn all(&mut self) -> &mut [Lock<'a>] {
         match self {
             Self::One(lock) => lock,
             Self::Several(locks) => locks,

@@ -164,7 +164,7 @@ fn grant_several(
         let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
         let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
         let mut locks = look_all(state, ctx, &names, owner.text(), now)?;
-        grant(state, ctx, waiter, decisions, &owner, &mut locks, now)
+        grant(state, ctx, waiter, decisions, &owner, locks.all(), now)
     })
 }
 

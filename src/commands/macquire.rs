@@ -55,10 +55,11 @@ impl Command for Macquire {
             }
             asking.has_room_for_events(&names)?;
             let mut locks = look_all(asking.state, call.ctx, &names, owner.as_text(), now)?;
+            let locks = locks.all();
             let ahead = |lock: &Lock| ahead(asking.state, call.ctx, lock.name().text());
             let decide = |lock| decide(&Lock::standing(lock), &asking.terms.demand, ahead(lock), now.millis());
             let decisions: Vec<_> = locks.iter().map(decide).collect();
-            asking.carry_out(&mut locks, &decisions)
+            asking.carry_out(locks, &decisions)
         })
     }
 }

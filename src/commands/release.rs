@@ -62,8 +62,9 @@ pub(super) fn release_all(
     left: &mut [Option<u64>],
     now: Now,
 ) -> Result<WithdrawnKeys, String> {
-    let mut locks = look_all(state, ctx, names, owner, now)?;
-    refuse_part(state, ctx, &locks, owner, options)?;
+    let mut looked = look_all(state, ctx, names, owner, now)?;
+    let locks = looked.all();
+    refuse_part(state, ctx, locks, owner, options)?;
     // All of it, also what it waits for, unless a token says which hold is meant.
     let is_all = options.holds == Some(0) && options.token.is_none();
     let mut withdrawn = WithdrawnKeys(Vec::new());
@@ -74,7 +75,7 @@ pub(super) fn release_all(
     for (lock, left) in locks.iter_mut().zip(left.iter_mut()) {
         *left = release_hold(state, lock, owner, options, now);
     }
-    drop(locks);
+    drop(looked);
     let released = names.iter().zip(left.iter()).filter(|(_, left)| **left == Some(0));
     let is_awaited = released.fold(withdrawn.any(), |any, (name, _)| note_freed(state, ctx, *name) || any);
     if is_awaited {

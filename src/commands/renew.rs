@@ -94,6 +94,7 @@ pub(super) fn renew_all(
         keyspace::check_fence(fence, now)?;
     }
     let mut locks = look_all(state, ctx, names, owner.text(), now)?;
+    let locks = locks.all();
     holds::one_at_a_time(state, ctx.db(), names.iter().copied(), owner.text())?;
     let is_one_of_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
     if terms.flags.contention && locks.iter().any(is_one_of_several) {
@@ -103,7 +104,7 @@ pub(super) fn renew_all(
     for (lock, renewed) in locks.iter_mut().zip(renewed.iter_mut()) {
         *renewed = prolong(state, lock, grantee, options, now);
     }
-    let awaited = request.map(|request| (request, renewed_holds(&locks, renewed)));
+    let awaited = request.map(|request| (request, renewed_holds(locks, renewed)));
     let awaited = awaited.filter(|(_, holds)| !holds.is_empty());
     let Some(answer) = answer(renewed) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {

@@ -153,7 +153,9 @@ pub fn pace(lease: Millis) -> Millis {
 #[derive(Debug, Default)]
 pub struct Sessions {
     by_client: BTreeMap<u64, Session>,
-    departed: VecDeque<Departed>,
+    /// Those that have ended. What they leave behind is dealt with piece by piece, since there may be a hundred thousand
+    /// pieces.
+    departed: VecDeque<Session>,
     /// When sessions have been silent for too long, as it is kept.
     silences: BTreeSet<(Millis, u64)>,
     /// How far the server's clock has stepped in all, in ms. Moments are kept by the clock as it would be without its steps,
@@ -163,14 +165,6 @@ pub struct Sessions {
     letters: usize,
     /// How many have ended.
     ends: u64,
-}
-
-/// What a session that has ended leaves behind. It is dealt with piece by piece, since there may be a hundred thousand
-/// pieces.
-#[derive(Debug)]
-struct Departed {
-    mail: BTreeMap<u64, Letter>,
-    waits: BTreeSet<Ticket>,
 }
 
 /// What an ended session leaves to be done.
@@ -452,8 +446,7 @@ impl Sessions {
         self.ends = self.ends.wrapping_add(1);
         self.waits = self.waits.saturating_sub(session.waits.len());
         self.letters = self.letters.saturating_sub(session.mail.len());
-        let Session { mail, waits, .. } = session;
-        self.departed.push_back(Departed { mail, waits });
+        self.departed.push_back(session);
         true
     }
 

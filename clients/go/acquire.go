@@ -28,36 +28,19 @@ type acquisition struct {
 	until    time.Time    // the caller's time
 	asked    time.Time    // when the last ACQUIRE was sent
 	repeated bool         // this is not the first request, or it was queued in this client
-	stale    atomic.Int32 // requests that may be at the server and whose replies were not read
+	unread   atomic.Int32 // requests that may be at the server and whose replies were not read
 	place    *pool        // the pool that counts this acquisition as a wait at its server
+	current  *attempt     // the request whose reply is awaited
+	resume   time.Time    // without one: when the next may be sent
+	last     error        // why the one before it was not granted, unless that was the server's decision
 }
 
 // An attempt is an ACQUIRE.
 type attempt struct {
 	answer
-	conn  *conn
-	wait  time.Duration
-	short bool   // it does not wait for all of the caller's time
-	ended func() // lets the next request of this client poll
-}
-
-// settle returns the connection, or closes it if no reply came. An ephemeral hold keeps the connection.
-func (t *attempt) settle(reply any, err error, ephemeral bool) {
-	if t.err = err; err == nil {
-		t.replies = []any{reply}
-	}
-	if t.ended(); ephemeral && granted(reply) {
-		t.pool.give()
-	} else {
-		t.pool.put(t.conn, t.sent, err, reply)
-	}
-}
-
-// finish reads the reply that the acquisition no longer waits for. It reports whether it may have left something.
-func (t *attempt) finish(deadline time.Time) bool {
-	reply, err := t.conn.receive(t.pool.client.ctx, deadline)
-	t.settle(reply, err, false)
-	return err != nil || granted(reply)
+	conn *conn
+	wait time.Duration
+	end  func() // lets the next request of this client poll
 }
 
 func granted(reply any) bool {
@@ -70,9 +53,6 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	if err != nil {
 		return nil, err
 	}
-	if caller.Err() != nil {
-		return nil, notAcquired(caller, nil)
-	}
 	if !c.enter() {
 		return nil, ErrClosed
 	}
@@ -81,8 +61,7 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	defer cancel(nil)
 	defer context.AfterFunc(c.closing, func() { cancel(ErrClosed) })()
 
-	a := &acquisition{request: r, client: c, route: c.route(names[0], r.lease), began: time.Now()}
-	a.route.replicas = r.replicas > 0
+	a := &acquisition{request: r, client: c, route: c.route(r), began: time.Now()}
 	if a.until = a.began.Add(r.wait); r.wait == 0 {
 		a.until = a.began.Add(a.route.silence())
 	} else if deadline, ok := ctx.Deadline(); ok {
@@ -91,7 +70,7 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	if r.wait != 0 && r.mutex() { // only the oldest wait is at the server
 		end, waited := c.takeTurn(ctx, names[0], a.until)
 		if end == nil {
-			return nil, notAcquired(ctx, nil)
+			return nil, a.notAcquired(ctx)
 		}
 		defer end()
 		a.repeated = waited
@@ -99,7 +78,7 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	defer a.waitAt(nil)
 	h, err := a.run(ctx)
 	if err != nil {
-		return nil, err
+		return nil, a.giveUp(ctx, err)
 	}
 	if handle := h.establish(caller); c.closing.Err() == nil {
 		return handle, nil
@@ -107,139 +86,123 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	return nil, ErrClosed
 }
 
-// run repeats the request until the lock is granted, refused, or the request is cancelled.
+// run requests the lock until it is granted, refused, or the time is over. It is in one of three states: it pauses, sends
+// a request, or awaits the reply to the newest one.
 func (a *acquisition) run(ctx context.Context) (*hold, error) {
-	var current *attempt // the request under way
-	var last error       // why none is
-	resume := a.began    // when the next may be sent
 	for {
-		if current == nil {
-			if sleep(ctx, earlier(resume, a.until)) != nil || !time.Now().Before(a.until) {
-				return nil, a.giveUp(nil, a.timeOver(ctx, last))
+		if sleep(ctx, earlier(a.resume, a.until)) != nil || !time.Now().Before(a.until) {
+			return nil, a.notAcquired(ctx)
+		}
+		t := a.ask(ctx)
+		if a.current == nil {
+			a.current = t
+		} else if t.err == nil { // the server moves the place in the queue to t
+			a.supersede(a.current)
+			a.current = t
+		}
+		if a.current.err == nil {
+			if replied, err := a.await(ctx); err != nil {
+				return nil, err
+			} else if !replied {
+				continue
 			}
 		}
-		if t := a.ask(ctx); t.err == nil {
-			if current != nil { // the server moves its place in the queue to t
-				a.supersede(current)
-			}
-			current, resume = t, t.sent.Add(askAgain+a.route.confirmation())
-		} else if err := a.failed(ctx, &t.answer); err == nil {
-			last, resume = t.err, t.at
-		} else if current == nil {
-			return nil, a.giveUp(nil, err)
-		} else {
-			resume = time.Now().Add(askAgain)
-		}
-		if current == nil {
-			continue
-		}
-
-		deadline, again := a.until.Add(late), a.wait != 0 && resume.Before(a.until)
-		switch {
-		case a.wait == 0: // with the time that replicas have, which the first greeting tells
-			deadline = a.began.Add(a.route.silence())
-		case again:
-			deadline = resume
-		}
-		reply, err := current.conn.receive(ctx, deadline)
-		silent := errors.Is(err, os.ErrDeadlineExceeded)
-		switch {
-		case silent && again && a.place != nil:
-			continue
-		case silent && again: // a poll has no place in the queue that another request could take over
-		case silent:
-			return nil, a.giveUp(current, a.lostReply(err, a.timeOver(ctx, err)))
-		case errors.Is(err, errInterrupted):
-			return nil, a.giveUp(current, a.lostReply(context.Cause(ctx), notAcquired(ctx, last)))
-		}
-		if err == nil && reply != nil && !granted(reply) && failure(reply) == nil {
-			err = fmt.Errorf("holdfast: the server answered neither a token nor nil: %v", reply)
-		}
-		t := current
-		current = nil
-		if t.settle(reply, err, a.ephemeral); err != nil {
-			a.stale.Add(1)
-		}
-		t.answer = a.route.judged(t.answer)
-		switch {
-		case t.err != nil:
-			if err := a.failed(ctx, &t.answer); err != nil {
-				return nil, a.giveUp(nil, err)
-			}
-			last, resume = t.err, t.at
-		case granted(reply):
-			h, err := a.granted(ctx, t)
-			if h != nil || err != nil {
-				return h, err
-			}
-			resume = t.at
-		case t.short && !time.Now().Before(t.sent.Add(t.wait-late)): // earlier, it was CLIENT UNBLOCK
-			if resume = time.Now(); a.place == nil {
-				resume = resume.Add(pollEach)
-			}
-		default:
-			return nil, a.giveUp(nil, notAcquired(ctx, nil))
+		if h, err := a.decide(ctx); h != nil || err != nil {
+			return h, err
 		}
 	}
 }
 
 // ask sends an ACQUIRE.
 func (a *acquisition) ask(ctx context.Context) *attempt {
-	limit := earlier(time.Now().Add(askAgain), a.until)
-	t := &attempt{ended: func() {}}
-	p, asking, err := a.route.locate(ctx, limit)
-	if t.pool, t.err = p, err; err != nil {
+	t := &attempt{end: func() {}}
+	if t.err = a.connect(ctx, t); t.err == nil {
+		now := time.Now()
+		waited := time.Duration(-1)
+		if a.repeated {
+			waited = now.Sub(a.began)
+		}
+		t.sent, a.asked, a.repeated = now, now, true
+		a.unread.Add(1)
+		_ = t.conn.SetWriteDeadline(now.Add(askAgain))
+		if err := t.conn.send(a.request.acquire(t.wait, waited)); err != nil { // part of it may have arrived
+			a.settle(t, nil, err, false)
+		}
+	}
+	if t.err != nil {
 		t.answer = a.route.judged(t.answer)
-		return t
+	}
+	return t
+}
+
+// connect gets the connection for a request, and decides how long the request waits at the server.
+func (a *acquisition) connect(ctx context.Context, t *attempt) error {
+	limit := earlier(time.Now().Add(askAgain), a.until)
+	p, asking, err := a.route.locate(ctx, limit)
+	if t.pool = p; err != nil {
+		return err
 	}
 	if a.wait != 0 {
 		t.wait = min(time.Until(a.until), forever)
 		if !a.waitAt(p) { // all connections are taken by waits: poll over the others, one request at a time
 			if t.wait = min(t.wait, pollWait); a.asked.IsZero() {
 				t.wait = 0
-			} else if t.ended, _ = a.client.takeTurn(ctx, "", limit); t.ended == nil {
-				t.answer = a.route.judged(answer{pool: p, err: errNoConnection})
-				return t
+			} else if end, _ := a.client.takeTurn(ctx, "", limit); end != nil {
+				t.end = end
+			} else {
+				return errNoConnection
 			}
 		}
 	}
-	t.conn, err = p.get(ctx, forOther, a.lease, limit)
+	c, err := p.get(ctx, forOther, a.lease, limit)
 	if err == nil && (asking || a.given) {
 		first := "PING" // an owner that the application chose is sent only over a connection that has just replied
 		if asking {
 			first = "ASKING"
 		}
 		began := time.Now()
-		if _, err = t.conn.exchange(ctx, limit, []string{first}); err != nil {
-			p.put(t.conn, began, err)
-			t.conn = nil
+		_ = c.SetDeadline(limit)
+		if _, err = c.exchange(false, []string{first}); err != nil {
+			p.put(c, began, err)
 		}
 	}
-	now := time.Now()
-	if err == nil && !now.Before(a.until) {
-		p.put(t.conn, now, nil)
-		t.conn, err = nil, errNoConnection
+	if err == nil && (ctx.Err() != nil || !time.Now().Before(a.until)) {
+		p.put(c, time.Time{}, nil)
+		err = errNoConnection
 	}
-	if err == nil {
-		waited := time.Duration(-1)
-		if a.repeated {
-			waited = now.Sub(a.began)
-		}
-		t.sent, a.asked, a.repeated = now, now, true
-		t.short = a.wait != 0 && t.wait < a.until.Sub(now)
-		if err = t.conn.send(now.Add(askAgain), a.request.acquire(t.wait, waited)); err != nil { // part of it may have arrived
-			a.stale.Add(1)
+	if t.conn = c; err != nil {
+		t.end()
+	}
+	return err
+}
+
+// await reads the reply to the current request. It returns false if another is to take over its place in the queue.
+func (a *acquisition) await(ctx context.Context) (replied bool, err error) {
+	t := a.current
+	again := time.Now().Add(askAgain + a.route.confirmation())
+	end := a.until.Add(late)
+	if a.wait == 0 { // with the time that replicas have, which the first greeting tells
+		end = a.began.Add(a.route.silence())
+	}
+	repeats := a.wait != 0 && again.Before(a.until)
+	if repeats {
+		end = again
+	}
+	reply, err := t.conn.receive(ctx, end)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		switch {
+		case ctx.Err() != nil:
+			return false, a.notAcquired(ctx)
+		case !repeats:
+			a.last = err
+			return false, a.notAcquired(ctx)
+		case a.place != nil: // a poll has no place
+			return false, nil
 		}
 	}
-	if err != nil {
-		if t.err = err; t.conn != nil {
-			t.settle(nil, err, false)
-		} else {
-			t.ended()
-		}
-		t.answer = a.route.judged(t.answer)
-	}
-	return t
+	a.settle(t, reply, err, a.ephemeral)
+	t.answer = a.route.judged(t.answer)
+	return true, nil
 }
 
 // waitAt counts this acquisition among the waits at a node, if enough connections are left for other requests.
@@ -255,154 +218,161 @@ func (a *acquisition) waitAt(p *pool) bool {
 	return a.place != nil
 }
 
-// supersede lets go of a request whose place in the queue another one takes over.
+// settle notes the reply to a request, and returns its connection, or closes it if none came. An ephemeral hold keeps it.
+func (a *acquisition) settle(t *attempt, reply any, err error, keeps bool) {
+	if err == nil && reply != nil && !granted(reply) && failure(reply) == nil {
+		err = fmt.Errorf("holdfast: the server answered neither a token nor nil: %v", reply)
+	}
+	if t.err = err; err == nil {
+		t.replies = []any{reply}
+		a.unread.Add(-1)
+	}
+	if t.end(); keeps && granted(reply) {
+		t.pool.give(t.conn)
+	} else {
+		t.pool.put(t.conn, t.sent, err, t.replies...)
+	}
+}
+
+// finish reads the reply that the acquisition no longer waits for. It reports whether that is a late grant.
+func (a *acquisition) finish(t *attempt, deadline time.Time) bool {
+	reply, err := t.conn.receive(context.Background(), deadline)
+	a.settle(t, reply, err, false)
+	return granted(reply)
+}
+
+// supersede lets go of a request whose place in the queue the server moves to another one.
 func (a *acquisition) supersede(t *attempt) {
-	a.stale.Add(1)
 	deadline := time.Now().Add(time.Second + a.route.confirmation())
-	a.client.background(func() {
-		if !t.finish(deadline) {
-			a.stale.Add(-1)
-		}
-	})
+	a.client.background(func() { a.finish(t, deadline) })
 }
 
-// failed returns the error with which the acquisition ends after a failure, or nil if it may ask again.
-func (a *acquisition) failed(ctx context.Context, f *answer) error {
-	switch {
-	case a.given && f.lost():
-		return a.lostReply(f.err, nil)
-	case ctx.Err() != nil:
-		return notAcquired(ctx, f.err)
-	case f.passing && (a.wait != 0 || !f.at.After(time.Now())):
-		return nil
-	}
+// decide returns the hold, the error with which the acquisition ends, or neither if it may ask again at a.resume.
+func (a *acquisition) decide(ctx context.Context) (*hold, error) {
+	t := a.current
+	a.current = nil
+	a.last, a.resume = t.err, t.at
+	now := time.Now()
 	var reply ServerError
-	if errors.As(f.err, &reply) {
-		return fmt.Errorf("holdfast: lock %s: %w", a.name(), f.err)
+	switch {
+	case granted(t.reply()):
+		return a.granted(ctx, t)
+	case t.err == nil && a.wait != 0 && t.wait < a.until.Sub(t.sent) && !now.Before(t.sent.Add(t.wait-late)): // earlier, it was CLIENT UNBLOCK
+		if a.resume = now; a.place == nil {
+			a.resume = now.Add(pollEach)
+		}
+		return nil, nil
+	case t.err == nil, ctx.Err() != nil:
+		return nil, a.notAcquired(ctx)
+	case t.passing() && (a.wait != 0 || !t.at.After(now)) && !(a.given && t.lost()):
+		return nil, nil
+	case errors.As(t.err, &reply):
+		return nil, fmt.Errorf("holdfast: lock %s: %w", a.name(), t.err)
 	}
-	return f.err
+	return nil, t.err
 }
 
-// notAcquired is the error of an acquisition whose time is over, after the last error that it met.
-func notAcquired(ctx context.Context, last error) error {
+// notAcquired is the error of an acquisition that ends without the lock, after the last error that it met. A try counts
+// as refused only if it had a reply.
+func (a *acquisition) notAcquired(ctx context.Context) error {
 	cause := context.Cause(ctx)
-	if deadline, ok := ctx.Deadline(); ok && cause == nil && time.Until(deadline) < 5*time.Millisecond {
+	switch deadline, ok := ctx.Deadline(); {
+	case errors.Is(cause, ErrClosed):
+		return ErrClosed
+	case cause != nil:
+	case a.wait == 0 && a.last != nil:
+		return a.last
+	case ok && time.Until(deadline) < 5*time.Millisecond:
 		cause = context.DeadlineExceeded // the server's reply was a little faster than the timer of ctx
 	}
-	if errors.Is(cause, ErrClosed) {
-		return ErrClosed
+	if last := errors.Join(cause, a.last); last != nil {
+		return fmt.Errorf("%w: %w", ErrNotAcquired, last)
 	}
-	if last = errors.Join(cause, last); last == nil {
-		return ErrNotAcquired
-	}
-	return fmt.Errorf("%w: %w", ErrNotAcquired, last)
-}
-
-// timeOver is the error of an acquisition that timed out. An attempt counts as refused only if it had a reply.
-func (a *acquisition) timeOver(ctx context.Context, last error) error {
-	if a.wait == 0 && last != nil && ctx.Err() == nil {
-		return last
-	}
-	return notAcquired(ctx, last)
-}
-
-// lostReply returns err, but for an owner that the application chose, the error that its request may have been granted:
-// the request is not repeated, because nil would hide that. That error does not match ErrNotAcquired.
-func (a *acquisition) lostReply(cause, err error) error {
-	if !a.given {
-		return err
-	}
-	return fmt.Errorf("holdfast: the reply for owner %q was lost, and its lease may be left at the server: %w", a.owner, cause)
+	return ErrNotAcquired
 }
 
 // granted makes a hold of a token. If less than half the lease is certain, a RENEW decides first; if that fails,
 // granted returns nothing, and the acquisition sends another request.
 func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
-	items := t.replies[0].([]any)
+	items := t.reply().([]any)
 	h := newHold(a, integer(items[0]), t.sent.Add(ms(items[1])+sure(a.lease)))
 	if a.ephemeral {
 		h.conn = t.conn
-		h.conn.watch()
 	}
 	if time.Until(h.certain) >= a.lease/2 {
 		return h, nil
 	}
 	renewed := h.send(ctx, forRenew, h.renewal())
-	if renewed.err == nil && confirmed(renewed.replies[0]) {
+	if renewed.confirmed {
 		if h.certain = renewed.sent.Add(sure(a.lease)); time.Until(h.certain) >= a.lease/2 {
 			return h, nil
 		}
 	}
 	h.disown()
-	a.stale.Add(1)
 	if a.given {
 		a.client.background(func() { a.discard(t) })
+	} else {
+		a.unread.Add(1) // the lock may be held
 	}
 	if a.wait == 0 {
-		return nil, a.giveUp(nil, notAcquired(ctx, renewed.err))
+		return nil, errors.Join(ErrNotAcquired, renewed.err)
 	}
-	if t.at = renewed.at; !renewed.passing { // also if it succeeded and too little is certain
-		t.at = time.Now().Add(minPause)
-	}
+	a.resume = time.Now().Add(minPause)
 	return nil, nil
 }
 
 // giveUp ends an acquisition without the lock, and withdraws what may be left at the server.
-func (a *acquisition) giveUp(current *attempt, err error) error {
-	if a.given { // RELEASE ALL could release a later hold of the same owner
-		if current != nil {
-			a.client.background(func() {
-				if current.finish(a.replyTime()); current.err == nil && granted(current.replies[0]) {
-					a.discard(current)
-				}
-			})
+func (a *acquisition) giveUp(ctx context.Context, err error) error {
+	if a.given && a.unread.Load() > 0 { // not ErrNotAcquired
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
 		}
-	} else if current != nil || a.stale.Load() > 0 {
-		a.client.background(func() { a.withdraw(current) })
+		err = fmt.Errorf("holdfast: the reply for owner %q was lost, and its lease may be left at the server: %w", a.owner, err)
+	}
+	if a.current != nil || a.unread.Load() > 0 {
+		a.client.background(a.withdraw)
 	}
 	return err
 }
 
-// replyTime returns how long the reply to a request that was given up is awaited.
-func (a *acquisition) replyTime() time.Time {
-	return earlier(a.asked.Add(a.lease), time.Now().Add(askAgain+a.route.confirmation()))
+// withdraw makes sure that the owner neither waits nor holds, after the reply to the current request if there is one.
+func (a *acquisition) withdraw() {
+	late := func() bool { // a grant that RELEASE had overtaken
+		t := a.current
+		a.current = nil
+		end := earlier(a.asked.Add(a.lease), time.Now().Add(askAgain+a.route.confirmation()))
+		return t != nil && a.finish(t, end)
+	}
+	if t := a.current; a.given { // RELEASE ALL could release a later hold of the same owner
+		if late() {
+			a.discard(t)
+		}
+		return
+	}
+	for answers := 1; a.release("ALL"); answers++ {
+		if late() {
+			answers = 0
+			continue
+		}
+		end := a.asked.Add(a.lease)
+		if a.unread.Load() == 0 || answers == 2 || time.Until(end) < time.Second || sleep(a.client.ctx, time.Now().Add(time.Second)) != nil {
+			return
+		}
+	}
+	late()
 }
 
 // discard releases a grant that the application does not get. It names the token, and so meets no later hold.
 func (a *acquisition) discard(t *attempt) {
-	release := a.command("RELEASE", "TOKEN", strconv.FormatInt(integer(t.replies[0].([]any)[0]), 10))
-	repeat(a.client.ctx, a.asked.Add(a.lease), func() answer { return a.route.do(a.client.ctx, forRelease, release) })
+	a.release("TOKEN", strconv.FormatInt(integer(t.reply().([]any)[0]), 10))
 }
 
-// withdraw makes sure that the owner neither waits nor holds.
-func (a *acquisition) withdraw(current *attempt) {
-	ctx, end := a.client.ctx, a.asked.Add(a.lease)
-	defer func() {
-		if current != nil {
-			current.finish(time.Now())
-		}
-	}()
-	for answers := 1; ; answers++ {
-		reply := repeat(ctx, end, func() answer { return a.route.do(ctx, forRelease, a.command("RELEASE", "ALL")) })
-		if reply.err != nil {
-			if !reply.passing {
-				a.client.config.Logger.Error("holdfast: cannot withdraw a request", "name", a.name(), "error", reply.err)
-			}
-			return
-		}
-		if t := current; t != nil {
-			current = nil
-			if t.finish(a.replyTime()) {
-				a.stale.Add(1)
-			}
-			if t.err == nil && granted(t.replies[0]) { // RELEASE had overtaken the ACQUIRE
-				a.stale.Add(-1)
-				answers = 0
-				continue
-			}
-		}
-		if a.stale.Load() == 0 || answers == 2 || time.Until(end) < time.Second || sleep(ctx, time.Now().Add(time.Second)) != nil {
-			return
-		}
+// release repeats a RELEASE until it is answered, for at most a lease after the last ACQUIRE.
+func (a *acquisition) release(terms ...string) bool {
+	command := a.command("RELEASE", terms...)
+	r := repeat(a.client.ctx, a.asked.Add(a.lease), func() answer { return a.route.do(a.client.ctx, forRelease, command) })
+	if r.err != nil && !r.passing() {
+		a.client.config.Logger.Error("holdfast: cannot withdraw a request", "name", a.name(), "error", r.err)
 	}
+	return r.err == nil
 }

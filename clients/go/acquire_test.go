@@ -140,7 +140,7 @@ func TestWithdrawnRequestsFreeTheirConnectionsSoon(t *testing.T) {
 				p := c.pool(f.addr)
 				p.mu.Lock()
 				defer p.mu.Unlock()
-				if busy := p.open - len(p.idle); busy != 0 {
+				if busy := len(p.conns) - len(p.idle); busy != 0 {
 					t.Errorf("%d connections are busy", busy)
 				}
 			})

@@ -165,7 +165,7 @@ func (c *Client) pool(addr string) *pool {
 	defer c.mu.Unlock()
 	p := c.pools[addr]
 	if p == nil {
-		p = &pool{client: c, addr: addr, closed: c.ctx.Err() != nil}
+		p = &pool{client: c, addr: addr, conns: map[*conn]bool{}}
 		c.pools[addr] = p
 	}
 	return p
@@ -212,6 +212,23 @@ func (c *Client) takeTurn(ctx context.Context, name string, until time.Time) (en
 	}
 	leave()
 	return nil, waited
+}
+
+// await runs a request in the background. If it does not end soon after ctx, await returns why ctx ended.
+func await(ctx context.Context, request func() answer) answer {
+	done := make(chan answer, 1)
+	go func() { done <- request() }()
+	select {
+	case a := <-done:
+		return a
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-done:
+		return a
+	case <-time.After(late):
+		return answer{err: context.Cause(ctx)}
+	}
 }
 
 // sleep waits for a time, or returns why ctx ended.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strconv"
@@ -21,40 +20,54 @@ var (
 	past          = time.Unix(1, 0)
 )
 
-// A conn is a connection that carries one pipeline at a time. A read that a deadline or its caller ends can be
-// continued: what has arrived stays in buf.
+// A conn is a connection that carries one pipeline at a time, until its deadline. A read that has failed with
+// [os.ErrDeadlineExceeded] can be continued: what has arrived stays in buf.
 type conn struct {
 	net.Conn
-	buf     []byte   // what has arrived and was not read
-	out     []byte   // for the next commands
-	used    bool     // it had a reply already: if the next request fails, the connection may have been closed while it was idle
-	replies chan any // of a watched connection; closed when the connection has ended
-	gone    chan struct{}
+	buf  []byte // what has arrived and was not read
+	out  []byte // for the next commands
+	used bool   // it had a reply already: if the next request fails, the connection may have been closed while it was idle
 }
 
-// watch lets a goroutine read the replies, so that the end of the connection is noticed between requests.
-func (c *conn) watch() {
-	c.replies, c.gone = make(chan any, pipeline), make(chan struct{})
-	_ = c.SetReadDeadline(time.Time{})
-	go func() {
-		defer close(c.gone)
-		defer close(c.replies)
-		for {
-			reply, err := c.read()
-			if err != nil {
-				return
-			}
-			select {
-			case c.replies <- reply:
-			default: // more replies than requests
-				return
-			}
+// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError]. ASKING
+// goes before each command that follows a redirect with it.
+func (c *conn) exchange(asking bool, commands ...[]string) ([]any, error) {
+	pipeline := commands
+	if asking {
+		pipeline = nil
+		for _, command := range commands {
+			pipeline = append(pipeline, []string{"ASKING"}, command)
 		}
-	}()
+	}
+	if err := c.send(pipeline...); err != nil {
+		return nil, err
+	}
+	replies := make([]any, 0, len(commands))
+	for i := range pipeline {
+		reply, err := c.read()
+		if err != nil {
+			return nil, err
+		}
+		if !asking || i%2 == 1 {
+			replies = append(replies, reply)
+		}
+	}
+	return replies, nil
 }
 
-// send writes commands.
-func (c *conn) send(deadline time.Time, commands ...[]string) error {
+// receive reads the reply to a command that was sent, until a deadline or the end of ctx.
+func (c *conn) receive(ctx context.Context, deadline time.Time) (any, error) {
+	_ = c.SetReadDeadline(deadline) // fails only on a closed connection, as does the read that follows
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(past); close(interrupted) })
+	reply, err := c.read()
+	if !stop() {
+		<-interrupted
+	}
+	return reply, err
+}
+
+func (c *conn) send(commands ...[]string) error {
 	out := c.out[:0]
 	for _, command := range commands {
 		out = append(strconv.AppendInt(append(out, '*'), int64(len(command)), 10), "\r\n"...)
@@ -64,40 +77,8 @@ func (c *conn) send(deadline time.Time, commands ...[]string) error {
 		}
 	}
 	c.out = out
-	_ = c.SetWriteDeadline(deadline) // fails only on a closed connection, as does the write that follows
 	_, err := c.Write(out)
 	return err
-}
-
-// receive returns the next reply. An error reply is a value, a [ServerError]. After [os.ErrDeadlineExceeded] and
-// errInterrupted, it may be called again.
-func (c *conn) receive(ctx context.Context, deadline time.Time) (any, error) {
-	if c.replies != nil {
-		timer := time.NewTimer(time.Until(deadline))
-		defer timer.Stop()
-		select {
-		case reply, open := <-c.replies:
-			if !open {
-				return nil, io.EOF
-			}
-			return reply, nil
-		case <-timer.C:
-			return nil, os.ErrDeadlineExceeded
-		case <-ctx.Done():
-			return nil, errInterrupted
-		}
-	}
-	_ = c.SetReadDeadline(deadline) // fails only on a closed connection, as does the read that follows
-	interrupted := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(past); close(interrupted) })
-	reply, err := c.read()
-	if !stop() {
-		<-interrupted
-		if err != nil {
-			return nil, errInterrupted
-		}
-	}
-	return reply, err
 }
 
 func (c *conn) read() (any, error) {
@@ -119,19 +100,17 @@ func (c *conn) read() (any, error) {
 	}
 }
 
-// exchange sends commands in one pipeline and reads their replies.
-func (c *conn) exchange(ctx context.Context, deadline time.Time, commands ...[]string) ([]any, error) {
-	if err := c.send(deadline, commands...); err != nil {
-		return nil, err
-	}
-	replies := make([]any, len(commands))
-	for i := range replies {
-		var err error
-		if replies[i], err = c.receive(ctx, deadline); err != nil {
-			return nil, err
+// watch calls a function when the connection ends between requests, until it is told to stop.
+func (c *conn) watch(ended func()) (stop func()) {
+	_ = c.SetDeadline(time.Time{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := c.read(); !errors.Is(err, os.ErrDeadlineExceeded) { // nor was any reply requested
+			go ended()
 		}
-	}
-	return replies, nil
+	}()
+	return func() { _ = c.SetReadDeadline(past); <-done }
 }
 
 // parse returns the first reply in b and what follows it, or errIncomplete.

@@ -3,6 +3,7 @@ package holdfast
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 )
 
@@ -24,10 +25,9 @@ var (
 	ErrClosed = errors.New("holdfast: client is closed")
 )
 
-// Failures that say nothing about the server.
 var (
-	errNoConnection = errors.New("holdfast: no free connection")
-	errInterrupted  = errors.New("holdfast: interrupted by the caller")
+	errNoConnection = errors.New("holdfast: no free connection") // which says nothing about the server
+	errSilent       = fmt.Errorf("holdfast: no reply: %w", os.ErrDeadlineExceeded)
 )
 
 // Reason is why a lock was lost.
@@ -93,12 +93,11 @@ type verdict int
 
 const (
 	fatal       verdict = iota
-	unsent              // the request may be sent again: nothing was wrong with the server
+	overwritten         // the key is not a lock's any more
 	passing             // the request may be sent again after the pause
 	broken              // so may it, over another connection
 	demoted             // so may it, to another node: this one is not the primary any more
 	atOnce              // the request may be sent again without a pause, the first time in a row
-	overwritten         // the key is not a lock's any more
 )
 
 // verdicts are the error replies that are not fatal, by their codes or, for ERR, by a part of their texts.
@@ -122,8 +121,8 @@ func judge(err error) verdict {
 			}
 		}
 		return verdicts[reply.Code()]
-	case errors.Is(err, errNoConnection), errors.Is(err, errInterrupted):
-		return unsent
+	case errors.Is(err, errNoConnection):
+		return passing
 	case errors.Is(err, ErrModuleNotLoaded), errors.Is(err, ErrServerTooOld), errors.Is(err, ErrClientTooOld), errors.Is(err, ErrClosed):
 		return fatal
 	}

@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -280,7 +281,8 @@ func mustLock(t *testing.T, c *Client, options ...Option) *Hold {
 // TestMain fails if goroutines of a client outlive the tests, which close every client.
 func TestMain(m *testing.M) {
 	examples := &fake{conns: map[int]net.Conn{}, changed: make(chan struct{}), script: map[string][]any{
-		"LOCK.VERSION": {version}, "LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one},
+		"LOCK.VERSION": {version}, "LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RELEASE": {one},
+		"LOCK.RENEW":    {func(r received) string { return ":" + cmp.Or(r.option("FENCE"), "7") + "\r\n" }},
 		"LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}, "LOCK.FORCE": {one},
 		"LOCK.INFO": {"*4\r\n+waiters\r\n:0\r\n+holders\r\n*1\r\n*4\r\n+owner\r\n+node-1#5c\r\n+token\r\n:7\r\n"},
 	}}

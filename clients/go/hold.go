@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -11,34 +12,31 @@ import (
 	"time"
 )
 
-// A hold is a lock that was granted.
+// A hold is a lock that was granted. It is held until its release begins, when kept ends, and over when ctx ends.
 type hold struct {
 	*acquisition
 	token    int64
-	conn     *conn // of an ephemeral hold
+	conn     *conn  // of an ephemeral hold
+	unwatch  func() // ends the watch over that connection, so that a request can read it
 	acquired time.Time
 	ctx      context.Context // ends when the lock is lost or released
 	cancel   context.CancelCauseFunc
-	kept     context.Context // ends when the release begins, or the client's
+	kept     context.Context // ends when the release begins
 	stop     context.CancelFunc
-	unwatch  func() bool   // the end of kept does not release the lock any more
+	detach   func() bool   // the end of the client does not release it any more
 	lost     chan struct{} // closed if the lock is lost
-	ended    chan struct{} // closed when outcome is set
-	outcome  error         // what Release returns
-	release  sync.Once
-	dropped  atomic.Bool // the application can no longer reach it
-	stopped  atomic.Bool // it is not renewed any more
-	woken    atomic.Bool // it is renewed because of the wall clock, and that has not succeeded yet
+	renews   atomic.Bool   // by the timer
+	dropped  atomic.Bool   // the application can no longer reach it
 
 	busy   chan struct{} // full while a request about this lock is under way
-	lease  time.Duration // which Renew may change
-	former time.Duration // the lease that the server has accepted last
+	former time.Duration // the lease that the server has accepted last; Renew may change that of the request
 	due    time.Time     // when the lock is renewed next
 	timer  *time.Timer
 
 	mu      sync.Mutex
-	certain time.Time     // no other client holds the lock before
-	rest    time.Duration // for which the lock stays held after its release
+	certain time.Time // no other client holds the lock before
+	woken   bool      // it is renewed because of the wall clock, and that has not succeeded yet
+	outcome error     // what Release returns
 }
 
 // A Hold is a lock that this process holds. Its methods are safe for concurrent use.
@@ -48,27 +46,22 @@ type hold struct {
 type Hold struct{ *hold }
 
 func newHold(a *acquisition, token int64, certain time.Time) *hold {
-	return &hold{acquisition: a, token: token, lease: a.lease, former: a.lease, certain: certain, acquired: time.Now(),
-		lost: make(chan struct{}), ended: make(chan struct{}), busy: make(chan struct{}, 1)}
+	h := &hold{acquisition: a, token: token, former: a.lease, certain: certain, acquired: time.Now(),
+		lost: make(chan struct{}), busy: make(chan struct{}, 1), unwatch: func() {}}
+	h.renews.Store(!a.manual)
+	return h
 }
 
 // establish hands a hold to the application.
 func (h *hold) establish(caller context.Context) *Hold {
 	h.client.running.Add(1)
 	h.due = h.certain.Add(h.lease/4 - sure(h.lease)) // since the lease began, not since the reply was read
-	h.busy <- struct{}{}                             // the client may close meanwhile
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(caller))
-	h.kept, h.stop = context.WithCancel(h.client.closing)
+	h.kept, h.stop = context.WithCancel(context.Background())
 	h.timer = time.AfterFunc(endless, func() { h.inTurn(h.attend) })
-	h.unwatch = context.AfterFunc(h.kept, h.letGo)
-	<-h.busy
-	h.inTurn(func() {}) // sets the timer
-	if h.conn != nil {
-		go func() {
-			<-h.conn.gone
-			h.inTurn(func() { h.lose(ReasonDisconnected) })
-		}()
-	}
+	h.inTurn(func() { // sets the timer, too
+		h.detach = context.AfterFunc(h.client.closing, func() { _ = (&Hold{h}).Release(context.Background()) })
+	})
 	if hook := h.client.config.Hooks.Acquired; hook != nil {
 		hook(h.name(), h.acquired.Sub(h.began))
 	}
@@ -79,20 +72,28 @@ func (h *hold) establish(caller context.Context) *Hold {
 
 // inTurn runs a task when no request about the lock is under way, unless its release has begun or it is lost.
 func (h *hold) inTurn(task func()) {
-	h.busy <- struct{}{}
-	defer func() { <-h.busy }()
+	defer h.turn()()
 	if h.failure() != nil {
 		return
 	}
-	task()
-	switch {
-	case h.outcome != nil && len(h.names) > 1: // the others may still be held
-		h.send(h.client.ctx, forRelease, h.releases(0)...)
-	case h.outcome == nil && !h.renews():
-		h.timer.Reset(time.Until(h.certain))
-	case h.outcome == nil:
-		h.timer.Reset(time.Until(earlier(h.due, h.certain)))
+	if task(); h.ctx.Err() != nil {
+		return
 	}
+	next := h.certain
+	if h.renews.Load() {
+		next = earlier(next, h.due)
+	}
+	h.timer.Reset(time.Until(next))
+	if h.conn != nil {
+		h.unwatch = h.conn.watch(func() { h.inTurn(func() { h.lose(ReasonDisconnected) }) })
+	}
+}
+
+// turn waits until no request about the lock is under way. It returns how to end the turn.
+func (h *hold) turn() (end func()) {
+	h.busy <- struct{}{}
+	h.unwatch()
+	return func() { <-h.busy }
 }
 
 // attend renews the hold when that is due, and gives it up when it is no longer certain.
@@ -101,7 +102,7 @@ func (h *hold) attend() {
 		h.lose(ReasonExpired)
 		return
 	}
-	if !h.renews() { // Renew has lengthened it since the timer fired
+	if !h.renews.Load() { // Renew has lengthened it since the timer fired
 		return
 	}
 	if h.dropped.CompareAndSwap(true, false) {
@@ -113,51 +114,39 @@ func (h *hold) attend() {
 // renew sends a RENEW and judges its reply.
 func (h *hold) renew(class priority, lease time.Duration) answer {
 	if lease > 0 {
-		lease = max(lease, time.Millisecond)
-		h.lease, h.route.lease = lease, lease
+		h.lease = lease
 		h.setCertain(earlier(h.certain, time.Now().Add(sure(lease))))
 	}
 	ctx, cancel := context.WithDeadline(h.kept, h.certain)
 	defer cancel()
-	if h.conn != nil {
-		ctx = h.client.ctx // its connection is not given up
-	}
 	a := h.send(ctx, class, h.renewal())
 	switch {
-	case a.err == nil && !confirmed(a.replies[0]):
-		h.lose(ReasonGone)
-	case a.err == nil:
+	case a.confirmed:
 		certain := a.sent.Add(sure(h.lease))
 		if certain.Before(h.certain) {
 			certain = h.certain
 		}
 		h.setCertain(certain)
 		h.former = h.lease
-		h.woken.Store(false)
 		h.due = a.sent.Add(h.lease / 4)
-	case judge(a.err) == overwritten:
+	case a.err == nil:
+		h.lose(ReasonGone)
+	case a.verdict == overwritten:
 		h.lose(ReasonChanged)
+	case a.passing():
+		h.due = a.at
 	default:
-		h.noteLost(a)
-		if h.due = a.at; !a.passing {
-			h.lease, h.route.lease = h.former, h.former
-			h.due = time.Now().Add(min(maxPause, h.lease/16))
-		}
+		h.lease = h.former
+		h.due = time.Now().Add(min(maxPause, h.lease/16))
 	}
 	return a
 }
 
-// noteLost remembers that a stale request may be at the server.
-func (h *hold) noteLost(a answer) {
-	if a.lost() && judge(a.err) == broken {
-		h.stale.Add(1)
-	}
-}
-
+// setCertain notes until when the hold is certain, by a renewal or because the lease gets shorter.
 func (h *hold) setCertain(certain time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.certain = certain
+	h.certain, h.woken = certain, false
 }
 
 // renewal returns the command that restarts the lease.
@@ -169,44 +158,75 @@ func (h *hold) renewal() []string {
 	return h.command("RENEW", terms...)
 }
 
-// releases returns the commands that release the lock. The reply to the first is the verdict, or with a rest, that to
-// each: there is no LOCK.MRENEW with FENCE, so each name has a command of its own.
-func (h *hold) releases(rest time.Duration) [][]string {
+// endings returns the commands that release the lock, or let it expire after a rest.
+func (h *hold) endings(rest time.Duration) (class priority, commands [][]string) {
 	token := strconv.FormatInt(h.token, 10)
-	if rest > 0 { // a late renewal finds another token
-		terms := []string{h.owner, "TOKEN", token, "FENCE", strconv.FormatInt(h.token+1, 10), "LEASE", millis(rest)}
-		if h.ephemeral {
-			terms = append(terms, "UNBIND")
-		}
-		commands := make([][]string, len(h.names))
-		for i, name := range h.names {
-			commands[i] = append([]string{"LOCK.RENEW", name}, terms...)
-		}
-		return commands
+	if rest <= 0 {
+		return forRelease, [][]string{h.command("RELEASE", "TOKEN", token)}
 	}
-	commands := [][]string{h.command("RELEASE", "TOKEN", token)}
-	if h.stale.Load() > 0 && !h.given {
+	// A late renewal finds another token. There is no LOCK.MRENEW with FENCE: each name has a command of its own.
+	terms := []string{h.owner, "TOKEN", token, "FENCE", strconv.FormatInt(h.token+1, 10), "LEASE", millis(rest)}
+	if h.ephemeral {
+		terms = append(terms, "UNBIND")
+	}
+	for _, name := range h.names {
+		commands = append(commands, append([]string{"LOCK.RENEW", name}, terms...))
+	}
+	return forRenew, commands
+}
+
+// send sends commands about this hold, over its own connection if it is ephemeral, and compares their replies. If a
+// request may still be on its way to the server, RELEASE ALL follows a RELEASE.
+func (h *hold) send(ctx context.Context, class priority, commands ...[]string) answer {
+	decisive := len(commands)
+	if class == forRelease && h.unread.Load() > 0 {
 		commands = append(commands, h.command("RELEASE", "ALL"))
 	}
-	return commands
-}
-
-// confirmed reports whether a reply to RENEW or RELEASE is positive for every name.
-func confirmed(reply any) bool {
-	items, several := reply.([]any)
-	return several && !slices.Contains(items, nil) || !several && reply != nil
-}
-
-// send sends commands about this hold, over its own connection if it is ephemeral.
-func (h *hold) send(ctx context.Context, class priority, commands ...[]string) answer {
+	var a answer
 	if h.conn == nil {
-		return h.route.do(ctx, class, commands...)
+		a = h.route.do(ctx, class, commands...)
+	} else {
+		a = answer{pool: h.client.pool(h.route.addr), sent: time.Now()}
+		deadline := a.sent.Add(h.route.silence())
+		if end, ok := ctx.Deadline(); ok {
+			deadline = earlier(deadline, end)
+		}
+		_ = h.conn.SetDeadline(deadline)
+		if a.replies, a.err = h.conn.exchange(false, commands...); a.err != nil {
+			h.disown() // a late reply must not be read as that to another request
+		}
+		a = h.route.judged(a)
 	}
-	a := answer{pool: h.client.pool(h.route.addr), sent: time.Now()}
-	if a.replies, a.err = h.conn.exchange(ctx, a.sent.Add(h.route.silence()), commands...); a.err != nil {
-		h.disown() // a late reply must not be read as that to another request
+	if a.lost() && !h.given {
+		h.unread.Add(1)
 	}
-	return h.route.judged(a)
+	for i := 0; a.err == nil && i < decisive; i++ {
+		if a.confirmed, a.err = h.confirms(a.replies[i], class); a.err != nil {
+			a = h.route.judged(a)
+		} else if !a.confirmed {
+			break
+		}
+	}
+	return a
+}
+
+// confirms reports whether a reply is positive for each name: the token, which the release raises by one if it leaves
+// a rest, or any number to a RELEASE. It fails if one is neither that nor nil.
+func (h *hold) confirms(reply any, class priority) (bool, error) {
+	if err := failure(reply); err != nil {
+		return false, err
+	}
+	items, several := reply.([]any)
+	if !several || len(items) != len(h.names) {
+		items = []any{reply}
+	}
+	for _, item := range items {
+		n, number := item.(int64)
+		if item != nil && !(number && (class == forRelease || n == h.token || n == h.token+1)) {
+			return false, fmt.Errorf("holdfast: the server answered neither token %d nor nil: %v", h.token, reply)
+		}
+	}
+	return !slices.Contains(items, nil), nil
 }
 
 // disown closes the connection of an ephemeral hold.
@@ -216,46 +236,29 @@ func (h *hold) disown() {
 	}
 }
 
-// letGo releases the lock, unless it is lost.
-func (h *hold) letGo() {
-	h.busy <- struct{}{}
-	defer func() { <-h.busy }()
-	if h.outcome != nil {
+// letGo releases the lock, or lets it expire after a rest, unless it is lost.
+func (h *hold) letGo(rest time.Duration) {
+	defer h.turn()()
+	if h.ctx.Err() != nil {
 		return
 	}
-	tried, wasCertain := false, false // a request was sent whose reply was lost; the lock was certain when the first was
-	h.mu.Lock()
-	rest := h.rest
-	h.mu.Unlock()
+	class, commands := h.endings(rest)
 	a := repeat(h.client.ctx, time.Now().Add(h.lease), func() answer {
-		certain := time.Now().Before(h.certain)
-		a := h.send(h.client.ctx, forRelease, h.releases(rest)...)
-		if a.err == nil && rest > 0 {
-			refused := func(reply any) bool { return reply == nil || failure(reply) != nil }
-			a.replies = a.replies[max(0, slices.IndexFunc(a.replies, refused)):]
-			a = h.route.judged(a)
+		a := h.send(h.client.ctx, class, commands...)
+		if a.lost() && h.conn != nil {
+			a.verdict = fatal
 		}
-		h.noteLost(a)
-		if a.lost() && !tried {
-			tried, wasCertain = true, certain
-		}
-		a.passing = a.passing && (h.conn == nil || !a.lost())
 		return a
 	})
-	verdict := passing
-	if a.err != nil {
-		verdict = judge(a.err)
-	}
+	gone := a.err == nil || a.verdict == overwritten
+	released := rest <= 0 && (h.conn != nil && a.lost() || // the server releases it when its connection ends
+		gone && a.lostAt.Before(h.certain) && !a.lostAt.IsZero()) // the reply that was lost may have confirmed it
 	switch {
-	case a.err == nil && confirmed(a.replies[0]):
-		h.end(nil, "")
-	case h.conn != nil && a.lost() && rest == 0: // the server releases it when its connection ends
-		h.end(nil, "")
-	case a.err != nil && verdict != overwritten:
-		h.end(fmt.Errorf("holdfast: cannot release lock %s: %w", h.name(), a.err), "")
-	case tried && wasCertain && rest == 0:
-		h.end(nil, "")
-	case verdict == overwritten:
+	case a.confirmed, released:
+		h.end(nil)
+	case !gone:
+		h.end(fmt.Errorf("holdfast: cannot release lock %s: %w", h.name(), a.err))
+	case a.err != nil:
 		h.lose(ReasonChanged)
 	default:
 		h.lose(ReasonGone)
@@ -263,22 +266,36 @@ func (h *hold) letGo() {
 }
 
 // lose ends a hold that the server no longer has. The application is notified once.
-func (h *hold) lose(reason Reason) { h.end(&LostError{h.name(), reason}, reason) }
+func (h *hold) lose(reason Reason) {
+	h.end(&LostError{h.name(), reason})
+	if len(h.names) > 1 { // the others may still be held
+		go h.forsake()
+	}
+}
+
+// forsake sends a RELEASE of a lock that is lost: should the server still hold it, it does not any more.
+func (h *hold) forsake() {
+	defer h.turn()()
+	class, commands := h.endings(0)
+	h.send(h.client.ctx, class, commands...)
+}
 
 // end sets the outcome of the hold.
-func (h *hold) end(outcome error, reason Reason) {
+func (h *hold) end(outcome error) {
+	defer h.client.running.Done()
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.outcome = outcome
-	h.unwatch()
-	h.stop()
+	h.detach()
 	h.timer.Stop()
 	h.disown()
-	defer h.client.running.Done()
 	hooks := &h.client.config.Hooks
-	if reason != "" {
-		h.cancel(outcome)
+	var loss *LostError
+	if errors.As(outcome, &loss) {
+		h.cancel(loss)
 		close(h.lost)
 		if hooks.Lost != nil {
-			go hooks.Lost(h.name(), reason)
+			go hooks.Lost(h.name(), loss.Reason)
 		}
 	} else {
 		h.cancel(fmt.Errorf("holdfast: lock %s was released", h.name()))
@@ -286,7 +303,6 @@ func (h *hold) end(outcome error, reason Reason) {
 			go hooks.Released(h.name(), time.Since(h.acquired))
 		}
 	}
-	close(h.ended)
 }
 
 // Fence returns the fencing token. It is greater than that of every earlier hold of this lock: whatever the lock
@@ -312,11 +328,11 @@ func (h *Hold) Remaining() time.Duration {
 		return 0
 	}
 	h.mu.Lock()
-	certain := h.certain
-	h.mu.Unlock()
+	defer h.mu.Unlock()
 	now := time.Now()
-	left := min(certain.Sub(now), certain.Round(0).Sub(now.Round(0))) // the wall clock advances during suspend
-	if left <= 0 && now.Before(certain) && h.renews() && h.woken.CompareAndSwap(false, true) {
+	left := min(h.certain.Sub(now), h.certain.Round(0).Sub(now.Round(0))) // the wall clock advances during suspend
+	if left <= 0 && now.Before(h.certain) && h.renews.Load() && !h.woken {
+		h.woken = true
 		h.timer.Reset(0)
 	}
 	return max(left, 0)
@@ -351,8 +367,12 @@ func (h *Hold) Check(ctx context.Context) error {
 		case slices.ContainsFunc(info.Holders, held), len(info.Holders) >= shown: // it may be one that is not shown
 			continue
 		}
-		if err := h.do(ctx, func() { h.lose(reason) }); err != nil {
-			return err
+		a := await(ctx, func() (a answer) {
+			h.inTurn(func() { h.lose(reason) })
+			return a
+		})
+		if a.err != nil {
+			return a.err
 		}
 	}
 	return h.failure()
@@ -364,12 +384,14 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if lease < 0 {
 		return fmt.Errorf("holdfast: lease must not be negative, got %v", lease)
 	}
+	if lease > 0 {
+		lease = max(lease, time.Millisecond)
+	}
 	a := repeat(ctx, time.Now().Add(endless), func() answer {
-		reply := make(chan answer, 1)
-		if err := h.do(ctx, func() { reply <- h.renew(forRenew, lease) }); err != nil {
-			return answer{err: err}
-		}
-		return <-reply
+		return await(ctx, func() (a answer) {
+			h.inTurn(func() { a = h.renew(forRenew, lease) })
+			return a
+		})
 	})
 	if lost := h.failure(); lost != nil {
 		return lost
@@ -377,28 +399,8 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	return a.err
 }
 
-// do runs a task when the earlier ones have ended. It fails if ctx ends or the lock is released or lost first.
-func (h *hold) do(ctx context.Context, task func()) error {
-	done, ran := make(chan struct{}), false
-	go func() {
-		defer close(done)
-		h.inTurn(func() { task(); ran = true })
-	}()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-done:
-	}
-	if !ran {
-		return h.failure()
-	}
-	return nil
-}
-
 // StopRenewing leaves renewal to [Hold.Renew] from now on, as [NoRenew] does: without it, the lock ends after its lease.
-func (h *Hold) StopRenewing() { h.stopped.Store(true) }
-
-func (h *hold) renews() bool { return !h.manual && !h.stopped.Load() }
+func (h *Hold) StopRenewing() { h.renews.Store(false) }
 
 // Release releases the lock. It returns a [*LostError] if the lock had been lost. If ctx ends first, it returns the
 // cause, and the release continues in the background. A second release has no effect, and the same outcome.
@@ -406,31 +408,27 @@ func (h *Hold) Release(ctx context.Context) error { return h.ReleaseAfter(ctx, 0
 
 // ReleaseAfter stops renewing and lets the lock expire after d: for jobs that must not run twice in that time.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
-	here := false
-	h.release.Do(func() { // only decides: a concurrent call waits with its own ctx
-		select {
-		case <-h.ended: // lost; should the server still hold it, it does not any more
-			go h.client.route(h.names[0], h.lease).do(h.client.ctx, forRelease, h.releases(0)...)
-		default:
-			h.mu.Lock()
-			h.rest = d
-			h.mu.Unlock()
-			here = ctx.Done() == nil && h.unwatch() // since the caller cannot leave before it ends
-			h.stop()
-		}
-	})
-	if here {
-		h.letGo()
-	}
-	select {
-	case <-h.ended:
-		return h.outcome
+	h.mu.Lock()
+	first := h.kept.Err() == nil
+	h.stop()
+	h.mu.Unlock()
+	switch {
+	case !first:
+	case h.ctx.Err() != nil:
+		go h.forsake()
+	case ctx.Done() == nil: // the caller cannot leave before it ends
+		h.letGo(d)
 	default:
+		go h.letGo(d)
 	}
 	select {
-	case <-h.ended:
-		return h.outcome
+	case <-h.ctx.Done():
 	case <-ctx.Done():
-		return fmt.Errorf("holdfast: lock %s is being released in the background: %w", h.name(), context.Cause(ctx))
+		if h.ctx.Err() == nil {
+			return fmt.Errorf("holdfast: lock %s is being released in the background: %w", h.name(), context.Cause(ctx))
+		}
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.outcome
 }

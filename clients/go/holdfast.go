@@ -63,7 +63,7 @@ func (h *Hold) run(ctx context.Context, fn func(context.Context) error) (err err
 	stop := context.AfterFunc(h.ctx, func() { cancel(context.Cause(h.ctx)) })
 	defer func() {
 		stop()
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.request.lease)
+		release, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
 		defer context.AfterFunc(ctx, func() { time.AfterFunc(late, cancel) })() // the release goes on in the background
 		if failed := h.Release(release); failed != nil {
@@ -203,45 +203,45 @@ const shown = 5000
 
 // Info describes a lock, with at most 5,000 holders. A lock that is neither held nor waited for has a zero Info.
 func (c *Client) Info(ctx context.Context, name string) (Info, error) {
-	reply, err := c.call(ctx, anyTimes, name, "LOCK.INFO", name, "COUNT", strconv.Itoa(shown))
-	f := fields(reply)
+	a := c.call(ctx, anyTimes, name, "LOCK.INFO", name, "COUNT", strconv.Itoa(shown))
+	f := fields(a.reply())
 	info := Info{Limit: int(integer(f["limit"])), Fence: integer(f["fence"]), TTL: ms(f["ttl"]), Waiters: int(integer(f["waiters"]))}
 	holders, _ := f["holders"].([]any)
 	for _, item := range holders {
 		f := fields(item)
 		info.Holders = append(info.Holders, Holder{text(f["owner"]), integer(f["token"]), ms(f["ttl"])})
 	}
-	return info, err
+	return info, a.err
 }
 
 // Waiters lists the requests that wait for a lock, in order, at most 5,000.
 func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
-	reply, err := c.call(ctx, anyTimes, name, "LOCK.WAITERS", name, "COUNT", strconv.Itoa(shown))
-	items, _ := reply.([]any)
+	a := c.call(ctx, anyTimes, name, "LOCK.WAITERS", name, "COUNT", strconv.Itoa(shown))
+	items, _ := a.reply().([]any)
 	var waiters []Waiter
 	for _, item := range items {
 		f := fields(item)
 		waiters = append(waiters, Waiter{text(f["owner"]), ms(f["waited"]), int(integer(f["limit"]))})
 	}
-	return waiters, err
+	return waiters, a.err
 }
 
 // Force releases the lock of all its holders, and reports whether it was held. The holders notice the loss. It is not
 // repeated if its reply is lost, since it would release the lock of the next holder.
 func (c *Client) Force(ctx context.Context, name string) (bool, error) {
-	reply, err := c.call(ctx, once, name, "LOCK.FORCE", name)
-	return integer(reply) > 0, err
+	a := c.call(ctx, once, name, "LOCK.FORCE", name)
+	return integer(a.reply()) > 0, a.err
 }
 
-// ReleaseOwner releases the hold of an owner that was set by [Owner]. With a token of 0 it sends one request and
-// does not repeat it, since a late copy could release a later hold. It reports whether the owner held the lock.
+// ReleaseOwner releases the hold of an owner that was set by [Owner]. With a token of 0 it is not repeated if its reply
+// is lost, since a late copy could release a later hold. It reports whether the owner held the lock.
 func (c *Client) ReleaseOwner(ctx context.Context, name, owner string, token int64) (bool, error) {
+	command, again := []string{"LOCK.RELEASE", name, owner}, once
 	if token != 0 {
-		a, repeated := c.repeat(ctx, anyTimes, name, "LOCK.RELEASE", name, owner, "TOKEN", strconv.FormatInt(token, 10))
-		return a.err == nil && (repeated || a.replies[0] != nil), a.err // nil to a repetition: the first one released it
+		command, again = append(command, "TOKEN", strconv.FormatInt(token, 10)), anyTimes
 	}
-	a := c.route(name, defaultLease).do(ctx, forRelease, []string{"LOCK.RELEASE", name, owner})
-	return a.err == nil && a.replies[0] != nil, a.err
+	a := c.call(ctx, again, name, command...)
+	return a.err == nil && (a.reply() != nil || !a.lostAt.IsZero()), a.err // nil to a repetition: the first one released it
 }
 
 const (
@@ -250,26 +250,19 @@ const (
 )
 
 // call sends a command, and repeats it after failures. It takes at most 5 s.
-func (c *Client) call(ctx context.Context, again bool, name string, command ...string) (any, error) {
-	a, _ := c.repeat(ctx, again, name, command...)
-	if a.err != nil {
-		return nil, a.err
-	}
-	return a.replies[0], nil
-}
-
-// repeat is call that reports whether the command was repeated after a lost reply.
-func (c *Client) repeat(ctx context.Context, again bool, name string, command ...string) (a answer, repeated bool) {
+func (c *Client) call(ctx context.Context, again bool, name string, command ...string) answer {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	r := c.route(name, defaultLease)
-	a = repeat(ctx, time.Now().Add(endless), func() answer {
-		a := r.do(ctx, forOther, command)
-		a.passing = a.passing && (again || !a.lost())
-		repeated = repeated || a.lost()
-		return a
+	return await(ctx, func() answer {
+		r := c.route(&request{names: []string{name}, lease: defaultLease})
+		return repeat(ctx, time.Now().Add(endless), func() answer {
+			a := r.do(ctx, forOther, command)
+			if a.lost() && !again {
+				a.verdict = fatal
+			}
+			return a
+		})
 	})
-	return a, repeated
 }
 
 // fields reads a map, which RESP2 sends as a flat array.

@@ -37,9 +37,8 @@ type pool struct {
 	addr   string
 
 	mu       sync.Mutex
-	closed   bool
-	idle     []*conn // used last in, first out
-	open     int     // connections, idle and busy; those of ephemeral holds are not counted
+	conns    map[*conn]bool // idle and busy, without those of ephemeral holds
+	idle     []*conn        // used last in, first out
 	opening  int
 	waits    int            // acquisitions that may wait at the server
 	queue    []*waiter      // requests that wait for a connection, by priority
@@ -62,13 +61,26 @@ type waiter struct {
 
 // An answer is the outcome of a request.
 type answer struct {
-	pool    *pool
-	sent    time.Time // zero: nothing was written
-	replies []any     // none: nothing was read
-	err     error     // also an error reply to the first command
-	passing bool      // the same request may succeed
-	at      time.Time // not before this time
+	pool      *pool
+	sent      time.Time // zero: nothing was written
+	replies   []any     // none: nothing was read
+	err       error     // also an error reply to the first command
+	verdict   verdict   // what err means
+	at        time.Time // if the same request may succeed: not before
+	confirmed bool      // a request about a hold: the reply is positive for every name
+	lostAt    time.Time // when the first of the repetitions was sent whose reply was lost; zero: none was
 }
+
+// reply returns the reply to the first command, or nil.
+func (a answer) reply() any {
+	if len(a.replies) == 0 {
+		return nil
+	}
+	return a.replies[0]
+}
+
+// passing reports whether the same request may succeed later.
+func (a answer) passing() bool { return a.err != nil && a.verdict >= passing }
 
 // lost reports whether the request was written, and its reply was not read.
 func (a answer) lost() bool { return !a.sent.IsZero() && len(a.replies) == 0 }
@@ -77,7 +89,7 @@ func (a answer) lost() bool { return !a.sent.IsZero() && len(a.replies) == 0 }
 // attempt if connecting fails.
 func (p *pool) get(ctx context.Context, class priority, lease time.Duration, deadline time.Time) (*conn, error) {
 	p.mu.Lock()
-	if c := p.pop(); c != nil || p.closed {
+	if c := p.pop(); c != nil || p.closed() {
 		p.mu.Unlock()
 		if c == nil {
 			return nil, ErrClosed
@@ -124,7 +136,7 @@ func (p *pool) pop() *conn {
 }
 
 func (p *pool) drop(c *conn) {
-	p.open--
+	delete(p.conns, c)
 	_ = c.Close()
 }
 
@@ -142,7 +154,7 @@ func (p *pool) serve() {
 	for _, w := range p.queue {
 		lease = min(lease, w.lease)
 	}
-	for p.opening < len(p.queue) && p.open+p.opening < p.client.config.MaxConnections && (p.proven || p.opening == 0) {
+	for p.opening < len(p.queue) && len(p.conns)+p.opening < p.client.config.MaxConnections && (p.proven || p.opening == 0) {
 		if wait := time.Until(p.resumeAt(lease)); !p.proven && wait > 0 {
 			if p.timer != nil {
 				p.timer.Stop()
@@ -187,11 +199,11 @@ func (p *pool) connected(c *conn, began time.Time, err error) {
 		p.refuse(err)
 		return
 	}
-	p.open++
-	if p.closed {
-		p.drop(c)
+	if p.closed() {
+		_ = c.Close()
 		return
 	}
+	p.conns[c] = true
 	p.proven = true
 	p.idle = append(p.idle, c)
 	p.serve()
@@ -218,16 +230,16 @@ func (p *pool) dial(ctx context.Context) (*conn, error) {
 		return nil, err
 	}
 	c := &conn{Conn: socket}
-	if err = p.prepare(ctx, c, commands); err != nil {
+	if err = p.prepare(c, commands); err != nil {
 		_ = c.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-func (p *pool) prepare(ctx context.Context, c *conn, setup [][]string) error {
-	deadline := time.Now().Add(connectTimeout)
-	replies, err := c.exchange(ctx, deadline, append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
+func (p *pool) prepare(c *conn, setup [][]string) error {
+	_ = c.SetDeadline(time.Now().Add(connectTimeout))
+	replies, err := c.exchange(false, append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
 	if err != nil {
 		return err
 	}
@@ -241,7 +253,7 @@ func (p *pool) prepare(ctx context.Context, c *conn, setup [][]string) error {
 	if err := failure(reply); errors.As(err, &refusal) && refusal.Code() == "NOPERM" {
 		return nil // a user who only looks may have no right to ask
 	} else if errors.Is(err, ErrModuleNotLoaded) {
-		replies, _ = c.exchange(ctx, deadline, []string{"LOCK.ACQUIRE"})
+		replies, _ = c.exchange(false, []string{"LOCK.ACQUIRE"})
 		if len(replies) == 1 && errors.Is(failure(replies[0]), ErrModuleNotLoaded) {
 			return err
 		}
@@ -271,29 +283,29 @@ func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case err == nil && !p.closed:
+	case p.closed():
+		p.drop(c)
+	case err != nil:
+		p.drop(c)
+		p.proven = false
+		if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise it may have died while it was idle
+			p.fail(sent)
+		}
+	default:
 		c.used = c.used || len(replies) > 0
 		if len(replies) > 0 && !slices.ContainsFunc(replies, func(reply any) bool { return failure(reply) != nil }) {
 			p.pause, p.failedAt = 0, time.Time{}
 		}
 		p.idle = append(p.idle, c)
-	default:
-		p.drop(c)
-		if err != nil && judge(err) == broken {
-			p.proven = false
-			if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise it may have died while it was idle
-				p.fail(sent)
-			}
-		}
 	}
 	p.serve()
 }
 
 // give hands a connection over to an ephemeral hold.
-func (p *pool) give() {
+func (p *pool) give(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.open--
+	delete(p.conns, c)
 	p.serve()
 }
 
@@ -312,25 +324,29 @@ func (p *pool) resumeAt(lease time.Duration) time.Time {
 	return p.failedAt.Add(pause - rand.N(pause/4+1)) //nolint:gosec // jitter needs no secrecy
 }
 
-// do sends commands in one pipeline and reads their replies.
-func (p *pool) do(ctx context.Context, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
+// do sends commands in one pipeline and reads their replies. When ctx has ended, nothing is sent any more; its deadline
+// bounds the wait for the replies, too.
+func (p *pool) do(ctx context.Context, asking bool, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
+	if end, ok := ctx.Deadline(); ok {
+		deadline = earlier(deadline, end)
+	}
 	c, err := p.get(ctx, class, lease, deadline)
 	if err != nil {
 		return answer{pool: p, err: err}
 	}
-	return p.exchange(ctx, c, deadline, commands...)
+	if ctx.Err() != nil {
+		p.put(c, time.Time{}, nil)
+		return answer{pool: p, err: errNoConnection}
+	}
+	return p.exchange(c, asking, deadline, commands...)
 }
 
-// exchange sends commands over a connection of the pool, unless none is wanted any more.
-func (p *pool) exchange(ctx context.Context, c *conn, deadline time.Time, commands ...[]string) answer {
-	sent := time.Now()
-	if len(commands) == 0 || ctx.Err() != nil {
-		p.put(c, sent, nil)
-		return answer{pool: p, err: errInterrupted}
-	}
-	replies, err := c.exchange(ctx, deadline, commands...)
-	p.put(c, sent, err, replies...)
-	return answer{pool: p, sent: sent, replies: replies, err: err}
+func (p *pool) exchange(c *conn, asking bool, deadline time.Time, commands ...[]string) answer {
+	a := answer{pool: p, sent: time.Now()}
+	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does the write that follows
+	a.replies, a.err = c.exchange(asking, commands...)
+	p.put(c, a.sent, a.err, a.replies...)
+	return a
 }
 
 // A timedRenewal is a RENEW of the timer.
@@ -354,7 +370,7 @@ func (p *pool) renew(ctx context.Context, lease time.Duration, deadline time.Tim
 	case a := <-r.answer:
 		return a
 	case <-ctx.Done():
-		return answer{pool: p, err: errInterrupted}
+		return answer{pool: p, err: errNoConnection}
 	}
 }
 
@@ -370,14 +386,16 @@ func (p *pool) sendRenewals() {
 				lease, deadline = min(lease, r.lease), earlier(deadline, r.deadline)
 			}
 			c, err := p.get(p.client.ctx, forTimer, lease, deadline)
+			batch = slices.DeleteFunc(batch, func(r timedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
 			a := answer{pool: p, err: err}
-			if err == nil {
-				batch = slices.DeleteFunc(batch, func(r timedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
+			if err == nil && len(batch) == 0 {
+				p.put(c, time.Time{}, nil)
+			} else if err == nil {
 				commands := make([][]string, len(batch))
 				for i, r := range batch {
 					commands[i] = r.command
 				}
-				a = p.exchange(p.client.ctx, c, deadline, commands...)
+				a = p.exchange(c, false, deadline, commands...)
 			}
 			for i, r := range batch {
 				own := a
@@ -407,25 +425,28 @@ func (p *pool) freeWait() {
 	p.waits--
 }
 
-// closeIdle closes idle connections.
-func (p *pool) closeIdle() {
+// closeIdle closes the idle connections that a condition holds for.
+func (p *pool) closeIdle(condition func(*conn) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.dropIdle()
+	p.idle = slices.DeleteFunc(p.idle, func(c *conn) bool {
+		closes := condition(c)
+		if closes {
+			p.drop(c)
+		}
+		return closes
+	})
 }
 
-func (p *pool) dropIdle() {
-	for _, c := range p.idle {
-		p.drop(c)
-	}
-	p.idle = nil
-}
+func (p *pool) closed() bool { return p.client.ctx.Err() != nil }
 
-// close closes all connections; those that are busy, when their requests end with the client's context.
+// close closes all connections, also under requests, after the client's context.
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = true
-	p.dropIdle()
+	p.idle = nil
+	for c := range p.conns {
+		p.drop(c)
+	}
 	p.refuse(ErrClosed)
 }

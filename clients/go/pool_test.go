@@ -147,7 +147,7 @@ func TestRenewalsGoFirst(t *testing.T) {
 		p := c.pool("unused")
 		busy := &conn{Conn: fakeConn{}}
 		p.mu.Lock()
-		p.open++
+		p.conns[busy] = true
 		p.opening = 31 // as many as may be opened
 		p.mu.Unlock()
 		order := make(chan priority, 3)
@@ -350,12 +350,12 @@ func FuzzParse(f *testing.F) {
 }
 
 func TestClosedPoolKeepsNoConnection(t *testing.T) {
-	p := &pool{client: newFake(t, script{}).client(), open: 1}
+	p := &pool{client: newFake(t, script{}).client(), conns: map[*conn]bool{}}
 	ours, theirs := net.Pipe()
 	defer func() { _ = theirs.Close() }()
 	var done sync.WaitGroup
 	p.mu.Lock()
-	done.Go(p.close)
+	done.Go(func() { p.client.cancel(); p.close() })
 	time.Sleep(5 * time.Millisecond)
 	done.Go(func() { p.put(&conn{Conn: ours}, time.Now(), nil) })
 	time.Sleep(5 * time.Millisecond)

@@ -17,7 +17,7 @@ const shortLease = 300 * time.Millisecond
 // A request has the names of the locks and the options.
 type request struct {
 	names                     []string
-	lease, wait               time.Duration // wait 0: do not wait
+	lease, wait               time.Duration // Renew may change the lease; wait 0: do not wait
 	manual, ephemeral, shared bool
 	replicas, limit           int
 	value, owner              string

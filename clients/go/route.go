@@ -12,10 +12,8 @@ import (
 // A route sends requests to the node that serves a key, and follows the key when it moves. One goroutine at a time
 // uses it.
 type route struct {
+	*request // names, lease and replicas
 	client   *Client
-	key      string
-	lease    time.Duration
-	replicas bool // requests wait for replicas
 
 	addr    string
 	asking  string // a node to ask once, after -ASK
@@ -29,8 +27,8 @@ type located struct {
 	err  error
 }
 
-func (c *Client) route(key string, lease time.Duration) *route {
-	r := &route{client: c, key: key, lease: lease}
+func (c *Client) route(q *request) *route {
+	r := &route{request: q, client: c}
 	if c.config.Locate == nil {
 		r.addr = c.config.Addr
 	}
@@ -51,7 +49,7 @@ func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking
 			go func() {
 				ctx, cancel := context.WithTimeout(r.client.ctx, connectTimeout)
 				defer cancel()
-				addr, err := locate(ctx, r.key, stale)
+				addr, err := locate(ctx, r.names[0], stale)
 				looking <- located{addr, err}
 			}()
 		}
@@ -82,7 +80,7 @@ func (r *route) silence() time.Duration {
 
 // confirmation is how much longer a request may take that waits for replicas.
 func (r *route) confirmation() time.Duration {
-	if !r.replicas || r.addr == "" {
+	if r.replicas == 0 || r.addr == "" {
 		return 0
 	}
 	p := r.client.pool(r.addr)
@@ -98,39 +96,25 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 	if err != nil {
 		return r.judged(answer{err: err})
 	}
-	if class == forTimer && !asking && !r.replicas {
+	if class == forTimer && !asking && r.replicas == 0 {
 		return r.judged(p.renew(ctx, r.lease, deadline, commands[0]))
 	}
-	if !asking {
-		return r.judged(p.do(ctx, class, r.lease, deadline, commands...))
-	}
-	var asked [][]string
-	for _, command := range commands { // ASKING is for one command
-		asked = append(asked, []string{"ASKING"}, command)
-	}
-	a := p.do(ctx, class, r.lease, deadline, asked...)
-	var replies []any
-	for i := 1; i < len(a.replies); i += 2 {
-		replies = append(replies, a.replies[i])
-	}
-	a.replies = replies
-	return r.judged(a)
+	return r.judged(p.do(ctx, asking, class, r.lease, deadline, commands...))
 }
 
 // judged decides whether and when a failed request may be repeated. It never allows a loop without a pause.
 func (r *route) judged(a answer) answer {
-	if a.err == nil && len(a.replies) > 0 {
-		a.err = failure(a.replies[0])
+	if a.err == nil {
+		a.err = failure(a.reply())
 	}
 	if a.err == nil {
 		r.hops = 0
 		return a
 	}
-	verdict := judge(a.err)
-	if a.passing = verdict != fatal && verdict != overwritten; !a.passing {
+	a.verdict = judge(a.err)
+	switch a.verdict {
+	case fatal, overwritten:
 		return a
-	}
-	switch verdict {
 	case atOnce:
 		r.follow(a)
 		if r.hops++; r.hops == 1 {
@@ -138,8 +122,8 @@ func (r *route) judged(a answer) answer {
 		}
 	case demoted, broken:
 		r.stale = true
-		if verdict == demoted || a.pool != nil && errors.Is(a.err, os.ErrDeadlineExceeded) { // idle connections would be silent, too
-			a.pool.closeIdle()
+		if a.verdict == demoted || a.pool != nil && errors.Is(a.err, os.ErrDeadlineExceeded) { // idle connections would be silent, too
+			a.pool.closeIdle(func(*conn) bool { return true })
 		}
 	}
 	if a.pool == nil { // the look-up failed
@@ -177,9 +161,14 @@ func (r *route) follow(a answer) {
 
 // repeat repeats a request until there is a reply, a permanent failure, or a timeout.
 func repeat(ctx context.Context, until time.Time, ask func() answer) answer {
+	var lostAt time.Time
 	for {
 		a := ask()
-		if !a.passing || a.at.After(until) || !time.Now().Before(until) {
+		if a.lost() && lostAt.IsZero() {
+			lostAt = a.sent
+		}
+		a.lostAt = lostAt
+		if !a.passing() || a.at.After(until) || !time.Now().Before(until) {
 			return a
 		}
 		if end := sleep(ctx, a.at); end != nil {

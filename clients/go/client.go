@@ -171,6 +171,15 @@ func (c *Client) pool(addr string) *pool {
 	return p
 }
 
+// closeDead closes dead idle connections to all nodes: no request may come any more to one that has left its cluster.
+func (c *Client) closeDead() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pools {
+		p.closeIdle((*conn).dead)
+	}
+}
+
 // A turn is what one task of this client has at a time, and others wait for in order.
 type turn struct {
 	taken chan struct{}

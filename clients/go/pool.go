@@ -169,6 +169,7 @@ func (p *pool) serve() {
 
 // connect opens a connection. All requests that wait for one share its failure.
 func (p *pool) connect() {
+	p.client.closeDead()
 	ctx, cancel := context.WithTimeout(p.client.ctx, connectTimeout)
 	defer cancel()
 	began := time.Now()

@@ -423,3 +423,42 @@ func TestUnknownCommandOfTheSetupIsNotAMissingModule(t *testing.T) {
 		}
 	})
 }
+
+func TestConnectionsToAFormerNodeAreClosed(t *testing.T) {
+	t.Parallel()
+	former := newFake(t, script{"LOCK.INFO": {"*0\r\n"}})
+	stop := former.listen()
+	node := newFake(t, script{"LOCK.INFO": {"*0\r\n"}})
+	defer node.listen()()
+	var failed atomic.Bool
+	c := former.client(func(config *Config) {
+		config.Dial = dial
+		config.Locate = func(context.Context, string, bool) (string, error) {
+			if failed.Load() {
+				return node.addr, nil
+			}
+			return former.addr, nil
+		}
+	})
+	if _, err := c.Info(context.Background(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	failed.Store(true)
+	eventually(t, "the connection to the former node is closed", func() bool {
+		p := c.pool(node.addr)
+		p.mu.Lock()
+		for _, idle := range p.idle { // the next request opens another
+			p.drop(idle)
+		}
+		p.idle = nil
+		p.mu.Unlock()
+		if _, err := c.Info(context.Background(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		p = c.pool(former.addr)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.idle) == 0
+	})
+}

@@ -196,3 +196,32 @@ func TestRenewWithARefusedLeaseChangesNothing(t *testing.T) {
 		}
 	})
 }
+
+func TestReplyThatMakesNoSenseConfirmsNothing(t *testing.T) {
+	for name, test := range map[string]struct{ renew, release any }{
+		"of another type": {"+OK\r\n", "+OK\r\n"},
+		"of another hold": {":6\r\n", one},
+		"of several":      {"*0\r\n", "*0\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {test.renew, renewal}, "LOCK.RELEASE": {test.release, one}})
+				h := mustLock(t, f.client())
+				before := h.Remaining()
+				time.Sleep(time.Second)
+				if err := h.Renew(context.Background(), 0); err != nil || h.Remaining() < before-time.Second/2 {
+					t.Errorf("%v, certain for %v", err, h.Remaining())
+				}
+				if err := h.Release(context.Background()); err != nil {
+					t.Error(err)
+				}
+				if n := len(f.sent("LOCK.RENEW")); n < 2 {
+					t.Errorf("%d RENEWs", n)
+				}
+				if n := len(f.sent("LOCK.RELEASE")); test.release != one && n != 2 {
+					t.Errorf("%d RELEASEs", n)
+				}
+			})
+		})
+	}
+}

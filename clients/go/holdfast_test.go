@@ -153,3 +153,13 @@ func TestReleaseOwnerWithItsTokenIsRepeated(t *testing.T) {
 		}
 	})
 }
+
+func TestReleaseOwnerWithoutATokenFollowsARedirect(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		second := newFake(t, script{"LOCK.RELEASE": {one}})
+		first := newFake(t, script{"LOCK.RELEASE": {"-MOVED 1 " + second.addr + "\r\n"}})
+		if released, err := first.client().ReleaseOwner(context.Background(), "k", "o", 0); !released || err != nil {
+			t.Errorf("%v, %v", released, err)
+		}
+	})
+}

@@ -162,7 +162,7 @@ func (c *Client) Leader(ctx context.Context, name string) (Leader, error) {
 func (c *Client) Observe(ctx context.Context, name string, interval time.Duration, fn func(Leader)) error {
 	for last := (Leader{Term: -1}); ; {
 		leader, err := c.Leader(ctx, name)
-		if err != nil && judge(err) == fatal {
+		if err != nil && judge(err) < passing {
 			return err
 		}
 		if err == nil && leader != last {

@@ -48,7 +48,7 @@ func TestObserve(t *testing.T) {
 	})
 	t.Run("ends with a permanent error", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
-			for _, reply := range []string{"-NOPERM x\r\n", "-ERR unknown command 'LOCK.INFO'\r\n"} {
+			for _, reply := range []string{"-NOPERM x\r\n", "-ERR unknown command 'LOCK.INFO'\r\n", "-WRONGTYPE x\r\n"} {
 				f := newFake(t, script{"LOCK.INFO": {"-LOADING x\r\n", info, reply}})
 				err := within(t, patience, func() error {
 					return f.client().Observe(context.Background(), "k", time.Second, func(Leader) {})

@@ -118,9 +118,9 @@ func (a *acquisition) ask(ctx context.Context) *attempt {
 	t := &attempt{end: func() {}}
 	if t.err = a.connect(ctx, t); t.err == nil {
 		now := time.Now()
-		waited := time.Duration(-1)
+		var waited time.Duration
 		if a.repeated {
-			waited = now.Sub(a.began)
+			waited = max(now.Sub(a.began), 1)
 		}
 		t.sent, a.asked, a.repeated = now, now, true
 		a.unread.Add(1)

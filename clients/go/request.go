@@ -123,7 +123,7 @@ func (r *request) command(verb string, terms ...string) []string {
 	return append(append(append(command, r.names...), r.owner), terms...)
 }
 
-// acquire returns the command that requests the lock. A wait of 0 is left out, and so is a negative waited.
+// acquire returns the command that requests the lock. Times of 0 are left out.
 func (r *request) acquire(wait, waited time.Duration) []string {
 	terms := []string{"HOLDS", "1"}
 	if r.given {
@@ -133,7 +133,7 @@ func (r *request) acquire(wait, waited time.Duration) []string {
 	if wait > 0 {
 		terms = append(terms, "WAIT", millis(wait))
 	}
-	if wait > 0 && waited >= 0 {
+	if wait > 0 && waited > 0 {
 		terms = append(terms, "WAITED", millis(waited))
 	}
 	if r.limit > 0 {

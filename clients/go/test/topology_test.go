@@ -74,6 +74,17 @@ func contend(t *testing.T, clients map[string]*holdfast.Client) {
 		if err := h.Release(short(t)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+		if h, err = c.Lock(short(t), "k", holdfast.Ephemeral()); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for range 3 { // between these, its connection is read
+			if err := h.Renew(short(t), 0); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err := h.Release(short(t)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -163,3 +163,24 @@ func TestReleaseOwnerWithoutATokenFollowsARedirect(t *testing.T) {
 		}
 	})
 }
+
+func TestCallsEndSoonAfterTheirContext(t *testing.T) {
+	for name, call := range map[string]func(context.Context, *Hold) error{
+		"Info":  func(ctx context.Context, h *Hold) error { _, err := h.client.Info(ctx, "k"); return err },
+		"Force": func(ctx context.Context, h *Hold) error { _, err := h.client.Force(ctx, "k"); return err },
+		"Check": func(ctx context.Context, h *Hold) error { return h.Check(ctx) },
+		"Renew": func(ctx context.Context, h *Hold) error { return h.Renew(ctx, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				h := mustLock(t, newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {silent}, "LOCK.INFO": {silent}, "LOCK.FORCE": {silent}, "LOCK.RELEASE": {one}}).client())
+				ctx, cancel := context.WithCancel(context.Background())
+				time.AfterFunc(100*time.Millisecond, cancel)
+				began := time.Now()
+				if err := call(ctx, h); !errors.Is(err, context.Canceled) || time.Since(began) > 100*time.Millisecond+late {
+					t.Errorf("%v after %v", err, time.Since(began))
+				}
+			})
+		})
+	}
+}

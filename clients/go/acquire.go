@@ -161,8 +161,11 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 			first = "ASKING"
 		}
 		began := time.Now()
-		_ = c.SetDeadline(limit)
-		if _, err = c.exchange(false, []string{first}); err != nil {
+		_ = c.SetWriteDeadline(limit)
+		if err = c.send([]string{first}); err == nil {
+			_, err = c.receive(ctx, limit)
+		}
+		if err != nil {
 			p.put(c, began, err)
 		}
 	}

@@ -266,3 +266,16 @@ func TestLengthThatNoReplyHasIsIncomplete(t *testing.T) {
 		}
 	}
 }
+
+func TestLockEndsWithItsContextWhileANodeIsSilentAfterARedirect(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		second := newFake(t, script{"ASKING": {silent}})
+		first := newFake(t, script{"LOCK.ACQUIRE": {"-ASK 1 " + second.addr + "\r\n"}})
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { second.await("ASKING", 1); cancel() }()
+		began := time.Now()
+		if _, err := first.client().Lock(ctx, "k"); !errors.Is(err, ErrNotAcquired) || time.Since(began) > late {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
+}

@@ -72,7 +72,8 @@ func (h *hold) establish(caller context.Context) *Hold {
 
 // inTurn runs a task when no request about the lock is under way, unless its release has begun or it is lost.
 func (h *hold) inTurn(task func()) {
-	defer h.turn()()
+	h.beginTurn()
+	defer h.endTurn()
 	if h.failure() != nil {
 		return
 	}
@@ -89,12 +90,13 @@ func (h *hold) inTurn(task func()) {
 	}
 }
 
-// turn waits until no request about the lock is under way. It returns how to end the turn.
-func (h *hold) turn() (end func()) {
+// beginTurn waits until no request about the lock is under way.
+func (h *hold) beginTurn() {
 	h.busy <- struct{}{}
 	h.unwatch()
-	return func() { <-h.busy }
 }
+
+func (h *hold) endTurn() { <-h.busy }
 
 // attend renews the hold when that is due, and gives it up when it is no longer certain.
 func (h *hold) attend() {
@@ -238,7 +240,8 @@ func (h *hold) disown() {
 
 // letGo releases the lock, or lets it expire after a rest, unless it is lost.
 func (h *hold) letGo(rest time.Duration) {
-	defer h.turn()()
+	h.beginTurn()
+	defer h.endTurn()
 	if h.ctx.Err() != nil {
 		return
 	}
@@ -275,7 +278,8 @@ func (h *hold) lose(reason Reason) {
 
 // forsake sends a RELEASE of a lock that is lost: should the server still hold it, it does not any more.
 func (h *hold) forsake() {
-	defer h.turn()()
+	h.beginTurn()
+	defer h.endTurn()
 	class, commands := h.endings(0)
 	h.send(h.client.ctx, class, commands...)
 }

@@ -212,9 +212,9 @@ func (a *acquisition) await(ctx context.Context) (replied bool, err error) {
 func (a *acquisition) waitAt(p *pool) bool {
 	if a.place != p {
 		if a.place != nil {
-			a.place.freeWait()
+			a.place.addWaits(-1)
 		}
-		if a.place = nil; p != nil && p.takeWait() {
+		if a.place = nil; p != nil && p.addWaits(1) {
 			a.place = p
 		}
 	}

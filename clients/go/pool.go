@@ -409,21 +409,15 @@ func (p *pool) sendRenewals() {
 	}
 }
 
-// takeWait reserves a connection for a wait, if enough are left for other requests.
-func (p *pool) takeWait() bool {
+// addWaits changes the number of waits at this node, unless too few connections are left for other requests.
+func (p *pool) addWaits(n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.waits >= p.client.config.MaxConnections-reserved {
+	if p.waits+n > p.client.config.MaxConnections-reserved {
 		return false
 	}
-	p.waits++
+	p.waits += n
 	return true
-}
-
-func (p *pool) freeWait() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.waits--
 }
 
 // closeIdle closes the idle connections that a condition holds for.

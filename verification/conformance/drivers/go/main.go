@@ -51,6 +51,7 @@ type outcome struct {
 type driver struct {
 	mu      sync.Mutex
 	out     *json.Encoder
+	url     string // of the last open
 	client  *holdfast.Client
 	library io.Closer
 	holds   map[string]*holdfast.Hold
@@ -88,6 +89,7 @@ func (d *driver) open(address string) error {
 		rdb = redis.NewClient(options)
 	}
 	d.close()
+	d.url = address
 	client, err := goredis.New(rdb, func(config *holdfast.Config) {
 		config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	})
@@ -107,9 +109,16 @@ func (d *driver) acquire(c call) outcome {
 	ctx, cancel := context.WithCancel(context.Background())
 	d.mu.Lock()
 	d.cancels[c.Hold] = cancel
+	var err error
+	if d.client == nil { // it was closed
+		err = d.open(d.url)
+	}
 	client := d.client
 	d.mu.Unlock()
 	defer cancel()
+	if err != nil {
+		return failure(err)
+	}
 	var options []holdfast.Option
 	if c.Lease > 0 {
 		options = append(options, holdfast.Lease(milliseconds(c.Lease)))

@@ -29,27 +29,16 @@ type conn struct {
 	used bool   // it had a reply already: if the next request fails, the connection may have been closed while it was idle
 }
 
-// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError]. ASKING
-// goes before each command that follows a redirect with it.
-func (c *conn) exchange(asking bool, commands ...[]string) ([]any, error) {
-	pipeline := commands
-	if asking {
-		pipeline = nil
-		for _, command := range commands {
-			pipeline = append(pipeline, []string{"ASKING"}, command)
-		}
-	}
-	if err := c.send(pipeline...); err != nil {
+// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError].
+func (c *conn) exchange(commands ...[]string) ([]any, error) {
+	if err := c.send(commands...); err != nil {
 		return nil, err
 	}
-	replies := make([]any, 0, len(commands))
-	for i := range pipeline {
-		reply, err := c.read()
-		if err != nil {
+	replies := make([]any, len(commands))
+	for i := range replies {
+		var err error
+		if replies[i], err = c.read(); err != nil {
 			return nil, err
-		}
-		if !asking || i%2 == 1 {
-			replies = append(replies, reply)
 		}
 	}
 	return replies, nil

@@ -194,7 +194,7 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 			deadline = earlier(deadline, end)
 		}
 		_ = h.conn.SetDeadline(deadline)
-		if a.replies, a.err = h.conn.exchange(false, commands...); a.err != nil {
+		if a.replies, a.err = h.conn.exchange(commands...); a.err != nil {
 			h.disown() // a late reply must not be read as that to another request
 		}
 		a = h.route.judged(a)

@@ -240,7 +240,7 @@ func (p *pool) dial(ctx context.Context) (*conn, error) {
 
 func (p *pool) prepare(c *conn, setup [][]string) error {
 	_ = c.SetDeadline(time.Now().Add(connectTimeout))
-	replies, err := c.exchange(false, append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
+	replies, err := c.exchange(append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
 	if err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func (p *pool) prepare(c *conn, setup [][]string) error {
 	if err := failure(reply); errors.As(err, &refusal) && refusal.Code() == "NOPERM" {
 		return nil // a user who only looks may have no right to ask
 	} else if errors.Is(err, ErrModuleNotLoaded) {
-		replies, _ = c.exchange(false, []string{"LOCK.ACQUIRE"})
+		replies, _ = c.exchange([]string{"LOCK.ACQUIRE"})
 		if len(replies) == 1 && errors.Is(failure(replies[0]), ErrModuleNotLoaded) {
 			return err
 		}
@@ -327,7 +327,7 @@ func (p *pool) resumeAt(lease time.Duration) time.Time {
 
 // do sends commands in one pipeline and reads their replies. When ctx has ended, nothing is sent any more; its deadline
 // bounds the wait for the replies, too.
-func (p *pool) do(ctx context.Context, asking bool, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
+func (p *pool) do(ctx context.Context, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
 	if end, ok := ctx.Deadline(); ok {
 		deadline = earlier(deadline, end)
 	}
@@ -339,13 +339,13 @@ func (p *pool) do(ctx context.Context, asking bool, class priority, lease time.D
 		p.put(c, time.Time{}, nil)
 		return answer{pool: p, err: errNoConnection}
 	}
-	return p.exchange(c, asking, deadline, commands...)
+	return p.exchange(c, deadline, commands...)
 }
 
-func (p *pool) exchange(c *conn, asking bool, deadline time.Time, commands ...[]string) answer {
+func (p *pool) exchange(c *conn, deadline time.Time, commands ...[]string) answer {
 	a := answer{pool: p, sent: time.Now()}
 	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does the write that follows
-	a.replies, a.err = c.exchange(asking, commands...)
+	a.replies, a.err = c.exchange(commands...)
 	p.put(c, a.sent, a.err, a.replies...)
 	return a
 }
@@ -396,7 +396,7 @@ func (p *pool) sendRenewals() {
 				for i, r := range batch {
 					commands[i] = r.command
 				}
-				a = p.exchange(c, false, deadline, commands...)
+				a = p.exchange(c, deadline, commands...)
 			}
 			for i, r := range batch {
 				own := a

@@ -99,7 +99,20 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 	if class == forTimer && !asking && r.replicas == 0 {
 		return r.judged(p.renew(ctx, r.lease, deadline, commands[0]))
 	}
-	return r.judged(p.do(ctx, asking, class, r.lease, deadline, commands...))
+	if !asking {
+		return r.judged(p.do(ctx, class, r.lease, deadline, commands...))
+	}
+	var asked [][]string
+	for _, command := range commands { // ASKING is for one command
+		asked = append(asked, []string{"ASKING"}, command)
+	}
+	a := p.do(ctx, class, r.lease, deadline, asked...)
+	var replies []any
+	for i := 1; i < len(a.replies); i += 2 {
+		replies = append(replies, a.replies[i])
+	}
+	a.replies = replies
+	return r.judged(a)
 }
 
 // judged decides whether and when a failed request may be repeated. It never allows a loop without a pause.

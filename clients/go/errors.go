@@ -26,8 +26,10 @@ var (
 )
 
 var (
-	errNoConnection = errors.New("holdfast: no free connection") // which says nothing about the server
-	errSilent       = fmt.Errorf("holdfast: no reply: %w", os.ErrDeadlineExceeded)
+	errSilent = fmt.Errorf("holdfast: no reply: %w", os.ErrDeadlineExceeded)
+	// These say nothing about the server.
+	errNoConnection = errors.New("holdfast: no free connection")
+	errNoReply      = errors.New("holdfast: no reply within the caller's time")
 )
 
 // Reason is why a lock was lost.
@@ -121,7 +123,7 @@ func judge(err error) verdict {
 			}
 		}
 		return verdicts[reply.Code()]
-	case errors.Is(err, errNoConnection):
+	case errors.Is(err, errNoConnection), errors.Is(err, errNoReply):
 		return passing
 	case errors.Is(err, ErrModuleNotLoaded), errors.Is(err, ErrServerTooOld), errors.Is(err, ErrClientTooOld), errors.Is(err, ErrClosed):
 		return fatal

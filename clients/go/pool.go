@@ -288,9 +288,11 @@ func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
 		p.drop(c)
 	case err != nil:
 		p.drop(c)
-		p.proven = false
-		if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise it may have died while it was idle
-			p.fail(sent)
+		if judge(err) == broken {
+			p.proven = false
+			if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise it may have died while it was idle
+				p.fail(sent)
+			}
 		}
 	default:
 		c.used = c.used || len(replies) > 0
@@ -328,8 +330,9 @@ func (p *pool) resumeAt(lease time.Duration) time.Time {
 // do sends commands in one pipeline and reads their replies. When ctx has ended, nothing is sent any more; its deadline
 // bounds the wait for the replies, too.
 func (p *pool) do(ctx context.Context, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
-	if end, ok := ctx.Deadline(); ok {
-		deadline = earlier(deadline, end)
+	silence := errSilent
+	if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
+		deadline, silence = end, errNoReply
 	}
 	c, err := p.get(ctx, class, lease, deadline)
 	if err != nil {
@@ -339,13 +342,16 @@ func (p *pool) do(ctx context.Context, class priority, lease time.Duration, dead
 		p.put(c, time.Time{}, nil)
 		return answer{pool: p, err: errNoConnection}
 	}
-	return p.exchange(c, deadline, commands...)
+	return p.exchange(c, deadline, silence, commands...)
 }
 
-func (p *pool) exchange(c *conn, deadline time.Time, commands ...[]string) answer {
+// exchange sends commands over a connection of the pool. If a reply does not arrive in time, it fails with silence.
+func (p *pool) exchange(c *conn, deadline time.Time, silence error, commands ...[]string) answer {
 	a := answer{pool: p, sent: time.Now()}
 	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does the write that follows
-	a.replies, a.err = c.exchange(commands...)
+	if a.replies, a.err = c.exchange(commands...); errors.Is(a.err, os.ErrDeadlineExceeded) {
+		a.err = silence
+	}
 	p.put(c, a.sent, a.err, a.replies...)
 	return a
 }
@@ -396,7 +402,7 @@ func (p *pool) sendRenewals() {
 				for i, r := range batch {
 					commands[i] = r.command
 				}
-				a = p.exchange(c, deadline, commands...)
+				a = p.exchange(c, deadline, errSilent, commands...)
 			}
 			for i, r := range batch {
 				own := a

@@ -462,3 +462,29 @@ func TestConnectionsToAFormerNodeAreClosed(t *testing.T) {
 		return len(p.idle) == 0
 	})
 }
+
+func TestTimeoutOfACallerIsNoFailureOfTheServer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.INFO": {silent}, "LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
+		c := f.client()
+		p := c.pool(f.addr)
+		for range 2 {
+			got, err := p.get(context.Background(), forOther, time.Second, time.Now().Add(patience))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.put(got, time.Time{}, nil)
+		}
+		mustLock(t, c) // over a third connection
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := c.Info(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.pause != 0 || !p.proven {
+			t.Errorf("a pause of %v, proven: %v", p.pause, p.proven)
+		}
+	})
+}

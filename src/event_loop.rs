@@ -269,11 +269,13 @@ fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize>
     holder_cache::with(|cache| cache.holders(key.db, &key.name)).or(Some(lock.count()))
 }
 
-/// Notes the locks that are due for a look because a lease has run out.
+/// Notes the locks that are due for a look because a lease has run out, or because this node did not serve their slot.
 fn note_due_leases(state: &mut State, now: Now, slice: &Slice) {
+    // While the slot was not served, a holder that waits for its own lock may have been due, and was not granted it.
+    let change = if listeners::in_cluster() { Change::Foreign } else { Change::Freed };
     while !slice.is_over() {
         let Some(key) = state.queue.take_look(now.millis()) else { break };
-        state.agenda.note(key, Change::Freed);
+        state.agenda.note(key, change);
     }
 }
 

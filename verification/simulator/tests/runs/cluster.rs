@@ -72,3 +72,22 @@ fn hold_is_renewed_while_slot_is_imported() {
          +1",
     );
 }
+
+/// Seed 5045104: behind a request with an earlier `WAITED`, the holder got its turn only when its hold ended.
+#[test]
+fn waiting_holder_reenters_when_its_slot_is_served_again() {
+    expect_reply(
+        "!replicas 20
+         c LOCK.ACQUIRE k o REPLICAS 1
+         +0
+         a LOCK.ACQUIRE k o WAIT 0
+         b LOCK.ACQUIRE k p WAIT 0 WAITED 60000
+         +0
+         !slot k unowned
+         +50
+         !slot k comes
+         +20",
+        'a',
+        "18000",
+    );
+}

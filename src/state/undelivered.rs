@@ -205,6 +205,11 @@ impl Undelivered {
         ids
     }
 
+    /// By how much a grant lowers the hold count of a lock if it is revoked.
+    fn undo_mut(&mut self, id: GrantId, name: &[u8]) -> Option<&mut u64> {
+        self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)).map(|hold| &mut hold.undo)
+    }
+
     /// Another grant of this hold has been, or is being, delivered: of what others may still undo, only
     /// `budget` stays. Returns what they may not undo any more: if that grant is not delivered after all, it must be undone with it.
     pub fn keep(&mut self, (db, name, owner): (i32, &[u8], &[u8]), token: Token, mut budget: u64) -> u64 {
@@ -229,20 +234,27 @@ impl Undelivered {
         }
     }
 
-    /// The reply or event of a grant has been composed: it stands. Another one that repeats it undoes nothing any more.
+    /// The reply or event of a grant has been composed: it stands. Another one that repeats it undoes nothing any more of what
+    /// this one has added.
     pub fn delivered(&mut self, id: GrantId) -> Option<Grant> {
         let grant = self.forget(id)?;
         let db = grant.home.get();
         for hold in &grant.holds {
-            if grant.is_claim() {
-                for other in self.of_hold((db, &hold.name, &grant.owner), hold.token) {
-                    if let Some((other, _)) = self.by_id.get_mut(&other)
-                        && other.basis == Basis::Repetition
-                        && let Some(hold) = other.hold_mut(&hold.name)
-                    {
-                        hold.undo = 0;
-                    }
-                }
+            let mut stands = match grant.basis {
+                Basis::New | Basis::Repetition => u64::MAX,
+                Basis::OneMore => u64::from(hold.undo == 0),
+                Basis::Renewal => 0,
+            };
+            if stands == 0 {
+                continue;
+            }
+            let mut repetitions = self.of_hold((db, &hold.name, &grant.owner), hold.token);
+            repetitions.retain(|id| self.get(*id).is_some_and(|grant| grant.basis == Basis::Repetition));
+            for id in repetitions {
+                let Some(undo) = self.undo_mut(id, &hold.name) else { continue };
+                let before = *undo;
+                *undo = before.saturating_sub(stands);
+                stands = stands.saturating_sub(before);
             }
         }
         Some(grant)
@@ -289,20 +301,26 @@ impl Undelivered {
         }
     }
 
-    /// What a repetition would undo, another grant undoes that relies on the same hold and is still undelivered.
+    /// What a repetition would undo, others undo that are still undelivered: each re-entry the hold that it added, and a grant
+    /// that relies on the same hold the rest.
     fn leave_to_others(&mut self, id: GrantId) {
         let Some((grant, _)) = self.by_id.get(&id) else { return };
         let (db, owner, holds) = (grant.home.get(), grant.owner.clone(), grant.holds.clone());
         for hold in holds {
             let others = self.of_hold((db, &hold.name, &owner), hold.token);
-            let heir = others.into_iter().find(|other| self.get(*other).is_some_and(Grant::is_claim));
-            let Some(heir) = heir else { continue };
-            if let Some(of_heir) = self.by_id.get_mut(&heir).and_then(|(grant, _)| grant.hold_mut(&hold.name)) {
-                of_heir.undo = of_heir.undo.saturating_add(hold.undo);
+            let is = |id: &GrantId, is: fn(&Grant) -> bool| self.get(*id).is_some_and(is);
+            let reentries = others.iter().filter(|other| is(other, |grant| grant.basis == Basis::OneMore));
+            let claim = others.iter().find(|other| is(other, Grant::is_claim));
+            let heirs: Vec<(GrantId, u64)> =
+                reentries.map(|id| (*id, 1)).chain(claim.map(|id| (*id, u64::MAX))).collect();
+            let mut left = hold.undo;
+            for (heir, most) in heirs {
+                let Some(undo) = self.undo_mut(heir, &hold.name) else { continue };
+                let before = *undo;
+                *undo = before.saturating_add(left).min(most);
+                left = left.saturating_sub(undo.saturating_sub(before));
             }
-            if let Some(own) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(&hold.name)) {
-                own.undo = 0;
-            }
+            self.undo_mut(id, &hold.name).into_iter().for_each(|undo| *undo = left);
         }
     }
 

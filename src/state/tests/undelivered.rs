@@ -113,6 +113,32 @@ fn reentry_is_undone_by_itself() {
     assert_eq!((revoked(&mut all), revoked(&mut all), all.is_empty()), (Some(1), None, true));
 }
 
+#[test]
+fn repetition_does_not_undo_a_delivered_reentry() {
+    let mut all = Undelivered::default();
+    let (first, reentry) = (begin(&mut all, Basis::New, 1), begin(&mut all, Basis::OneMore, 1));
+    // It relies on one of the two holds.
+    let undo = keep(&mut all, 1);
+    let repetition = begin(&mut all, Basis::Repetition, undo);
+    all.delivered(reentry);
+    all.revoke(repetition);
+    all.revoke(first);
+    assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(1), None]);
+}
+
+#[test]
+fn repetition_does_not_undo_an_undelivered_reentry() {
+    let mut all = Undelivered::default();
+    let (first, reentry) = (begin(&mut all, Basis::New, 1), begin(&mut all, Basis::OneMore, 1));
+    let undo = keep(&mut all, 1);
+    let repetition = begin(&mut all, Basis::Repetition, undo);
+    all.revoke(repetition);
+    all.revoke(first);
+    assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(1), None]);
+    all.revoke(reentry);
+    assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(1), None]);
+}
+
 /// Only replicas that have yet to confirm make others wait.
 #[test]
 fn confirming_grant_is_found_by_its_hold() {

@@ -217,3 +217,49 @@ fn released_reentry_is_not_revoked_again() {
     breaks_nothing(CLOSED);
     expect_reply(CLOSED, 'x', "1");
 }
+
+/// Seed 6020378: a session repeats an acquisition while the reply to another connection of the same owner is about to be
+/// composed. When the session ends, the hold of that connection stays.
+#[test]
+fn revoked_repetition_takes_no_delivered_hold() {
+    expect_reply(
+        "!replicas 0
+         d LOCK.ACQUIRE k p
+         d LOCK.ACQUIRE k o WAIT 0 SESSION $s
+         +1
+         d LOCK.RELEASE k p
+         a LOCK.ACQUIRE k o REPLICAS 1
+         b LOCK.ACQUIRE k o HOLDS 1 WAIT 0 SESSION $s
+         +5
+         s !end
+         +5
+         x HGET k o
+         +1",
+        'x',
+        "1",
+    );
+}
+
+/// The same while the other connection, a session, has yet to read its event.
+#[test]
+fn revoked_repetition_takes_no_undelivered_hold() {
+    expect_reply(
+        "!replicas 0
+         d LOCK.ACQUIRE k p
+         d LOCK.ACQUIRE k o WAIT 0 SESSION $s
+         +1
+         d LOCK.RELEASE k p
+         +1
+         a LOCK.ACQUIRE k o REPLICAS 1 SESSION $t
+         +5
+         b LOCK.ACQUIRE k o HOLDS 1 REPLICAS 1 SESSION $s
+         +5
+         s !end
+         +5
+         t LOCK.EVENTS
+         x HGET k o
+         +1",
+        'x',
+        "1",
+    );
+}

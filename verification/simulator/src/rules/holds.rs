@@ -46,13 +46,18 @@ impl Checker {
         Ok(())
     }
 
-    pub(super) fn check_holds(&mut self) -> Result<(), Violation> {
+    /// The requests without an outcome that may bind a hold so that it ends early: where each began, when, and the request.
+    pub(super) fn undecided_bindings(&self) -> Vec<(Position, u64, Request)> {
+        let undecided = self.undecided().filter(|(_, _, it)| it.replicas > 0 || it.ephemeral);
+        undecided.map(|(at, open, it)| (at, open.at, it.clone())).collect()
+    }
+
+    /// Checks each hold. `undecided` are the [`Checker::undecided_bindings`], those of connections included that closed in this
+    /// iteration.
+    pub(super) fn check_holds(&mut self, undecided: &[(Position, u64, Request)]) -> Result<(), Violation> {
         let (role, now, mono) = node(|node| (node.role, node.millis(), node.clock.mono));
         let confirms = mono <= self.confirms_at;
         let (mut ended, mut expired_holds) = (Vec::new(), Vec::new());
-        let undecided = self.undecided().filter(|(_, _, it)| it.replicas > 0 || it.ephemeral);
-        let undecided = undecided.map(|(at, open, it)| (at, open.at, it.clone()));
-        let undecided: Vec<(Position, u64, Request)> = undecided.collect();
         let unacknowledged: Vec<Request> =
             self.undecided().map(|(.., request)| request.clone()).filter(Request::binds).collect();
         let is_blocked = node(|node| is_refusing(node) || node.is_paused()) || self.before.1;
@@ -130,12 +135,14 @@ impl Checker {
                     0
                 }
             };
-            let may_end = |(_, cause): &&(Position, Cause)| match cause {
-                Cause::Own(request, on, _) => {
+            let may_end_by = |(_, cause): &(Position, Cause), time: u64| match cause {
+                Cause::Own(request, on, at) => {
                     // Each release ends one of the holds that the owner received. A renewal, or a release with `LEASE`,
                     // may shorten the lease.
-                    let shortens = !request.command.ends_with("release") || request.lease.is_some();
-                    let releases_all = shortens || least() == 0;
+                    // (A clock step moves the deadline.)
+                    let is_past = |lease: u64| at + lease <= time || self.has_stepped;
+                    let has_shortened = request.lease.is_some_and(is_past);
+                    let releases_all = has_shortened || request.command.ends_with("release") && least() == 0;
                     // A hold with a raised token is also found by its old token.
                     let is_named =
                         |token: u64| token == belief.token || self.fences.iter().any(|fence| *fence >= token);
@@ -160,6 +167,7 @@ impl Checker {
                 }
                 Cause::Role => true,
             };
+            let may_end = |it: &&(Position, Cause)| may_end_by(it, now);
             if let Some(holder) = holder.filter(|it| it.token == Some(belief.token))
                 && holder.holds < belief.raises.iter().map(|(_, to)| to.unwrap_or(1)).sum()
                 && holder.holds < least()
@@ -185,10 +193,26 @@ impl Checker {
                     Cause::Own(by, ..) => by.fence.is_some() && by.fence == holder.token,
                     _ => false,
                 };
-                let raised = causes().filter(|(_, cause)| raises(cause)).map(|(at, _)| *at).min();
-                let is_before = |at: Position| raised.is_none_or(|raised| at < raised);
-                let mut ends = causes().filter(may_end).filter(|(at, cause)| is_before(*at) && !raises(cause));
+                let raised = causes().filter_map(|(at, cause)| match cause {
+                    Cause::Own(_, _, time) if raises(cause) => Some((*at, *time)),
+                    _ => None,
+                });
+                let (raised, time) = raised.min().unwrap_or((Position::MAX, now));
+                let mut ends = causes().filter(|it| it.0 < raised && !raises(&it.1) && may_end_by(it, time));
                 if holder.token.is_some_and(|token| token > belief.token) && ends.next().is_some() {
+                    ended.push(hold.clone());
+                    continue;
+                }
+                // Another command has written a hold of the same owner after the owner had released this one, or another
+                // client had forced it.
+                let writes = |cause: &Cause| match cause {
+                    Cause::Written(on, written, expired) => on == db && written == key && !expired,
+                    _ => false,
+                };
+                let written = causes().filter(|(_, cause)| writes(cause)).map(|(at, _)| *at).max();
+                let ends = |cause: &Cause| matches!(cause, Cause::Own(..) | Cause::Forced(..) | Cause::Flushed(_));
+                let mut ends = causes().filter(may_end).filter(|(_, cause)| ends(cause));
+                if ends.any(|(at, _)| Some(*at) < written) {
                     ended.push(hold.clone());
                     continue;
                 }
@@ -217,7 +241,8 @@ impl Checker {
                 // What is over is reported even while writes are refused: not at all if its connection is no session yet.
                 let is_session =
                     |binding: Binding| self.connections.get(&binding.client).is_some_and(|it| it.was_session);
-                belief.ended_unreported |= is_unconfirmed && !bound.is_some_and(is_session);
+                let is_over = is_unconfirmed || lags && belief.deadline.is_some_and(|at| at < now);
+                belief.ended_unreported |= is_over && !bound.is_some_and(is_session);
                 if lags {
                     continue;
                 }
@@ -225,12 +250,15 @@ impl Checker {
                 // follow. The hold is then unbound, and ends as soon as writes are possible, whatever its key says.
                 let received_late = |binding: Binding| {
                     self.steps.iter().any(|at| (binding.at..binding.received).contains(at))
-                        && self.connections.contains_key(&binding.client)
+                        && (self.connections.contains_key(&binding.client) || self.closed.contains(&binding.client))
                 };
                 let is_bound = || state::with(|state| state.bindings.client_of(*db, key, owner).is_some());
                 let stays_over = belief.had_expired || bound.is_some_and(received_late);
                 if !stays_over || is_bound() {
                     belief.deadline = holder.deadline;
+                } else {
+                    // (It stays over when its connection closes.)
+                    belief.had_expired |= belief.deadline.is_some_and(|at| at < now);
                 }
                 if confirms || belief.known.is_none() {
                     belief.known = Some(belief.known.unwrap_or(0).max(holder.deadline.unwrap_or(u64::MAX)));
@@ -315,7 +343,9 @@ impl Checker {
             // (If the hold had expired before the clock was set back, its session was notified then, and may read the
             // event later.)
             let had_expired = self.expired_holds.get(hold).is_some_and(|it| it.token == belief.token);
-            if !found.is_empty() && !is_over && !had_expired && found.iter().all(is_release) {
+            // (If it was still there after an earlier release, the revocation of another grant has ended it.)
+            let is_of_now = causes().filter(may_end).all(|(at, _)| *at > self.iteration);
+            if !found.is_empty() && is_of_now && !is_over && !had_expired && found.iter().all(is_release) {
                 self.released.insert((hold.clone(), belief.token));
             }
             let others_end =

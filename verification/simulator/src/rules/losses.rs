@@ -80,6 +80,9 @@ impl Checker {
                     return Err(Violation::new(TRUE_LOSS, format!("{loss:?} is still held: {seen:?}")));
                 }
             }
+            if seen.of(&owner).is_none() {
+                self.ended.insert((db, key.clone(), owner.clone()), (self.position, token));
+            }
             let is_it = |(on, name, who): &Hold| (*on == db || were_swapped) && (name, who) == (&key, &owner);
             self.beliefs.retain(|hold, it| !is_it(hold) || it.token != token);
         }

@@ -485,7 +485,8 @@ impl Checker {
         self.last_iteration_at = node(|node| node.clock.mono);
         self.record_log();
         self.process_replies()?;
-        for client in std::mem::take(&mut self.closed) {
+        let undecided = self.undecided_bindings();
+        for client in self.closed.clone() {
             let left = self.waits.iter().filter(|wait| wait.request.client == client);
             self.abandoned.extend(left.map(|wait| (wait.open.db, wait.request.clone())));
             self.waits.retain(|wait| wait.request.client != client);
@@ -504,7 +505,8 @@ impl Checker {
             self.busy_until = self.busy_until.max(now);
         }
         self.check_refused_writes(was_refusing)?;
-        self.check_holds()?;
+        self.check_holds(&undecided)?;
+        self.closed.clear();
         self.check_limits()?;
         self.check_order()?;
         self.check_tokens()?;

@@ -783,6 +783,70 @@ fn accepted_runs_violate_no_invariant() {
          a PEXPIRE k0 30
          +20
          s LOCK.EVENTS",
+        // 3442720: a late reply is about a hold that a `lost` event named before.
+        "!replicas never 2000 20
+         a !stop-reading
+         b LOCK.ACQUIRE k0 o2 REPLICAS 1 SESSION $s
+         +20
+         a PEXPIRE k0 30
+         +3
+         a LOCK.RENEW k0 o2
+         +120
+         s LOCK.EVENTS",
+        // 3775417, 5236533: a hold whose key has yet to follow a clock step is over before its connection becomes a session.
+        "b LOCK.ACQUIRE k1 o1 LEASE 400 EPHEMERAL
+         +1
+         !misconf on
+         !clock -60000
+         t LOCK.EVENTS WAIT 50
+         +400
+         b LOCK.SESSION REPLACES $a",
+        // 5154375: another command writes a hold of an owner that has just released its own.
+        "s LOCK.EVENTS WAIT 50
+         a LOCK.ACQUIRE k0 o0 LEASE 400 WATCHDOG SESSION $s
+         s LOCK.EVENTS WAIT 0
+         c HSET k0 o0 2
+         a LOCK.RELEASE k0 o0",
+        // 6028970: a hold that is over, whatever its key says, stays so when its session ends.
+        "a LOCK.ACQUIRE k0 o2 LEASE 50
+         s LOCK.ACQUIRE k0 o0 LEASE 400 WAIT 0 SESSION *
+         +120
+         c CONFIG SET min-replicas-to-write 1
+         !clock -60000
+         s LOCK.EVENTS WAIT 50
+         +1200
+         s !end
+         +2
+         c CONFIG SET min-replicas-to-write 0
+         +400",
+        // 77004906: the token is raised before a shorter lease is over, by a request whose reply is not read yet.
+        "a LOCK.MACQUIRE 3 k0 k2 k3 o0 EPHEMERAL
+         a LOCK.MACQUIRE 2 k2 k0 o0
+         c !stop-reading
+         a LOCK.RELEASE k2 o0 LEASE 100
+         c LOCK.RENEW k2 o0 FENCE 1800000001342133
+         +1200
+         b LOCK.RENEW k1 o0",
+        // 91014859: a hold ends at its confirmed deadline in the iteration in which its session is killed.
+        "!replicas 20 never
+         b LOCK.ACQUIRE k1 o0 LEASE 50
+         b LOCK.ACQUIRE k1 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +1200
+         !clock 200
+         d LOCK.ACQUIRE k1 o1 WAIT 0
+         d CLIENT KILL ID #s
+         b LOCK.ACQUIRE k1 o0",
+        // 7009318: a hold that outlasts a release ends when an earlier grant to its owner is revoked.
+        "a LOCK.ACQUIRE k0 o0
+         s LOCK.ACQUIRE k2 o0
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         b LOCK.RELEASE k0 o0
+         b LOCK.ACQUIRE k0 o1 SESSION $s
+         b CLIENT UNBLOCK #d
+         d LOCK.ACQUIRE k2 o1 WAIT 0
+         c LOCK.ACQUIRE k0 o1 WAIT 0
+         c !end
+         d LOCK.RELEASE k0 o1",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

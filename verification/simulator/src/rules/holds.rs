@@ -58,8 +58,9 @@ impl Checker {
         let (role, now, mono) = node(|node| (node.role, node.millis(), node.clock.mono));
         let confirms = mono <= self.confirms_at;
         let (mut ended, mut expired_holds) = (Vec::new(), Vec::new());
+        let changes_binding = |request: &Request| request.binds() || request.unbind;
         let unacknowledged: Vec<Request> =
-            self.undecided().map(|(.., request)| request.clone()).filter(Request::binds).collect();
+            self.undecided().map(|(.., request)| request.clone()).filter(changes_binding).collect();
         let is_blocked = node(|node| is_refusing(node) || node.is_paused()) || self.before.1;
         let lags = |(db, key, owner): &Hold| {
             state::with(|state| {
@@ -203,8 +204,8 @@ impl Checker {
                     ended.push(hold.clone());
                     continue;
                 }
-                // Another command has written a hold of the same owner after the owner had released this one, or another
-                // client had forced it.
+                // If another command has written a hold of the same owner after this one was released or forced, that one is
+                // not bound.
                 let writes = |cause: &Cause| match cause {
                     Cause::Written(on, written, expired) => on == db && written == key && !expired,
                     _ => false,
@@ -213,8 +214,7 @@ impl Checker {
                 let ends = |cause: &Cause| matches!(cause, Cause::Own(..) | Cause::Forced(..) | Cause::Flushed(_));
                 let mut ends = causes().filter(may_end).filter(|(_, cause)| ends(cause));
                 if ends.any(|(at, _)| Some(*at) < written) {
-                    ended.push(hold.clone());
-                    continue;
+                    belief.binding.iter_mut().for_each(|binding| binding.is_unsure = true);
                 }
                 // (A hold that has expired by now ends as soon as writes are possible.)
                 let lags = lags(hold) || belief.follows.is_some_and(|at| is_blocked || at < now);
@@ -329,7 +329,13 @@ impl Checker {
             let is_served =
                 |node: &mut Node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key), false).is_none());
             let is_left_alone = !self.renewals_are_delayed && !self.expiry_changed.contains(key) && node(is_served);
-            let by_its_lease = found.iter().all(|cause| matches!(cause, Cause::Written(.., true)));
+            // (A renewal without a received reply may have ended the watch.)
+            let renews = |cause: &Cause| match cause {
+                Cause::Own(by, on, _) => on == db && by.command.contains("renew") && by.concerns(key, owner),
+                _ => false,
+            };
+            let by_its_lease = found.iter().all(|cause| matches!(cause, Cause::Written(.., true)))
+                && !causes().any(|(_, cause)| renews(cause));
             if by_its_lease && watched.is_some_and(was_due) && is_left_alone {
                 return Err(Violation::new(WATCHED, format!("{} expired", show(hold))));
             }
@@ -359,10 +365,16 @@ impl Checker {
                 && self.connections.get(&binding.client).is_some_and(|it| it.was_session && !it.has_vanished)
             {
                 let loss = (binding.client, key.clone(), owner.clone(), belief.token);
-                // A request without a received reply may have bound it to another connection.
-                let abandoned = self.abandoned.iter().map(|(_, request)| request).filter(|request| request.binds());
+                // A request without a received reply may have bound it to another connection, or unbound it.
+                let abandoned = self.abandoned.iter().map(|(_, request)| request);
+                let abandoned = abandoned.filter(|request| changes_binding(request));
                 let is_sure = !abandoned.chain(&unacknowledged).any(|request| request.concerns(key, owner));
-                if is_sure && !self.lost_events.contains_key(&loss) && !self.unbound.contains_key(&loss) {
+                // (The event names the token that a request without a received reply has raised.)
+                let is_event = |(client, name, who, token): &(u64, Bytes, Bytes, u64)| {
+                    let is_its = *token == belief.token || self.fences.contains(token);
+                    is_its && (client, name, who) == (&binding.client, key, owner)
+                };
+                if is_sure && !self.lost_events.keys().any(is_event) && !self.unbound.contains_key(&loss) {
                     self.due_losses.insert(loss);
                 }
             }

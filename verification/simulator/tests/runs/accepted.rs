@@ -847,6 +847,23 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k0 o1 WAIT 0
          c !end
          d LOCK.RELEASE k0 o1",
+        // 7013990: a hold is lost under a token that a request without a received reply has raised.
+        "b LOCK.ACQUIRE k0 o0 SESSION $s
+         s LOCK.EVENTS WAIT 0
+         +20
+         b !vanish
+         b LOCK.RENEW k0 o0 FENCE 1800001200510660
+         b LOCK.FORCE k0",
+        // 7015546: a key of the same name in another database is forced and written, and then swapped away.
+        "s LOCK.ACQUIRE k0 o1 EPHEMERAL
+         b LOCK.MACQUIRE 2 k0 k2 o2 WAIT 0
+         a SWAPDB 0 1
+         c LOCK.ACQUIRE k0 o1
+         c LOCK.FORCE k0
+         c DEL k0
+         c SWAPDB 0 1
+         +0
+         a LOCK.MRENEW 3 k2 k1 k0 o1",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -102,6 +102,10 @@ async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
         {
             return Err(Failure::waits_for_itself(&key));
         }
+        // A wait would go on until the server is there, also if the address is wrong.
+        for key in &task.keys {
+            locks.server_of(key).await?;
+        }
         lock.acquire().await.map_err(Failure::from)
     };
     let granted = tokio::select! {

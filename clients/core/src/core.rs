@@ -150,11 +150,6 @@ impl Core {
             Input::Opened { pair } => self.opened(pair),
             Input::Received { pair, channel, bytes } => self.received(pair, channel, &bytes),
             Input::Replied { pair, channel, reply } => self.says(pair, channel, reply),
-            Input::Unreachable { pair } if self.is_current(pair) => {
-                self.refuse_unsent(|| Outcome::Unanswered);
-                self.end_pair(false);
-            }
-            Input::Unreachable { .. } => {}
             Input::Leave { id } => self.leave(id, "MOVED".into()),
             Input::Take { moved } => self.take_over(*moved),
             Input::Ended { pair } if self.is_current(pair) => self.end_pair(false),
@@ -608,7 +603,7 @@ impl Core {
             if !(lowest..=highest).contains(&PROTOCOL) {
                 let what = if highest < PROTOCOL { "SERVERTOOOLD" } else { "CLIENTTOOOLD" };
                 let spoken = format!("the server speaks protocol {lowest} to {highest}, this client {PROTOCOL}");
-                self.refuse_unsent(|| Outcome::Refused(format!("{what} {spoken}")));
+                self.end_unsent(Outcome::Refused(format!("{what} {spoken}")));
                 return None;
             }
             pair.id = Some(id);
@@ -652,9 +647,9 @@ impl Core {
                 self.say(Channel::Session, vec![b"LOCK.HELP".to_vec()]);
                 return Some(());
             }
-            (Advice::Tell, pair::Stage::Greeting) => {
-                // Without the module, for example, unsent requests can't succeed.
-                self.refuse_unsent(|| Outcome::Refused(error.clone()));
+            (Advice::Tell, pair::Stage::Opening | pair::Stage::Greeting) if !pair::is_passing(&error) => {
+                // With a wrong password, for example, unsent requests can't succeed.
+                self.end_unsent(Outcome::Refused(error));
             }
             _ => {}
         }
@@ -673,25 +668,26 @@ impl Core {
                 format!("SERVERTOOOLD the server's module speaks no protocol {PROTOCOL}: it does not know LOCK.SESSION")
             }
         };
-        self.refuse_unsent(|| Outcome::Refused(error.clone()));
+        self.end_unsent(Outcome::Refused(error));
         None
     }
 
-    /// Calls that wait only for a session end, unless they began after this one was being opened. Releases go on.
-    fn refuse_unsent(&mut self, outcome: impl Fn() -> Outcome) {
+    /// The session that was being opened can't be had, and calls that need one end, unless they began after the attempt. Without a
+    /// connection, what may wait waits for the next attempt; the server's refusal is final.
+    fn end_unsent(&mut self, outcome: Outcome) {
         let began = self.pair.as_ref().map_or(self.now, |pair| pair.heard);
-        let unsent = |(id, call): (&Id, &Call)| match call.about {
-            About::Acquire => {
-                let is_unsent =
-                    |claim: &&Claim| claim.since <= began && (claim.pair.is_none() || claim.wait == Wait::No);
-                self.claims.get(id).filter(is_unsent).map(|_| *id)
-            }
-            About::Request { .. } | About::Release => Some(*id),
-            _ => None,
+        let is_final = matches!(outcome, Outcome::Refused(_));
+        let ends = |(id, call): (&Id, &Call)| match call.about {
+            About::Acquire => self.claims.get(id).is_some_and(|claim| {
+                claim.since <= began && (claim.wait == Wait::No || (is_final && claim.pair.is_none()))
+            }),
+            About::Request { .. } => true,
+            About::Release => is_final,
+            _ => false,
         };
-        let calls: Vec<Id> = self.calls.iter().filter_map(unsent).collect();
-        for call in calls {
-            self.finish(call, outcome());
+        let ended: Vec<Id> = self.calls.iter().filter(|call| ends(*call)).map(|(id, _)| *id).collect();
+        for call in ended {
+            self.finish(call, outcome.clone());
             self.drop_call(call);
         }
     }
@@ -969,6 +965,9 @@ impl Core {
 
     /// Both connections end, and wanted claims go to the next session.
     fn end_pair(&mut self, by_limit: bool) {
+        if self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Opening) {
+            self.end_unsent(Outcome::Unanswered);
+        }
         let was_well = self.is_whole() && self.is_proved();
         let ids: Vec<Id> = self.claims.keys().copied().collect();
         let mut in_vain = Vec::new();

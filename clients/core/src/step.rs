@@ -50,12 +50,10 @@ pub enum Input {
     Opened { pair: u64 },
     /// Bytes have arrived.
     Received { pair: u64, channel: Channel, bytes: Bytes },
-    /// A reply has arrived, where the driver's own library parses them.
+    /// A reply has arrived, where the driver's own library parses them. Before `Opened`: the error of the login.
     Replied { pair: u64, channel: Channel, reply: Reply },
     /// One connection of a pair has ended, or could not be opened.
     Ended { pair: u64 },
-    /// A pair could not be opened, and unsent requests shall fail instead of waiting for one.
-    Unreachable { pair: u64 },
     /// In a cluster: another server serves the key of this acquisition or hold.
     Leave { id: Id },
     /// A claim from another core continues here.

@@ -7,7 +7,7 @@
 //! | `7 release 2 hold 1 within 1000` | and `check`, and `renew`, which may name `lease` and `fence` |
 //! | `7 keep 1 for 5000`, `7 use 2 hold 1 most 1` | hold 1 is cached; a task uses it, as one of so many uses in a row |
 //! | `7 request 3 within 1000 PING`, `7 drop 1`, `7 close 4 within 1000` | the other calls |
-//! | `8 opened 1`, `8 ended 1`, `8 unreachable 1`, `8 leave 1`, `8 wake` | events of the I/O driver |
+//! | `8 opened 1`, `8 ended 1`, `8 leave 1`, `8 wake` | events of the I/O driver |
 //! | `8 received 1 session :7\r\n` | what has arrived on a connection of pair 1: `session` or `requests` |
 //! | `> open 1`, `> end 1`, `> wake 10008` | actions of the I/O driver |
 //! | `> send 1 requests LOCK.INFO k` | a request, as words |
@@ -93,7 +93,6 @@ impl Display for Input {
             Self::Received { pair, channel, bytes } => write!(out, "received {pair} {channel} {}", Word(bytes)),
             Self::Replied { pair, channel, reply } => write!(out, "replied {pair} {channel} {reply}"),
             Self::Ended { pair } => write!(out, "ended {pair}"),
-            Self::Unreachable { pair } => write!(out, "unreachable {pair}"),
             Self::Leave { id } => write!(out, "leave {id}"),
             Self::Take { moved } => write!(out, "take {}", moved.id),
             Self::Wake => write!(out, "wake"),
@@ -203,7 +202,6 @@ impl Input {
             "wake" => Self::Wake,
             "opened" => Self::Opened { pair: number(0)? },
             "ended" => Self::Ended { pair: number(0)? },
-            "unreachable" => Self::Unreachable { pair: number(0)? },
             "leave" => Self::Leave { id: number(0)? },
             "received" => {
                 let channel = if *rest.get(1)? == "session" { Channel::Session } else { Channel::Requests };
@@ -305,7 +303,6 @@ mod tests {
             "8 received 1 session *1\\r\\n$1\\r\\n\\xff\\r\\n",
             "8 received 2 requests :7\\r\\n",
             "9 ended 1",
-            "9 unreachable 1",
             "9 leave 1",
             "9 wake",
         ] {

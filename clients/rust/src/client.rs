@@ -23,6 +23,8 @@ use crate::terms::Deadline;
 pub(crate) const PATIENT: Millis = 10_000;
 /// How many redirections a request follows.
 const HOPS: u32 = 8;
+/// The pause before a cluster is asked again who serves a key.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Pauses between attempts to reach a server that does not answer: from the first to the longest, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -72,13 +74,8 @@ impl Client {
     /// Requests a lock from the server of its key.
     pub(crate) async fn acquire(&self, wish: LockRequest, becomes: Becomes) -> Result<Acquisition, Error> {
         let LockRequest { number, by, keys, terms, wait, .. } = wish;
-        let within = match wait {
-            Wait::No => Some(PATIENT),
-            Wait::For(time) => Some(time),
-            Wait::Forever => None,
-        };
         let deadline = Deadline::of(wait, Instant::now());
-        let node = self.node_of(&keys, within).await?;
+        let node = self.node_in_time(&keys, deadline).await?;
         let wait = deadline.left(Instant::now());
         let (id, answer) = self.begin(
             number,
@@ -150,13 +147,6 @@ impl Client {
         });
     }
 
-    /// When the server of this hold was last heard.
-    pub(crate) fn heard(&self, hold: Id) -> Option<Instant> {
-        let state = self.shared.state();
-        let node = state.calls.get(&hold).map(|it| it.node).or(state.holds.get(&hold).map(|it| it.node))?;
-        Some(state.nodes.get(node)?.heard)
-    }
-
     /// Releases cached locks, and returns when all releases are done.
     pub(crate) async fn settled(&self) {
         let at_hand = self.shared.state().lines.take_idle(|_| true);
@@ -170,6 +160,23 @@ impl Client {
             tokio::select! {
                 () = self.shared.settled.wait(None, is_settled) => {}
                 () = undriven => {}
+            }
+        }
+    }
+
+    /// The node that serves these keys. If no node of a cluster can be reached, a request that waits looks again.
+    async fn node_in_time(&self, keys: &Keys, deadline: Deadline) -> Result<usize, Error> {
+        loop {
+            let within = match deadline.left(Instant::now()) {
+                Wait::No => Some(PATIENT),
+                Wait::For(time) => Some(time),
+                Wait::Forever => None,
+            };
+            match self.node_of(keys, within).await {
+                Err(Error::Connection { .. }) if deadline.left(Instant::now()) != Wait::No => {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+                found => return found,
             }
         }
     }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use holdfast_core::{Input, Millis};
+use holdfast_core::{Channel, Input, Millis, Reply};
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use crate::clock;
+use crate::error::refusal;
 use crate::link::Link;
 use crate::place::{Failure, Opened};
 use crate::shared::Shared;
@@ -123,9 +124,13 @@ impl Driver {
                 (node.link, node.failure) = (Some(Link::new(pair, opened)), None);
                 Input::Opened { pair }
             }
-            Err(failure) => {
-                (node.server, node.failure) = (failure.server, Some(failure.error));
-                Input::Unreachable { pair }
+            Err(Failure { server, error }) => {
+                let refusal = refusal(&error);
+                (node.server, node.failure) = (server, Some(error));
+                match refusal {
+                    Some(error) => Input::Replied { pair, channel: Channel::Session, reply: Reply::Error(error) },
+                    None => Input::Ended { pair },
+                }
             }
         };
         node.wanted = None;

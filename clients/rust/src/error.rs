@@ -3,7 +3,7 @@
 use std::fmt;
 
 pub use holdfast_core::LossReason;
-use redis::RedisError;
+use redis::{ErrorKind, RedisError};
 
 use crate::names::{Keys, Owner};
 
@@ -172,19 +172,26 @@ impl std::error::Error for Error {
     }
 }
 
-/// The error for an error reply, by its code.
-pub(crate) fn refused(server: &str, keys: &Keys, error: RedisError) -> Error {
-    let Some(code) = error.code() else {
-        return Error::Connection { server: server.to_owned(), keys: keys.clone(), source: error };
-    };
-    let message = match error.detail() {
-        Some(detail) => format!("{code} {detail}"),
-        None => code.to_owned(),
-    };
-    refused_in_words(server, keys, message)
+/// What the server answered, if it is that. None: the error of a connection, which may pass.
+pub(crate) fn refusal(error: &RedisError) -> Option<String> {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => Some(format!("{code} {detail}")),
+        (Some(code), None) => Some(code.to_owned()),
+        // The library does not pass on the server's words.
+        (None, _) if error.kind() == ErrorKind::AuthenticationFailed => Some(format!("WRONGPASS {error}")),
+        (None, _) => None,
+    }
 }
 
-/// The same for the error in an event.
+/// The error for one of a connection, or for what the server answered over it.
+pub(crate) fn refused(server: &str, keys: &Keys, error: RedisError) -> Error {
+    match refusal(&error) {
+        Some(message) => refused_in_words(server, keys, message),
+        None => Error::Connection { server: server.to_owned(), keys: keys.clone(), source: error },
+    }
+}
+
+/// The error for what the server answered, by its code.
 pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Error {
     let keys = keys.clone();
     match message.split(' ').next() {

@@ -110,11 +110,6 @@ impl Hold {
         Some((clock::instant(until), Duration::from_millis(lease)))
     }
 
-    /// When its server was last heard.
-    pub(crate) fn heard(&self) -> Option<Instant> {
-        self.client.heard(self.id)
-    }
-
     /// Waits until it is lost.
     pub(crate) async fn lost(&self) -> LossReason {
         loop {

@@ -6,8 +6,9 @@ use std::task::{Context, Poll, Waker};
 
 use holdfast_core::{Bytes, Channel, Reply};
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisError, RedisResult, ServerError, Value};
+use redis::{Cmd, RedisResult, Value};
 
+use crate::error::refusal;
 use crate::place::Opened;
 
 /// The pair with this number.
@@ -55,23 +56,12 @@ impl Link {
             let Some(next) = wire.replies.front_mut() else { continue };
             if let Poll::Ready(value) = next.as_mut().poll(context) {
                 wire.replies.pop_front();
-                return Poll::Ready((channel, value.map_or_else(said, |value| Ok(reply(value)))));
+                let reply = value.map(reply).or_else(|error| refusal(&error).map(Reply::Error).ok_or(error));
+                return Poll::Ready((channel, reply));
             }
         }
         Poll::Pending
     }
-}
-
-/// An error that the server returned is a reply.
-fn said(error: RedisError) -> RedisResult<Reply> {
-    match error.code() {
-        Some(code) => Ok(Reply::Error(words(code, error.detail()))),
-        None => Err(error),
-    }
-}
-
-fn words(code: &str, detail: Option<&str>) -> String {
-    detail.map_or_else(|| code.to_owned(), |detail| format!("{code} {detail}"))
 }
 
 /// A reply in RESP2 form for either protocol: a map is an array.
@@ -86,12 +76,8 @@ fn reply(value: Value) -> Reply {
         Value::Map(pairs) => {
             Reply::Array(pairs.into_iter().flat_map(|(key, value)| [reply(key), reply(value)]).collect())
         }
-        Value::ServerError(error) => Reply::Error(of_server(&error)),
+        Value::ServerError(error) => Reply::Error(refusal(&error.into()).unwrap_or_default()),
         Value::Okay => Reply::Line("OK".to_owned()),
         other => Reply::Line(format!("{other:?}")),
     }
-}
-
-fn of_server(error: &ServerError) -> String {
-    words(error.code(), error.details())
 }

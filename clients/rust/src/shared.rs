@@ -6,7 +6,6 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use holdfast_core::{Core, Id, Input, Millis, Moved, Outcome, Output, Settings};
 use redis::{AsyncConnectionConfig, RedisError};
@@ -78,7 +77,6 @@ pub(crate) struct Node {
     pub(crate) wakes_at: Option<Millis>,
     /// The last error.
     pub(crate) failure: Option<RedisError>,
-    pub(crate) heard: Instant,
     pub(crate) is_driven: bool,
     /// The waker of the task that drives it; and whether that looks at all this next anyway.
     driver: Waker,
@@ -126,7 +124,6 @@ impl Shared {
                 wanted: None,
                 wakes_at: None,
                 failure: None,
-                heard: Instant::now(),
                 is_driven: false,
                 driver: Waker::noop().clone(),
                 is_awake: false,
@@ -313,10 +310,7 @@ impl Node {
         let pair = link.pair;
         let Poll::Ready((channel, reply)) = link.poll(context) else { return None };
         match reply {
-            Ok(reply) => {
-                self.heard = Instant::now();
-                Some(Input::Replied { pair, channel, reply })
-            }
+            Ok(reply) => Some(Input::Replied { pair, channel, reply }),
             Err(error) => {
                 self.failure = Some(error);
                 Some(Input::Ended { pair })

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use holdfast_client::{Error, Locks};
-use support::{Cluster, Server};
+use support::{Cluster, Proxy, Server};
 
 use crate::common::{SOON, clients, holder, is_free, say, soon, waiters};
 
@@ -36,6 +36,22 @@ async fn each_key_is_locked_at_its_node() {
     let error = locks.lock_all(["a", "b"]).try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("CROSSSLOT")), "{error}");
     assert_eq!(locks.servers().await.unwrap().into_iter().filter(Result::is_ok).count(), 3);
+}
+
+#[tokio::test]
+async fn acquisition_waits_for_a_cluster_that_refuses_connections() {
+    let cluster = Cluster::start(1);
+    let proxy = Proxy::to(cluster.node(0).addr());
+    proxy.refuse();
+    let locks = Locks::open(&format!("redis+cluster://{}", proxy.addr())).unwrap();
+    let lock = locks.lock("a");
+    let refused = async {
+        let error = locks.lock("a").try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Connection { .. }), "{error}");
+        proxy.accept();
+    };
+    let (guard, ()) = tokio::time::timeout(SOON, async { tokio::join!(lock.acquire(), refused) }).await.unwrap();
+    guard.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

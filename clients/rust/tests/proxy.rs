@@ -39,6 +39,22 @@ async fn waits_continue_after_a_cut() {
 }
 
 #[tokio::test]
+async fn acquisition_waits_for_a_server_that_refuses_connections() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    proxy.refuse();
+    let locks = locks_over(&proxy);
+    let lock = locks.lock("a");
+    let refused = async {
+        let error = locks.lock("b").try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Connection { .. }), "{error}");
+        proxy.accept();
+    };
+    let (guard, ()) = tokio::time::timeout(SOON, async { tokio::join!(lock.acquire(), refused) }).await.unwrap();
+    guard.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
 async fn wait_times_out_without_a_server() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());

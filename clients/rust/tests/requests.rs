@@ -207,15 +207,28 @@ async fn owner_contains_configured_name() {
     assert!(locks.named(&"x".repeat(401)).is_err());
 }
 
+/// No later attempt would succeed.
+#[tokio::test]
+async fn wrong_password_ends_a_wait() {
+    let server = Server::start();
+    let () = say(&server, "CONFIG SET requirepass secret");
+    let locks = Locks::open(&format!("redis://:wrong@{}", server.addr())).unwrap();
+    let waited = tokio::time::timeout(SOON, locks.lock("a").acquire()).await.unwrap();
+    let error = waited.unwrap_err();
+    assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("WRONGPASS")), "{error}");
+}
+
 #[tokio::test]
 async fn connection_error_names_address() {
     let mut server = Server::start();
     let locks = locks(&server);
     let address = server.addr().to_string();
     server.kill9();
-    let error = locks.lock("a").wait_forever().acquire().await.unwrap_err();
-    assert!(matches!(&error, Error::Connection { server, .. } if *server == address), "{error}");
-    assert!(error.to_string().contains("\"a\""), "{error}");
+    let lock = locks.lock("a").wait(Duration::from_millis(50));
+    for error in [lock.try_acquire().await.unwrap_err(), lock.acquire().await.unwrap_err()] {
+        assert!(matches!(&error, Error::Connection { server, .. } if *server == address), "{error}");
+        assert!(error.to_string().contains("\"a\""), "{error}");
+    }
     server.restart();
     locks.lock("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }

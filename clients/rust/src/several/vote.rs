@@ -96,23 +96,23 @@ impl Vote {
         Ok(())
     }
 
-    /// Waits until the server has granted it or not. A server without a heartbeat is an error.
+    /// Waits until the server has granted it or not. A server that does not answer is an error.
     async fn settled(&self, mut answer: Answer) -> Result<Ended, Error> {
         let timeout = self.common.server_timeout;
         let mut outcome = std::pin::pin!(answer.outcome());
+        // A server that refuses connections is left early.
+        let mut pause = timeout / 16;
         loop {
-            if let Ok(ended) = tokio::time::timeout(timeout / 2, &mut outcome).await {
+            if let Ok(ended) = tokio::time::timeout(pause, &mut outcome).await {
                 return Ok(ended);
             }
+            pause = (pause * 2).min(timeout / 2);
             // An end that the server has not reported is a lost reply.
             if matches!(self.deadline, Deadline::At(end) if end + timeout <= Instant::now()) {
                 return Err(self.silent());
             }
-            // A server is silent only if it does not answer a question either: this process may have been paused. A waiting request may be
-            // answered on either connection. One that does not wait is answered before the question behind it on its own.
-            let heard = self.hold.get().filter(|_| self.deadline != Deadline::Past).and_then(Hold::heard);
-            let is_well = heard.is_some_and(|heard| heard.elapsed() < timeout / 2);
-            if !is_well && !self.client.answers(&self.common.keys, timeout / 2).await {
+            // A server is silent only if it does not answer a question either: this process may have been paused.
+            if !self.client.answers(&self.common.keys, timeout / 2).await {
                 return Err(self.silent());
             }
         }

@@ -260,9 +260,7 @@ impl Run {
         let of = |id: &u64| self.network.wires.get(id).filter(|wire| !wire.is_closed).cloned();
         let (client, input) = match &parcel {
             Parcel::Opened(client, pair, true) => (*client, Input::Opened { pair: *pair }),
-            // An I/O driver may report either.
-            Parcel::Opened(client, pair, false) if pair % 2 == 0 => (*client, Input::Ended { pair: *pair }),
-            Parcel::Opened(client, pair, false) => (*client, Input::Unreachable { pair: *pair }),
+            Parcel::Opened(client, pair, false) => (*client, Input::Ended { pair: *pair }),
             Parcel::Bytes(id, bytes) => match of(id) {
                 Some(it) => (it.client, Input::Received { pair: it.pair, channel: it.channel, bytes: bytes.clone() }),
                 None => return Ok(()),

@@ -52,8 +52,6 @@ pub(crate) enum Stage {
     New,
     /// Requested in this session.
     Asked,
-    /// Some of several keys are left from another session: they are released, then all are requested again.
-    Clearing,
     Held(Hold),
     /// The server did not have it when it was released. The reason arrives on the other connection.
     Gone,
@@ -165,7 +163,7 @@ impl Claim {
         match &mut self.stage {
             Stage::Asked => (self.stage, self.asked_before) = (Stage::New, true),
             Stage::Held(hold) => (hold.until, hold.bound, hold.confirming) = (until, false, false),
-            Stage::New | Stage::Clearing | Stage::Gone => {}
+            Stage::New | Stage::Gone => {}
         }
         if let Some(renewal) = &mut self.renewal {
             renewal.is_sent = false;
@@ -191,7 +189,6 @@ impl Claim {
             // `WAIT 0` has no limit: the call ends without a further request.
             Stage::New => self.left(now).is_none_or(|left| left > 0).then_some(Kind::Acquire),
             Stage::Asked | Stage::Gone => None,
-            Stage::Clearing => Some(Kind::Release(false)),
             Stage::Held(hold) => {
                 // Taken over, because the program says so, or because it is uncertain.
                 let may_live = self.terms.watchdog || until > now;

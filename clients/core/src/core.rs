@@ -509,10 +509,6 @@ impl Core {
             claim.not_before = self.now.saturating_add(AGAIN);
             return self.touch(id);
         }
-        if claim.wanted && claim.keys.len() > 1 && claim.asked_before && error.starts_with("ERR") {
-            claim.stage = Stage::Clearing;
-            return self.touch(id);
-        }
         claim.stage = Stage::New;
         self.finish(id, Outcome::Refused(error));
         if is_unsure { self.give_back(id) } else { self.forget(id) }
@@ -793,14 +789,9 @@ impl Core {
                 self.leave(id, error.clone());
                 return Some(());
             }
-            let is_asked_for = match kind {
-                Kind::Acquire | Kind::Renew(_) => true,
-                // What another session left of it can't be requested again while the rest is there.
-                Kind::Release(_) => claim.wanted && is_overwritten(error),
-            };
             return match Advice::of(error) {
                 Advice::End => None,
-                Advice::Tell if is_asked_for => {
+                Advice::Tell if !matches!(kind, Kind::Release(_)) => {
                     self.refused(id, error.clone());
                     Some(())
                 }
@@ -888,11 +879,6 @@ impl Core {
             return None;
         }
         let claim = self.claims.get_mut(&id)?;
-        if claim.wanted {
-            (claim.stage, claim.asked_before) = (Stage::New, false);
-            self.touch(id);
-            return Some(());
-        }
         if claim.is_split {
             self.release_others(id, Outcome::Released);
             return Some(());

@@ -10,12 +10,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// The pause before a request is repeated.
 const AGAIN: Millis = 100;
 /// The longest first pause between two sessions; it doubles.
-const FIRST_PAUSE: Millis = 50;
-/// The longest pause, and that after a session that was not ended by the time limit.
-const LONGEST_PAUSE: Millis = 10_000;
-const LONGEST_PAUSE_BROKEN: Millis = 1_000;
-/// How often the time limit is doubled at most.
-const DOUBLED: u32 = 4;
+const FIRST_PAUSE: Millis = 20;
+/// The longest pause, if no lease is so short that a sixteenth of it is less.
+const LONGEST_PAUSE: Millis = 1_000;
+/// How often the time limit is doubled at most, from the shortest one to the longest.
+const DOUBLED: u32 = 5;
 /// The limits of silence once the server has sent a heartbeat.
 const SHORTEST_LIMIT: Millis = 50;
 const LONGEST_LIMIT: Millis = 1_000;
@@ -714,7 +713,7 @@ impl Core {
     }
 
     fn is_proved(&self) -> bool {
-        self.pair.as_ref().is_some_and(|pair| pair.is_proved(LONGEST_PAUSE_BROKEN, self.now))
+        self.pair.as_ref().is_some_and(|pair| pair.is_proved(LONGEST_PAUSE, self.now))
     }
 
     fn event(&mut self, event: Event, asked: Millis) -> Option<()> {
@@ -990,8 +989,8 @@ impl Core {
             }
         }
         let pause = if was_well && !by_limit { 0 } else { self.random_below(self.pause) };
-        let longest = if by_limit { LONGEST_PAUSE } else { LONGEST_PAUSE_BROKEN };
-        self.pause = (self.pause * 2).min(longest.max(self.pause));
+        let longest = self.pace.map_or(LONGEST_PAUSE, |pace| (pace / 2).clamp(FIRST_PAUSE, LONGEST_PAUSE));
+        self.pause = (self.pause * 2).min(longest);
         self.doubled = if by_limit { (self.doubled + 1).min(DOUBLED) } else { self.doubled };
         self.opens_at = self.now.saturating_add(pause);
     }
@@ -1083,10 +1082,11 @@ impl Core {
         }
     }
 
-    /// How long the server may be silent: an eighth of the shortest lease, as its last heartbeat says.
+    /// How long the server may be silent: an eighth of the shortest lease, as its last heartbeat says. A server that is slower gets more
+    /// time at each attempt.
     fn limit(&self) -> Millis {
-        let limit = self.pace.map_or(self.settings.limit, |pace| pace.clamp(SHORTEST_LIMIT, LONGEST_LIMIT));
-        limit.min(self.settings.limit) << self.doubled
+        let limit = self.pace.map_or(self.settings.limit, |pace| (pace.max(SHORTEST_LIMIT) << self.doubled).min(LONGEST_LIMIT));
+        limit.min(self.settings.limit)
     }
 
     fn judge_times(&mut self) {

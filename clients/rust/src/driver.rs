@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use holdfast_core::{Channel, Input, Millis, Reply};
 use tokio::runtime::Handle;
-use tokio::task::yield_now;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep};
 
 use crate::clock;
@@ -36,6 +36,15 @@ pub(crate) fn drive(shared: &Arc<Shared>) {
     }
 }
 
+/// Reads the map of a cluster again, and hands over what other nodes serve now. An attempt to connect does not wait for it, and may
+/// end before it: each node that is silent takes its time.
+async fn follow_map(shared: Arc<Shared>, at: usize) {
+    // If no node answers, the last map counts.
+    let _ = shared.servers.know().await;
+    shared.reroute(&mut shared.state(), at);
+    drive(&shared);
+}
+
 struct Driver {
     shared: Arc<Shared>,
     at: usize,
@@ -57,6 +66,7 @@ impl Driver {
     async fn run(self) {
         let shared = &self.shared;
         let mut opening: Option<(u64, Opening)> = None;
+        let mut following: Option<JoinHandle<()>> = None;
         let mut timer = pin!(sleep(Duration::ZERO));
         let mut set_to = None;
         loop {
@@ -72,6 +82,9 @@ impl Driver {
                 drive(shared);
                 if opening.as_ref().map(|(pair, _)| *pair) != wanted {
                     opening = wanted.map(|pair| (pair, self.open()));
+                    if shared.servers.several() && following.as_ref().is_none_or(JoinHandle::is_finished) {
+                        following = Some(tokio::spawn(follow_map(shared.clone(), self.at)));
+                    }
                 }
                 if let Some((pair, open)) = &mut opening
                     && let Poll::Ready(opened) = open.as_mut().poll(context)
@@ -104,11 +117,7 @@ impl Driver {
     fn open(&self) -> Opening {
         let shared = self.shared.clone();
         let place = shared.state().nodes[self.at].place.clone();
-        Box::pin(async move {
-            // If no node answers, the last map counts.
-            let _ = shared.servers.know().await;
-            place.open(&shared.config).await
-        })
+        Box::pin(async move { place.open(&shared.config).await })
     }
 
     fn opened(&self, pair: u64, opened: Result<Opened, Failure>) {
@@ -116,7 +125,6 @@ impl Driver {
         if state.nodes[self.at].wanted != Some(pair) {
             return;
         }
-        self.shared.reroute(&mut state, self.at);
         let node = &mut state.nodes[self.at];
         let input = match opened {
             Ok(opened) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_client::{Error, Locks};
 use support::{Cluster, Proxy, Server};
 
-use crate::common::{SOON, clients, holder, is_free, say, soon, waiters};
+use crate::common::{SOON, clients, holder, is_free, say, sessions, soon, waiters};
 
 fn locks(cluster: &Cluster) -> Locks {
     locks_of(cluster, 0)
@@ -52,6 +52,24 @@ async fn acquisition_waits_for_a_cluster_that_refuses_connections() {
     };
     let (guard, ()) = tokio::time::timeout(SOON, async { tokio::join!(lock.acquire(), refused) }).await.unwrap();
     guard.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn silent_node_does_not_delay_connections_to_others() {
+    let cluster = Cluster::start(1);
+    let server = cluster.node(0);
+    // It accepts connections and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis+cluster://{},{}", silent.local_addr().unwrap(), server.addr());
+    let locks = Locks::open(&url).unwrap();
+    let short = locks.lock("short").watched(Duration::from_secs(1)).try_acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(server).len() == 1).await;
+    for session in sessions(server) {
+        let _: i64 = say(server, &format!("CLIENT KILL ID {session}"));
+    }
+    let again = tokio::time::timeout(SOON, locks.lock("a").acquire()).await.unwrap();
+    again.unwrap().unwrap().release().await.unwrap();
+    drop(short);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -29,6 +29,8 @@ use crate::url::{self, Address};
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// The longest owner that the server accepts, less the suffix that the client adds to the name.
 pub(crate) const LONGEST_NAME: usize = 400;
+/// The end of a name in an owner. The value of a candidate ends otherwise.
+const NAME_ENDS: char = ':';
 /// How many characters of the host name are used.
 const LONGEST_HOST: usize = 60;
 /// No caching by default.
@@ -123,7 +125,7 @@ impl Locks {
             );
             return Err(Error::Invalid { message });
         }
-        Ok(self.with_owners(&format!("{name}:")))
+        Ok(self.with_owners(&format!("{name}{NAME_ENDS}")))
     }
 
     /// The same, with owners that begin so.
@@ -387,8 +389,9 @@ impl Lock {
 
     /// The same for an actor that holds a lock already. No other task uses that actor meanwhile.
     pub(crate) async fn acquire_within(&self, outer: &Hold, wait: Wait) -> Result<Option<Guard>, Error> {
-        // A user of a cached lock is not the task that requested it, so its owner is no actor.
-        let by = if Arc::ptr_eq(&self.client, &outer.client) && !self.terms.kept {
+        // A user of a cached lock is not the task that requested it, so its owner is no actor. That of a candidate is its value.
+        let may_name_actor = !self.terms.kept && self.prefix.ends_with(NAME_ENDS);
+        let by = if Arc::ptr_eq(&self.client, &outer.client) && may_name_actor {
             &[outer.owner.actor(), ACTOR_ENDS].concat()
         } else {
             self.prefix.as_bytes()
@@ -499,5 +502,5 @@ fn fresh(begin: &[u8]) -> Bytes {
 /// `host:pid:`, for operators who inspect a lock.
 fn this_process() -> String {
     let host: String = uname().nodename().to_string_lossy().replace('#', "?");
-    format!("{}:{}:", host.chars().take(LONGEST_HOST).collect::<String>(), std::process::id())
+    format!("{}:{}{NAME_ENDS}", host.chars().take(LONGEST_HOST).collect::<String>(), std::process::id())
 }

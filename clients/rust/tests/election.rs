@@ -30,6 +30,18 @@ async fn election_hands_over_when_leader_resigns() {
 }
 
 #[tokio::test]
+async fn candidate_within_another_lock_has_its_value() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let mut outer = locks.lock("a").try_acquire().await.unwrap().unwrap();
+    for value in ["", "b:1:"] {
+        let leads = outer.try_acquire(&locks.elect("e", value).unwrap()).await.unwrap().unwrap();
+        assert_eq!(locks.leader("e").await.unwrap().unwrap().value, value);
+        leads.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn observer_without_interval_pauses() {
     let server = Server::start();
     let locks = locks(&server);

@@ -1085,7 +1085,8 @@ impl Core {
     /// How long the server may be silent: an eighth of the shortest lease, as its last heartbeat says. A server that is slower gets more
     /// time at each attempt.
     fn limit(&self) -> Millis {
-        let limit = self.pace.map_or(self.settings.limit, |pace| (pace.max(SHORTEST_LIMIT) << self.doubled).min(LONGEST_LIMIT));
+        let limit =
+            self.pace.map_or(self.settings.limit, |pace| (pace.max(SHORTEST_LIMIT) << self.doubled).min(LONGEST_LIMIT));
         limit.min(self.settings.limit)
     }
 

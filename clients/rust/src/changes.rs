@@ -15,17 +15,22 @@ impl Changes {
         self.0.notify_waiters();
     }
 
-    /// Waits until something changes, or until this time. Returns at once if `happened`.
+    /// Waits until this has happened, or until this time. It is asked at once, and after each change.
     pub(crate) async fn wait(&self, until: Option<Instant>, happened: impl Fn() -> bool) {
-        let mut changed = std::pin::pin!(self.0.notified());
-        // From here on no change is missed; `happened` sees what was before.
-        changed.as_mut().enable();
-        if happened() {
-            return;
-        }
+        let happens = async {
+            loop {
+                let mut changed = std::pin::pin!(self.0.notified());
+                // From here on no change is missed; `happened` sees what was before.
+                changed.as_mut().enable();
+                if happened() {
+                    return;
+                }
+                changed.await;
+            }
+        };
         match until {
-            Some(end) => drop(tokio::time::timeout_at(end.into(), changed).await),
-            None => changed.await,
+            Some(end) => drop(tokio::time::timeout_at(end.into(), happens).await),
+            None => happens.await,
         }
     }
 }

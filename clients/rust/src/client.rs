@@ -152,16 +152,7 @@ impl Client {
         let at_hand = self.shared.state().lines.take_idle(|_| true);
         at_hand.into_iter().for_each(|hold| forget(&self.shared, hold));
         let is_settled = || self.shared.state().nodes.iter().all(|node| node.core.is_settled());
-        while !is_settled() {
-            let undriven = self.shared.undriven.wait(None, || {
-                driver::drive(&self.shared);
-                is_settled()
-            });
-            tokio::select! {
-                () = self.shared.settled.wait(None, is_settled) => {}
-                () = undriven => {}
-            }
-        }
+        driven(&self.shared, self.shared.settled.wait(None, is_settled)).await;
     }
 
     /// The node that serves these keys. If no node of a cluster can be reached, a request that waits looks again.
@@ -236,17 +227,15 @@ impl Answer {
 }
 
 /// Waits for this future, and drives the servers meanwhile if no other task does.
-pub(crate) async fn driven<F: Future + Unpin>(shared: &Arc<Shared>, mut answer: F) -> F::Output {
-    loop {
-        let undriven = shared.undriven.wait(None, || {
-            driver::drive(shared);
-            false
-        });
-        tokio::select! {
-            biased;
-            answered = &mut answer => return answered,
-            () = undriven => {}
-        }
+pub(crate) async fn driven<F: Future>(shared: &Arc<Shared>, answer: F) -> F::Output {
+    let drives = shared.undriven.wait(None, || {
+        driver::drive(shared);
+        false
+    });
+    tokio::select! {
+        biased;
+        answered = answer => answered,
+        () = drives => unreachable!("it goes on until there is an answer"),
     }
 }
 

@@ -46,19 +46,17 @@ pub(crate) struct Kept {
 pub(crate) enum Head {
     /// No task; this hold is cached, or was.
     Idle(Kept),
-    /// A task that requests a hold of this number.
-    Asks(Id),
-    /// A task that uses the hold of this number.
-    Uses(Id),
+    /// A task that requests a hold of this number, or uses it.
+    Busy(Id),
 }
 
 /// What the task that comes to the head has to do.
 #[derive(Debug)]
-pub(crate) enum Next {
-    /// Use this hold.
-    Use(Kept),
-    /// Request a hold of this number.
-    Ask(Id),
+pub(crate) struct Next {
+    /// The number of its hold.
+    pub(crate) id: Id,
+    /// The hold, to be used. None: it has to be requested.
+    pub(crate) kept: Option<Kept>,
 }
 
 /// A task that waits in the queue.
@@ -93,7 +91,7 @@ impl Lines {
 
     /// Whether the head requests, or uses, the hold of this number.
     pub(crate) fn is_at_head(&self, line: &Same, id: Id) -> bool {
-        matches!(self.head(line), Some(Head::Asks(it) | Head::Uses(it)) if *it == id)
+        matches!(self.head(line), Some(Head::Busy(it)) if *it == id)
     }
 
     /// From now on this is the head.
@@ -173,7 +171,7 @@ mod tests {
     #[test]
     fn first_come_first_served_and_who_goes_is_not_served() {
         let (mut lines, line) = (Lines::default(), same(1));
-        lines.stand(&line, Head::Uses(1));
+        lines.stand(&line, Head::Busy(1));
         for number in [2, 5, 9, 10] {
             lines.wait(&same(1), waiting(number));
         }
@@ -200,8 +198,8 @@ mod tests {
         }
         assert!(swept > 9_800);
         // Queues with a task at their head stay.
-        lines.stand(&same(7), Head::Uses(7));
-        lines.stand(&same(8), Head::Asks(8));
+        lines.stand(&same(7), Head::Busy(7));
+        lines.stand(&same(8), Head::Busy(8));
         lines.take_idle(|_| true);
         assert_eq!(lines.all.len(), 2);
     }

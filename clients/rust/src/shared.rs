@@ -203,27 +203,26 @@ impl Shared {
 
     /// An acquisition has ended.
     fn acquired(&self, state: &mut State, (node, call): (usize, Id), becomes: Becomes, outcome: &Outcome) {
-        let line = becomes.line.as_ref().filter(|line| state.lines.is_at_head(line, call)).cloned();
-        let Outcome::Granted(token) = outcome else {
-            return line.into_iter().for_each(|line| self.is_done(state, &line, None, 0));
-        };
-        becomes.seen.token.store(*token, Ordering::Relaxed);
-        line.into_iter().for_each(|line| state.lines.stand(&line, Head::Uses(call)));
-        state.holds.insert(call, Holding { node, becomes });
+        if let Outcome::Granted(token) = outcome {
+            becomes.seen.token.store(*token, Ordering::Relaxed);
+            state.holds.insert(call, Holding { node, becomes });
+        } else if let Some(line) = &becomes.line {
+            self.leaves_line(state, line, call);
+        }
     }
 
     /// A task comes to the head of a queue: it uses the cached hold, if it may, or requests one.
     pub(crate) fn comes_to_head(&self, state: &mut State, line: &Arc<Same>, kept: Option<Kept>, most: u32) -> Next {
         if let Some(kept) = kept.filter(|kept| self.may_use(state, kept.id, most)) {
-            state.lines.stand(line, Head::Uses(kept.id));
-            return Next::Use(kept);
+            state.lines.stand(line, Head::Busy(kept.id));
+            return Next { id: kept.id, kept: Some(kept) };
         }
         let State { nodes, holds, lines, .. } = state;
         let is_kept = |id| holds.get(&id).is_some_and(|it| nodes[it.node].core.held_until(id).is_some());
         lines.sweep(is_kept).iter().for_each(|id| drop(holds.remove(id)));
         let id = state.number();
-        state.lines.stand(line, Head::Asks(id));
-        Next::Ask(id)
+        state.lines.stand(line, Head::Busy(id));
+        Next { id, kept: None }
     }
 
     /// Whether a task may use this hold now. If not, it is released.

@@ -54,7 +54,7 @@ impl Client {
                 }
             }
         };
-        let (id, kept) = next.into();
+        let Next { id, kept } = next;
         Some(Turn { client: self.clone(), line, id, idle: keep.idle, kept })
     }
 
@@ -81,15 +81,6 @@ impl Client {
         drop(state);
         drive(shared);
         Ok(next)
-    }
-}
-
-impl From<Next> for (Id, Option<Kept>) {
-    fn from(next: Next) -> Self {
-        match next {
-            Next::Use(kept) => (kept.id, Some(kept)),
-            Next::Ask(id) => (id, None),
-        }
     }
 }
 
@@ -123,11 +114,10 @@ impl Drop for Behind<'_> {
         let mut state = shared.state();
         state.lines.go(self.line, self.number);
         // It reached the head at the moment at which it was dropped.
-        if let Ok(next) = self.turn.try_recv() {
-            let (id, kept) = next.into();
-            if state.lines.is_at_head(self.line, id) {
-                shared.is_done(&mut state, self.line, kept, self.idle);
-            }
+        if let Ok(Next { id, kept }) = self.turn.try_recv()
+            && state.lines.is_at_head(self.line, id)
+        {
+            shared.is_done(&mut state, self.line, kept, self.idle);
         }
         drop(state);
         drive(shared);

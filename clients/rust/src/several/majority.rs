@@ -218,18 +218,14 @@ impl RedGuard {
     pub(crate) async fn settled(&self, server: usize) {
         let Some(vote) = self.vote(server) else { return };
         let settled = || vote.failed() || vote.granted().is_some();
-        while !settled() {
-            self.common.changes.wait(None, settled).await;
-        }
+        self.common.changes.wait(None, settled).await;
     }
 
     /// Returns when a majority has granted it, or can't. Every vote ends by itself, also without a reply.
     pub(crate) async fn majority_granted(&self) {
         let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
         let decided = || self.granted() >= self.majority() || !open();
-        while !decided() {
-            self.common.changes.wait(None, decided).await;
-        }
+        self.common.changes.wait(None, decided).await;
     }
 
     /// Makes the greatest token of the majority the fence; false: there is no majority.
@@ -250,7 +246,7 @@ impl RedGuard {
         let end = Instant::now() + self.common.server_timeout * 2;
         let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
         let first = || self.majority_of(self.votes().filter(|vote| vote.counts_at_first()));
-        self.until(end, || first().is_some() || !open()).await;
+        self.common.changes.wait(Some(end), || first().is_some() || !open()).await;
         first().is_some_and(|end| Instant::now() < end)
     }
 
@@ -315,12 +311,6 @@ impl RedGuard {
 
     fn vote(&self, server: usize) -> Option<&Vote> {
         self.servers.get(server)?.1.as_deref()
-    }
-
-    async fn until(&self, end: Instant, happened: impl Fn() -> bool) {
-        while !happened() && Instant::now() < end {
-            self.common.changes.wait(Some(end), &happened).await;
-        }
     }
 }
 

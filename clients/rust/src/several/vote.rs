@@ -88,9 +88,7 @@ impl Vote {
             }
             _ => return Err(failed(&self.common.keys, Some(&hold.owner), ended)),
         }
-        while fence.get().is_none() {
-            changes.wait(None, || fence.get().is_some()).await;
-        }
+        changes.wait(None, || fence.get().is_some()).await;
         hold.renew(None, fence.get().copied(), clock::millis(*server_timeout)).await?;
         self.end(Stage::Confirmed);
         Ok(())

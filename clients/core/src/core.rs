@@ -55,6 +55,8 @@ pub struct Core {
     replaced: Vec<Bytes>,
     /// No pair is opened before.
     opens_at: Millis,
+    /// No pair is opened without a pause before.
+    at_once_from: Millis,
     pause: Millis,
     doubled: u32,
     /// The last wake-up time that the driver was given.
@@ -89,6 +91,7 @@ impl Core {
             nexts: 0,
             replaced: Vec::new(),
             opens_at: 0,
+            at_once_from: 0,
             pause: FIRST_PAUSE,
             doubled: 0,
             wakes_at: None,
@@ -385,9 +388,6 @@ impl Core {
             self.unwanted -= usize::from(!claim.wanted);
         }
         self.silence(id);
-        if let Some(pair) = &mut self.pair {
-            pair.carried.remove(&id);
-        }
     }
 
     /// A hold is lost. Something of it may be left: other keys, or what can't be seen from here.
@@ -411,7 +411,6 @@ impl Core {
         self.owners.remove(&claim.owner);
         self.unwanted -= usize::from(!claim.wanted);
         if let Some(pair) = &mut self.pair {
-            pair.carried.remove(&id);
             // A reply that is still pending is dropped: the claim may be back by then.
             pair.unanswered.iter_mut().filter(|sent| sent.id == id).for_each(|sent| sent.id = NOBODY);
         }
@@ -576,11 +575,10 @@ impl Core {
                 self.replied(reply)
             }
         };
-        // A session that ends by such a reply was of no use: the next one is opened after a pause.
-        let pair = self.pair.iter_mut().filter(|pair| pair.number == number);
-        pair.for_each(|pair| pair.has_served = makes_sense.is_some() && (pair.has_served || serves));
-        if makes_sense.is_none() {
-            self.end_pair(false);
+        match (makes_sense, &mut self.pair) {
+            (None, _) => self.end_pair(false),
+            (Some(()), Some(pair)) if serves => (pair.has_served, self.pause, self.doubled) = (true, FIRST_PAUSE, 0),
+            (Some(()), _) => {}
         }
     }
 
@@ -619,7 +617,6 @@ impl Core {
         (self.default_lease, self.pace) = (pair.default_lease, Some(pair.pace));
         let begins = pair.stage == pair::Stage::Greeting;
         pair.stage = pair::Stage::Standing;
-        pair.stood_since = pair.stood_since.or(Some(now));
         for event in events {
             self.event(event, asked)?;
         }
@@ -693,27 +690,6 @@ impl Core {
         ids.iter().for_each(|id| self.touch(*id));
         let waiting: Vec<Id> = self.calls.keys().copied().collect();
         self.ready.extend(waiting.into_iter().map(|call| (Rank::New, 0, call)));
-        let carried = self.claims.iter().filter(|(_, claim)| claim.pair.is_some()).map(|(id, _)| *id).collect();
-        if let Some(pair) = &mut self.pair {
-            pair.carried = carried;
-        }
-        self.is_whole();
-    }
-
-    /// Once everything was taken over, pauses and limits are reset.
-    fn is_whole(&mut self) -> bool {
-        let is_whole = self.pair.as_ref().is_some_and(|it| it.stage == pair::Stage::Standing && it.carried.is_empty());
-        if is_whole {
-            self.doubled = 0;
-            if self.is_proved() {
-                self.pause = FIRST_PAUSE;
-            }
-        }
-        is_whole
-    }
-
-    fn is_proved(&self) -> bool {
-        self.pair.as_ref().is_some_and(|pair| pair.is_proved(LONGEST_PAUSE, self.now))
     }
 
     fn event(&mut self, event: Event, asked: Millis) -> Option<()> {
@@ -777,8 +753,6 @@ impl Core {
     fn replied(&mut self, reply: Reply) -> Option<()> {
         let Sent { id, kind, at } = self.pair.as_mut()?.unanswered.pop_front()?;
         let Some(kind) = kind else { return self.answered(id, reply) };
-        self.pair.as_mut()?.carried.remove(&id);
-        self.is_whole();
         let is_elsewhere = matches!(&reply, Reply::Error(error) if self.is_elsewhere(error));
         // It ended by an event that overtook the reply.
         let Some(claim) = self.claims.get_mut(&id) else { return Some(()) };
@@ -953,7 +927,6 @@ impl Core {
         if self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Opening) {
             self.end_unsent(Outcome::Unanswered);
         }
-        let was_well = self.is_whole() && self.is_proved();
         let ids: Vec<Id> = self.claims.keys().copied().collect();
         let mut in_vain = Vec::new();
         for id in &ids {
@@ -988,7 +961,13 @@ impl Core {
                 self.lose(id, LossReason::Disconnected, false);
             }
         }
-        let pause = if was_well && !by_limit { 0 } else { self.random_below(self.pause) };
+        // One that served is replaced at once, such as an idle one, but not again and again.
+        let pause = if pair.has_served && !by_limit && self.now >= self.at_once_from {
+            self.at_once_from = self.now.saturating_add(LONGEST_PAUSE);
+            0
+        } else {
+            self.random_below(self.pause)
+        };
         let longest = self.pace.map_or(LONGEST_PAUSE, |pace| (pace / 2).clamp(FIRST_PAUSE, LONGEST_PAUSE));
         self.pause = (self.pause * 2).min(longest);
         self.doubled = if by_limit { (self.doubled + 1).min(DOUBLED) } else { self.doubled };

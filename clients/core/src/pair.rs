@@ -3,7 +3,7 @@
 use crate::Reply;
 use crate::claim::Kind;
 use crate::terms::{Bytes, Id, Millis, Words};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 /// A pair of connections.
 #[derive(Debug)]
@@ -31,10 +31,7 @@ pub(crate) struct Pair {
     pub(crate) alive: Option<Alive>,
     /// Whether the server takes writes, by its last heartbeat.
     pub(crate) takes_writes: bool,
-    /// How many holds and waits are still to be taken over from the previous session.
-    pub(crate) carried: BTreeSet<Id>,
-    /// Since when the session is open, and whether any of its requests got a reply that is not an error.
-    pub(crate) stood_since: Option<Millis>,
+    /// Whether any of its requests got a reply that is not an error.
     pub(crate) has_served: bool,
     /// The core is finding out why the server does not know `LOCK.SESSION`.
     pub(crate) inquiry: Option<Inquiry>,
@@ -114,16 +111,9 @@ impl Pair {
             default_lease: 0,
             alive: None,
             takes_writes: true,
-            carried: BTreeSet::new(),
-            stood_since: None,
             has_served: false,
             inquiry: None,
         }
-    }
-
-    /// Whether it was useful: if a server ends each session immediately, the next one is opened after a pause.
-    pub(crate) fn is_proved(&self, long: Millis, now: Millis) -> bool {
-        self.has_served || self.stood_since.is_some_and(|since| since.saturating_add(long) <= now)
     }
 
     /// The first requests of a session.

@@ -2,7 +2,7 @@
 
 use crate::alarms::Alarms;
 use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
-use crate::pair::{self, Advice, Event, Greeted, Inquiry, Pair, Sent};
+use crate::pair::{self, Advice, Event, Greeted, Pair, Sent};
 use crate::terms::certain;
 use crate::{Bytes, Channel, Id, Input, LossReason, Millis, Outcome, Output, Reply, Settings, Terms, Wait};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -585,9 +585,6 @@ impl Core {
     /// A reply of the session. `None`: malformed.
     fn session_says(&mut self, reply: Reply) -> Option<()> {
         let pair = self.pair.as_mut()?;
-        if let Some(inquiry) = pair.inquiry {
-            return self.found_out(inquiry, &reply);
-        }
         if let Reply::Error(error) = reply {
             return self.session_fails(error);
         }
@@ -634,33 +631,12 @@ impl Core {
                 self.pair.as_mut()?.asks_at = Some(self.now.saturating_add(AGAIN));
                 return Some(());
             }
-            (Advice::Tell, pair::Stage::Greeting) if error.starts_with("ERR unknown command") => {
-                self.pair.as_mut()?.inquiry = Some(Inquiry::Events);
-                self.say(Channel::Session, vec![b"LOCK.HELP".to_vec()]);
-                return Some(());
-            }
             (Advice::Tell, pair::Stage::Opening | pair::Stage::Greeting) if !pair::is_passing(&error) => {
-                // With a wrong password, for example, unsent requests can't succeed.
+                // Without the module, or with a wrong password, unsent requests can't succeed.
                 self.end_unsent(Outcome::Refused(error));
             }
             _ => {}
         }
-        None
-    }
-
-    /// The server does not know `LOCK.SESSION`: its module is older, or it has none.
-    fn found_out(&mut self, inquiry: Inquiry, reply: &Reply) -> Option<()> {
-        if inquiry == Inquiry::Events {
-            self.pair.as_mut()?.inquiry = Some(Inquiry::Help);
-            return Some(());
-        }
-        let error = match reply {
-            Reply::Error(_) => "NOMODULE unknown command LOCK.SESSION".into(),
-            _ => {
-                format!("SERVERTOOOLD the server's module speaks no protocol {PROTOCOL}: it does not know LOCK.SESSION")
-            }
-        };
-        self.end_unsent(Outcome::Refused(error));
         None
     }
 

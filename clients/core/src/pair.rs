@@ -33,17 +33,6 @@ pub(crate) struct Pair {
     pub(crate) takes_writes: bool,
     /// Whether any of its requests got a reply that is not an error.
     pub(crate) has_served: bool,
-    /// The core is finding out why the server does not know `LOCK.SESSION`.
-    pub(crate) inquiry: Option<Inquiry>,
-}
-
-/// The steps of finding out why the server does not know `LOCK.SESSION`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inquiry {
-    /// The reply to the first `LOCK.EVENTS` comes first.
-    Events,
-    /// Then the reply to `LOCK.HELP`, which older modules know.
-    Help,
 }
 
 /// The server's reply for a new session.
@@ -112,7 +101,6 @@ impl Pair {
             alive: None,
             takes_writes: true,
             has_served: false,
-            inquiry: None,
         }
     }
 

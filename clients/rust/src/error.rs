@@ -202,7 +202,6 @@ pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Er
         Some("ERR") if message.starts_with("ERR unknown command") && message.get(21..26) == Some("LOCK.") => {
             Error::ModuleNotLoaded { server: server.to_owned(), keys, message }
         }
-        Some("NOMODULE") => Error::ModuleNotLoaded { server: server.to_owned(), keys, message: detail(&message) },
         Some("SERVERTOOOLD") => Error::ServerTooOld { server: server.to_owned(), keys, message: detail(&message) },
         Some("CLIENTTOOOLD") => Error::ClientTooOld { server: server.to_owned(), keys, message: detail(&message) },
         _ => Error::Server { server: server.to_owned(), keys, message },
@@ -226,7 +225,6 @@ mod tests {
         assert!(matches!(refused("UNCONFIRMED 0 of 1"), Error::NoReplicas { .. }));
         assert!(matches!(refused("NOREPLICAS Not enough good replicas to write."), Error::NoReplicas { .. }));
         assert!(matches!(refused("WRONGTYPE no lock"), Error::WrongType { .. }));
-        assert!(matches!(refused("NOMODULE none"), Error::ModuleNotLoaded { .. }));
         assert!(matches!(refused("ERR unknown command `LOCK.INFO`"), Error::ModuleNotLoaded { .. }));
         assert!(matches!(refused("ERR unknown command 'WAIT'"), Error::Server { .. }));
         assert!(matches!(refused("SERVERTOOOLD 2 to 3"), Error::ServerTooOld { message, .. } if message == "2 to 3"));

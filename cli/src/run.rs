@@ -103,7 +103,7 @@ async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
             return Err(Failure::waits_for_itself(&key));
         }
         // A wait would go on until the server is there, also if the address is wrong.
-        for key in &task.keys {
+        if let Some(key) = task.keys.first() {
             locks.server_of(key).await?;
         }
         lock.acquire().await.map_err(Failure::from)

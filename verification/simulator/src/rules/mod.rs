@@ -482,10 +482,10 @@ impl Checker {
             self.last_iteration_at = node(|node| node.clock.mono);
             return self.check_work();
         }
-        self.last_iteration_at = node(|node| node.clock.mono);
+        let last = std::mem::replace(&mut self.last_iteration_at, node(|node| node.clock.mono));
         self.record_log();
         self.process_replies()?;
-        let undecided = self.undecided_bindings();
+        let undecided = self.undecided_bindings(last);
         for client in self.closed.clone() {
             let left = self.waits.iter().filter(|wait| wait.request.client == client);
             self.abandoned.extend(left.map(|wait| (wait.open.db, wait.request.clone())));

@@ -43,9 +43,15 @@ type attempt struct {
 	end  func() // lets the next request of this client poll
 }
 
+// granted reports whether a reply is a token and the time that the request waited. More elements are ignored.
 func granted(reply any) bool {
-	items, ok := reply.([]any)
-	return ok && len(items) >= 2
+	items, _ := reply.([]any)
+	if len(items) < 2 {
+		return false
+	}
+	_, token := items[0].(int64)
+	_, waited := items[1].(int64)
+	return token && waited
 }
 
 func (c *Client) acquire(caller context.Context, names []string, wait time.Duration, options []Option) (*Hold, error) {

@@ -31,6 +31,7 @@ func TestAcquire(t *testing.T) {
 		"asks again after a passing error":       {script: script{"LOCK.ACQUIRE": {"-LOADING x\r\n", "-OOM x\r\n", "-ERR too many waiters\r\n", token}}, asked: 4},
 		"asks again after an end of file":        {script: script{"LOCK.ACQUIRE": {cut, cut, token}}, asked: 3},
 		"asks again when superseded alone":       {script: script{"LOCK.ACQUIRE": {"-SUPERSEDED x\r\n", token}}, asked: 2},
+		"takes only a token and a time":          {script: script{"LOCK.ACQUIRE": {"*2\r\n+OK\r\n:0\r\n", "*2\r\n:6\r\n$-1\r\n", token}}, asked: 3},
 		"ignores more elements":                  {script: script{"LOCK.ACQUIRE": {"*3\r\n:7\r\n:0\r\n+new\r\n"}}, asked: 1},
 		"fails on a deadlock":                    {script: script{"LOCK.ACQUIRE": {"-DEADLOCK a b\r\n"}}, want: ErrDeadlock, asked: 1},
 		"fails on a wrong type":                  {script: script{"LOCK.ACQUIRE": {"-WRONGTYPE x\r\n"}}, want: ServerError("WRONGTYPE x"), asked: 1},

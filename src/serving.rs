@@ -9,7 +9,6 @@ use crate::replies::{end_request, end_wait, time_out};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::cluster::{self, Place, Served};
-
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::state::pending::OnBehalf;
 use crate::state::{Answer, Asker, GrantId, Outcome, State};

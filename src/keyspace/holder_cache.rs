@@ -1,7 +1,7 @@
 //! The holders of locks that have many, cached so that a lock with thousands need not be read whole each time.
 //!
-//! A cached is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as
-//! soon as anybody else touches the key. Nothing is lost with it.
+//! What is cached is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as soon
+//! as anybody else touches the key. Nothing is lost with it.
 
 use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token};
 use crate::server::discarded::Discarded;

@@ -757,6 +757,9 @@ impl Core {
                     }
                     claim.refusal = Some(error.clone());
                     claim.not_before = self.now.saturating_add(AGAIN);
+                    // The caller gets an error that does not pass at once. The release is still repeated: the session renews the hold.
+                    let call = claim.release.take_if(|_| !pair::is_passing(error) && Advice::of(error) == Advice::Tell);
+                    call.into_iter().for_each(|call| self.finish(call, Outcome::Refused(error.clone())));
                     self.touch(id);
                     Some(())
                 }

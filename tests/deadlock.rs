@@ -304,7 +304,7 @@ fn detection_can_be_turned_off() {
 fn random_run_has_no_false_and_no_missed_cycles() {
     const MIX: Mix =
         Mix { owners: 20, keys: 8, release: 25, rare: 2, crash: 1, unblock: 10, several: 25, wait: 90, sessions: 2 };
-    let steps = setting("HOLDFAST_DEADLOCK_STEPS", 20_000);
+    let steps = setting("HOLDFAST_DEADLOCK_STEPS", 8_000);
     let mut run = Run::new(Server::start(), MIX, Random::new());
     for _ in 0..steps {
         run.step();

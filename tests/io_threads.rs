@@ -11,8 +11,9 @@ use crate::lines::{Commands, Reply, SOON, arrives};
 
 /// Concurrent clients, each with its own lock.
 const CLIENTS: usize = 6;
-/// Grants that each client reads.
+/// Grants that each client reads. Before version 8, a server's I/O threads send only while its main thread waits for them.
 const ROUNDS: usize = 100;
+const ROUNDS_BEFORE_8: usize = 10;
 /// Connections that keep the server busy, so that an iteration does not end as soon as a reply has been sent.
 const BUSY: usize = 2;
 
@@ -49,6 +50,7 @@ impl Client {
 /// Each client uses each of its grants by a request over its other connection. Returns the number of refusals.
 fn refusals(server: &Server, request: &str) -> usize {
     let (refused, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let rounds = if server.version().major < 8 { ROUNDS_BEFORE_8 } else { ROUNDS };
     let pings = vec!["PING".to_owned(); 100];
     thread::scope(|scope| {
         for _ in 0..BUSY {
@@ -63,7 +65,7 @@ fn refusals(server: &Server, request: &str) -> usize {
         let clients = (0..CLIENTS).map(|number| {
             let (mut client, refused) = (Client::new(server, number), &refused);
             scope.spawn(move || {
-                for _ in 0..ROUNDS {
+                for _ in 0..rounds {
                     let token = client.wait_for_grant();
                     client.asking.send_line(&request.replace("KEY", &client.key).replace('#', &token.to_string()));
                     let released = arrives(&mut client.asking);
@@ -84,11 +86,11 @@ fn refusals(server: &Server, request: &str) -> usize {
 #[test]
 fn grant_that_was_read_can_be_released_over_another_connection() {
     let server = Server::builder().arg("io-threads", "4").start();
-    assert_eq!(refusals(&server, "LOCK.RELEASE KEY owner TOKEN #"), 0, "of {}", CLIENTS * ROUNDS);
+    assert_eq!(refusals(&server, "LOCK.RELEASE KEY owner TOKEN #"), 0);
 }
 
 #[test]
 fn grant_that_was_read_can_be_renewed_over_another_connection() {
     let server = Server::builder().arg("io-threads", "4").start();
-    assert_eq!(refusals(&server, "LOCK.RENEW KEY owner TOKEN # LEASE 600000"), 0, "of {}", CLIENTS * ROUNDS);
+    assert_eq!(refusals(&server, "LOCK.RENEW KEY owner TOKEN # LEASE 600000"), 0);
 }

@@ -11,7 +11,7 @@ const MIX: Mix =
 
 #[test]
 fn server_agrees_with_model() {
-    let steps = setting("HOLDFAST_STEPS", 50_000);
+    let steps = setting("HOLDFAST_STEPS", 20_000);
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "no").start();
     let mut run = Run::new(server, MIX, Random::new());
     for step in 0..steps {

@@ -34,7 +34,7 @@ fn micros() -> i64 {
 
 #[test]
 fn writers_exclude_all_and_readers_overlap() {
-    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 6));
+    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 3));
     let server = Server::start();
     let mut random = Random::new();
     let end = Instant::now() + duration;
@@ -136,7 +136,7 @@ fn writers_wait_for_those_ahead_only(visits: &[Visit]) {
 #[test]
 fn semaphore_of_five_admits_at_most_five() {
     const CONNECTIONS: usize = 100;
-    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 5));
+    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 3));
     let server = Server::start();
     let (inside, most, visits) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let mut random = Random::new();

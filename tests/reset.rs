@@ -8,7 +8,7 @@ use support::{Raw, Server, until};
 use crate::common::{deadline, unix_micros};
 use crate::waiter::{Commands, SOON, Waiter, assert_held, figure, until_no_waiters};
 
-const ROUNDS: usize = 80;
+const ROUNDS: usize = 40;
 /// The lease of a client that may have read its grant before it disconnected, in ms.
 const SHORT: i64 = 100;
 

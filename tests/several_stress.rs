@@ -45,7 +45,7 @@ struct Tally {
 
 #[test]
 fn random_requests_for_several_locks_never_overlap() {
-    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 8));
+    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 4));
     let server = Server::start();
     let inside: Vec<Inside> =
         (0..KEYS).map(|_| Inside { holder: AtomicUsize::new(NOBODY), token: AtomicI64::new(0) }).collect();

@@ -67,7 +67,7 @@ struct Stress {
 
 #[test]
 fn random_clients_never_hold_a_lock_twice() {
-    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 10));
+    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 5));
     let stress = Stress {
         server: Server::start(),
         clients: (0..CONNECTIONS).map(|_| AtomicI64::new(0)).collect(),

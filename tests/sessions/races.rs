@@ -7,7 +7,7 @@ use super::session::{Event, Session};
 use crate::common::info_number;
 use crate::waiter::{Commands, SOON, assert_held, figure};
 
-const ROUNDS: usize = 100;
+const ROUNDS: usize = 50;
 
 /// The order in which the paused server finds both, in one event-loop iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

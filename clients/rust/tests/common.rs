@@ -49,10 +49,11 @@ pub fn soon(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output =
     let caller = std::panic::Location::caller();
     let mut condition = condition;
     async move {
-        let end = Instant::now() + SOON;
+        let begin = Instant::now();
         while !condition() {
-            assert!(Instant::now() < end, "not within {SOON:?}: {what}, {caller}");
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            let waited = begin.elapsed();
+            assert!(waited < SOON, "not within {SOON:?}: {what}, {caller}");
+            tokio::time::sleep(support::pause(waited)).await;
         }
     }
 }

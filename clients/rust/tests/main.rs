@@ -14,7 +14,6 @@ mod multi;
 mod proxy;
 mod readme;
 mod redlock;
-mod redlock_model;
 mod requests;
 mod sentinel;
 mod silent;

@@ -43,5 +43,5 @@ pub use raw::Raw;
 pub use resp::encode;
 pub use sentinel::Trio;
 pub use server::{Builder, Server};
-pub use until::{NotBefore, Over, eventually, until};
+pub use until::{NotBefore, Over, eventually, pause, until};
 pub use version::{Family, Feature, Version};

@@ -4,19 +4,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const POLL: Duration = Duration::from_millis(1);
+/// The pause of a poll that has waited for this long. Hundreds of tests poll at once, each with a request to its server.
+pub fn pause(waited: Duration) -> Duration {
+    (waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(10))
+}
 
-/// Polls `condition` about every millisecond. Returns false if it does not hold within `deadline`.
+/// Polls `condition`, after pauses that grow from 1 to 10 ms. Returns false if it does not hold within `deadline`.
 pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + deadline;
+    let begin = Instant::now();
     loop {
         if condition() {
             return true;
         }
-        if Instant::now() >= end {
+        let waited = begin.elapsed();
+        if waited >= deadline {
             return false;
         }
-        thread::sleep(POLL);
+        thread::sleep(pause(waited));
     }
 }
 

@@ -4,6 +4,8 @@
 mod failover_model;
 #[path = "generated.rs"]
 mod generated;
+#[path = "redlock_model.rs"]
+mod redlock_model;
 #[path = "teeth.rs"]
 mod teeth;
 #[path = "written.rs"]

@@ -168,8 +168,8 @@ macro_rules! seeds {
 }
 
 seeds! {
-    seeds_1: 1..4;
-    seeds_2: 4..7;
-    seeds_3: 7..10;
-    seeds_4: 10..13;
+    seeds_1: 1..3;
+    seeds_2: 3..5;
+    seeds_3: 5..7;
+    seeds_4: 7..9;
 }

@@ -28,6 +28,7 @@ mod raw;
 pub mod resp;
 mod sentinel;
 mod server;
+mod socket;
 mod until;
 mod version;
 
@@ -43,5 +44,6 @@ pub use raw::Raw;
 pub use resp::encode;
 pub use sentinel::Trio;
 pub use server::{Builder, Server};
+pub use socket::Socket;
 pub use until::{NotBefore, Over, eventually, pause, until};
 pub use version::{Family, Feature, Version};

@@ -1,13 +1,14 @@
 //! A bare TCP client: sees every byte, blocks only on request, and can close or reset its connection.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
 use crate::resp::{Replies, encode};
+use crate::socket::Socket;
 use crate::until::until;
 
 /// The timeout of [`Raw::read`]: longer than every wait in a test.
@@ -225,11 +226,8 @@ impl Raw {
 
 /// Whether the kernel considers the connection open at the side with the address `own`.
 fn is_established(own: SocketAddr, other: SocketAddr) -> bool {
-    const ESTABLISHED: &str = "01";
     let (SocketAddr::V4(own), SocketAddr::V4(other)) = (own, other) else { return false };
-    let shown = |of: SocketAddrV4| format!("{:08X}:{:04X}", u32::from_ne_bytes(of.ip().octets()), of.port());
-    let line = format!("{} {} {ESTABLISHED} ", shown(own), shown(other));
-    std::fs::read_to_string("/proc/net/tcp").is_ok_and(|table| table.contains(&line))
+    Socket::find(own, other).is_ok_and(|socket| socket.is_some_and(Socket::is_established))
 }
 
 #[cfg(test)]

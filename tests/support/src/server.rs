@@ -14,6 +14,7 @@ use crate::environment::{in_containers, io_threads, module_path, server_program}
 use crate::launch::{Launch, Module, Running};
 use crate::process::Process;
 use crate::raw::Raw;
+use crate::socket::Socket;
 use crate::until::{eventually, until};
 use crate::version::{Feature, Version};
 
@@ -244,8 +245,7 @@ impl Server {
 
     /// A field of a section of `INFO`.
     ///
-    /// Tests poll this a thousand times a second, and a closed connection stays in the kernel's table for a minute. Tests that read
-    /// that table (`/proc/PID/net/tcp`) would become slow. So this connection is reset.
+    /// Tests poll this, and a closed connection would keep its port for a minute: this one is reset.
     #[track_caller]
     pub fn info(&self, section: &str, field: &str) -> Option<String> {
         let mut connection = self.raw();
@@ -274,10 +274,20 @@ impl Server {
         });
     }
 
+    /// The server's end of a connection, by the kernel's account. The server runs as a process of this machine, and may be paused.
+    #[track_caller]
+    pub fn socket(&self, connection: SocketAddr) -> Option<Socket> {
+        let (SocketAddr::V4(here), SocketAddr::V4(there)) = (self.addr(), connection) else { panic!("IPv4 only") };
+        Socket::find(here, there).expect("the kernel tells of its connections")
+    }
+
     /// Whether the disconnect of `connection` has reached the server's side, by the kernel's account. The server may be paused.
     #[track_caller]
     pub fn has_lost(&self, connection: SocketAddr) -> bool {
-        let table = fs::read_to_string(format!("/proc/{}/net/tcp", self.pid())).expect("the system's connections");
+        if !self.is_container() {
+            return !self.socket(connection).is_some_and(Socket::is_established);
+        }
+        let table = fs::read_to_string(format!("/proc/{}/net/tcp", self.pid())).expect("the container's connections");
         let port = |port: u16| format!(":{port:04X}");
         let (here, there, established) = (port(self.port()), port(connection.port()), "01");
         !table.lines().any(|line| {

@@ -10,7 +10,7 @@ use simulator::resp::Reply;
 use simulator::script::{Line, Name, SlotChange, bytes, sessions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use support::{Builder, Clock, Cluster, Feature, Server, encode, stay_on_this_processor, until};
@@ -271,9 +271,9 @@ impl Player<'_> {
         for (position, step) in poll.into_iter().enumerate() {
             let (Step::Send(id, _) | Step::Close(id)) = step;
             let Some(connection) = self.connections.get_mut(&id) else { continue };
-            let port = connection.port();
+            let address = connection.address();
             if position + 1 == count {
-                last = Some((port, server_side_state(self.server, port)));
+                last = Some((address, self.server.socket(address)));
             }
             match step {
                 Step::Send(_, text) => connection.send(&text),
@@ -281,8 +281,8 @@ impl Player<'_> {
                 Step::Close(_) => drop(self.connections.remove(&id)),
             }
         }
-        if let Some((port, before)) = last.filter(|(_, before)| before.is_some()) {
-            until(PATIENCE, "all bytes have arrived", || server_side_state(self.server, port) != before);
+        if let Some((address, before)) = last.filter(|(_, before)| before.is_some()) {
+            until(PATIENCE, "all bytes have arrived", || self.server.socket(address) != before);
         }
         self.server.cont();
         // An iteration may cause another one.
@@ -367,8 +367,8 @@ impl Connection {
         self.identity = fields.get(1).expect("its id").bytes().to_vec();
     }
 
-    fn port(&self) -> u16 {
-        self.stream.local_addr().expect("it is connected").port()
+    fn address(&self) -> SocketAddr {
+        self.stream.local_addr().expect("it is connected")
     }
 
     fn send(&mut self, text: &[u8]) {
@@ -419,22 +419,6 @@ impl Connection {
         }
         panic!("no reply to {}", words.join(&b' ').escape_ascii());
     }
-}
-
-/// The state of a connection at the server's end, and how many bytes have arrived there; `None` if it is closed.
-fn server_side_state(server: &Server, port: u16) -> Option<String> {
-    let table = std::fs::read_to_string(format!("/proc/{}/net/tcp", server.pid())).expect("the system's connections");
-    let shown = |port: u16| format!(":{port:04X}");
-    let (here, there) = (shown(server.port()), shown(port));
-    table.lines().find_map(|line| {
-        // Number, local address, remote address, state, queues.
-        match *line.split_ascii_whitespace().take(5).collect::<Vec<_>>() {
-            [_, local, remote, state, queues] if local.ends_with(&here) && remote.ends_with(&there) => {
-                Some(format!("{state} {queues}"))
-            }
-            _ => None,
-        }
-    })
 }
 
 fn unix_millis() -> u64 {

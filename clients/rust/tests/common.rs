@@ -51,9 +51,8 @@ pub fn soon(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output =
     async move {
         let begin = Instant::now();
         while !condition() {
-            let waited = begin.elapsed();
-            assert!(waited < SOON, "not within {SOON:?}: {what}, {caller}");
-            tokio::time::sleep(support::pause(waited)).await;
+            assert!(Instant::now() < begin + SOON, "not within {SOON:?}: {what}, {caller}");
+            tokio::time::sleep(support::pause(begin.elapsed())).await;
         }
     }
 }

@@ -122,7 +122,7 @@ impl Attempt {
         let keys = self.keys.iter().enumerate();
         let decisions: Result<Vec<_>, _> = keys.map(|(place, key)| self.decide(locks, place, key, now)).collect();
         let decisions = match decisions {
-            Ok(decisions) => decisions,
+            Ok(decisions) => decisions.into_iter().collect::<Option<Vec<_>>>()?,
             Err(end) => return Some(end),
         };
         match all_or_none(&decisions) {
@@ -132,16 +132,23 @@ impl Attempt {
         }
     }
 
-    fn decide(&self, locks: &mut impl View, place: usize, key: &LockKey, now: Millis) -> Result<Decision, WaitEnd> {
+    /// Decides on one of the keys; `None`: what its owner has of it will be known later.
+    fn decide(
+        &self,
+        locks: &mut impl View,
+        place: usize,
+        key: &LockKey,
+        now: Millis,
+    ) -> Result<Option<Decision>, WaitEnd> {
         let standing = match locks.look(key, &self.owner) {
             Sight::Lock(standing) => standing,
             Sight::NotALock => return Err(WaitEnd::NotALock),
-            Sight::BeingConfirmed | Sight::Elsewhere => return Ok(Decision::Wait),
+            Sight::BeingConfirmed | Sight::Elsewhere => return Ok(None),
             Sight::TooMuch => return Err(WaitEnd::TooMuch(place)),
         };
         match decide(&standing, &self.demand, self.ahead, now) {
             refusal if refusal.is_refusal() => Err(WaitEnd::Refused(refusal)),
-            decision => Ok(decision),
+            decision => Ok(Some(decision)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::table::{Stored, Table};
 use super::{Locks, demand, key, keys, owner, serve};
 use crate::lock::serve::{Agenda, Change, Job, Sight, View, WaitEnd};
-use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, decide};
+use crate::lock::{Ahead, Deadline, Decision, Hold, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, decide};
 
 const NOW: Millis = 1;
 
@@ -92,4 +92,23 @@ fn first_refusing_key_gives_the_reason() {
     serve(&mut queue, &mut locks, [(last, Change::Foreign)], NOW);
     let refused = WaitEnd::Refused(Decision::OtherLimit(Limit::from_number(3)));
     assert_eq!(locks.ends, [(owner(1), refused)]);
+}
+
+/// The owner holds both locks under one token, and replicas have yet to confirm a renewal of the first; or another server
+/// decides on it. It is not known yet whether the request re-enters both.
+#[test]
+fn request_for_several_waits_while_one_of_its_locks_can_not_be_seen() {
+    let own = Hold { holds: 1, token: Some(7), deadline: Deadline::At(9) };
+    let held = Sight::Lock(Standing { own: Some(own), holders: 1, limit: Limit::MUTEX });
+    let mut queue = Queue::default();
+    queue.join(owner(0), keys(&[0, 1]), demand(1), NOW, None, ());
+    for hidden in [Sight::BeingConfirmed, Sight::Elsewhere] {
+        for change in [Change::Freed, Change::Foreign] {
+            let mut agenda = Agenda::default();
+            agenda.note(key(1), change);
+            let Some(Job::Judge(attempt)) = agenda.next(&queue) else { panic!("the request is not judged") };
+            let end = attempt.judge(&mut |of: &LockKey, _: &Owner| if *of == key(0) { hidden } else { held }, NOW);
+            assert_eq!(end, None, "{hidden:?}, {change:?}");
+        }
+    }
 }

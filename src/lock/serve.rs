@@ -237,6 +237,8 @@ impl Agenda {
             if !is_full {
                 let change = if *end == WaitEnd::NotALock { Change::Foreign } else { Change::Freed };
                 self.tasks.push(Task::Head(key.clone(), change));
+            } else if self.changed.get(key) == Some(&Change::Freed) {
+                self.changed.remove(key);
             }
         }
         Some(waiter)

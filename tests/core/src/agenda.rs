@@ -112,3 +112,20 @@ fn request_for_several_waits_while_one_of_its_locks_can_not_be_seen() {
         }
     }
 }
+
+/// Otherwise the next request for as many keys would be judged by all of them once for each that was released.
+#[test]
+fn mutexes_that_were_just_granted_are_looked_at_for_no_other_request() {
+    let mut queue = Queue::default();
+    for who in 0..2 {
+        queue.join(owner(who), keys(&[0, 1, 2]), demand(1), NOW, None, ());
+    }
+    let mut agenda = Agenda::default();
+    (0..3).for_each(|name| agenda.note(key(name), Change::Freed));
+    let Some(Job::Judge(attempt)) = agenda.next(&queue) else { panic!("the request is not judged") };
+    let end = attempt.judge(&mut |_: &LockKey, _: &Owner| Sight::Lock(Standing::FREE), NOW).unwrap();
+    agenda.ended(&mut queue, attempt.id(), &end).unwrap();
+    while let Some(job) = agenda.next(&queue) {
+        assert!(matches!(job, Job::Nothing), "{job:?}");
+    }
+}

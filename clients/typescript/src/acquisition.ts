@@ -1,7 +1,7 @@
 import { randomFillSync } from 'node:crypto';
-import type { Connection, Pipeline } from './driver.js';
+import type { Pipeline } from './driver.js';
 import { NotAcquiredError, UnavailableError } from './errors.js';
-import type { Request } from './exchange.js';
+import type { Request, Sending } from './exchange.js';
 import { type Client, command, Hold, type Terms } from './hold.js';
 import { OTHER, type Pool, RELEASE } from './pool.js';
 import { onAbort } from './signals.js';
@@ -28,7 +28,7 @@ interface Attempt {
   sent: number;
   /** The {@link wallOffset} then. */
   offset: number;
-  connection: Connection | undefined;
+  sending: Sending | undefined;
   /** Rings when it has been silent for too long. */
   alarm: Alarm | undefined;
 }
@@ -145,16 +145,16 @@ export class Acquisition {
 
   /** Sends the request in the background. `longest`: how long it may wait at the server, ms. */
   #send(longest: number): void {
-    const attempt: Attempt = { longest, sent: 0, offset: 0, connection: undefined, alarm: undefined };
+    const attempt: Attempt = { longest, sent: 0, offset: 0, sending: undefined, alarm: undefined };
     const { lease, ephemeral } = this.terms;
     this.#newest = attempt;
-    this.client.server.exchange({
+    attempt.sending = this.client.server.exchange({
       target: this.#key,
       priority: OTHER,
       lease,
       timeout: this.#waits ? ASK_AGAIN : Math.max(1, this.#deadline - now()),
       commands: (sent) => this.#commands(attempt, sent),
-      written: (connection) => this.#written(attempt, connection),
+      written: () => this.#written(attempt),
       isReply: isGrant,
       // A newer request is answered, too, and binds an ephemeral hold to its connection.
       keeps: ([reply]) => ephemeral && isGrant(reply) && this.#state === 'waiting' && attempt === this.#last,
@@ -179,10 +179,9 @@ export class Acquisition {
     return [request];
   }
 
-  #written(attempt: Attempt, connection: Connection): void {
+  #written(attempt: Attempt): void {
     this.#hurry();
     this.unanswered.add(attempt);
-    attempt.connection = connection;
     const patience = (attempt.longest === 0 ? silence(this.terms.lease) : ASK_AGAIN) + this.#confirmation;
     this.#watch(attempt, patience, () => (attempt.longest === HOUR ? this.#askAgain(attempt) : abandon(attempt)));
   }
@@ -252,7 +251,7 @@ export class Acquisition {
     }
     const { ephemeral } = this.terms;
     if (this.#state === 'confirming' || (ephemeral && attempt !== this.#last)) return;
-    const hold = new Hold(this, token, attempt.sent + waited, attempt.offset, ephemeral ? attempt.connection : undefined);
+    const hold = new Hold(this, token, attempt.sent + waited, attempt.offset, ephemeral ? attempt.sending?.connection : undefined);
     this.#hold = hold;
     if (hold.counts) this.#held(hold);
     else {
@@ -364,8 +363,8 @@ export class Acquisition {
 const isGrant = (reply: unknown): reply is [number, number] =>
   Array.isArray(reply) && typeof reply[0] === 'number' && typeof reply[1] === 'number';
 
-/** Closes the connection of a request that is not answered. */
-const abandon = (attempt: Attempt): void => attempt.connection?.close(new UnavailableError(SILENT, true));
+/** Ends a request that is not answered. */
+const abandon = (attempt: Attempt): void => attempt.sending?.abandon(new UnavailableError(SILENT, true));
 
 /** Bits of the operating system's generator: for 256 owners at once, since asking for them costs as much as a request. */
 const bits = Buffer.alloc(4096);

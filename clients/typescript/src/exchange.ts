@@ -18,7 +18,7 @@ export interface Exchange {
   /** The commands, asked for right before they are written; none: they are not wanted any more. */
   commands(sent: number): Pipeline;
   /** Called when they are written. The sender decides then how long the replies may take: `timeout` is for the connection only. */
-  written?(connection: Connection): void;
+  written?(): void;
   /** Whether this is a reply to the command at this place, if it is neither nil nor an error. If not, the connection counts as broken. */
   isReply?(reply: unknown, place: number): boolean;
   /** Whether the connection, after these replies, stays with the sender. */
@@ -75,12 +75,23 @@ export class Sending implements Taker {
       return;
     }
     connection.send(this.#isAsking ? pipeline.flatMap((command) => [['ASKING'], command]) : pipeline, (outcome) => this.#answer(outcome));
-    if (written) written(connection);
+    if (written) written();
     else {
       const left = this.#end - this.#sent;
       const silent = (): void => connection.close(new UnavailableError(`no reply within ${Math.round(left)} ms`, true));
       this.#alarm = new Alarm(left, silent);
     }
+  }
+
+  /** The connection that it was written to last; undefined while it waits for one. */
+  get connection(): Connection | undefined {
+    return this.#connection;
+  }
+
+  /** Ends it before it is answered. */
+  abandon(reason: UnavailableError): void {
+    if (this.#connection) this.#connection.close(reason);
+    else this.fail(this.#pool.leave(this));
   }
 
   fail(error: Error): void {

@@ -33,8 +33,8 @@ export class Server {
   }
 
   /** Sends a pipeline once, in the background. */
-  exchange(exchange: Exchange): void {
-    new Sending(this, exchange);
+  exchange(exchange: Exchange): Sending {
+    return new Sending(this, exchange);
   }
 
   /** Sends a pipeline until its first command is answered, in the background. Calls `done` with that reply, or with the last error. */

@@ -890,6 +890,22 @@ test.each(['RENEW', 'RELEASE', 'INFO'])('%s_follows_ask_also_from_a_pipeline', a
   await within(100, hold.release());
 });
 
+test('connection_that_has_redirected_a_request_is_not_closed_for_its_silence', async () => {
+  const { server, holdfast } = start({});
+  server.addresses = () => ['a:1', 'b:2'];
+  server.script = ([command, key]) => {
+    if (key === 'moves') return reply(`-MOVED ${slotOf(key)} b:2`);
+    return command === 'LOCK.ACQUIRE' ? granted : reply(command === 'LOCK.INFO' ? null : TOKEN);
+  };
+  await within(100, holdfast.info('a')); // It opens a connection.
+  server.delay = 60_000;
+  const moves = holdfast.lock('moves', { wait: 100 }).catch((error) => error);
+  await vi.advanceTimersByTimeAsync(5);
+  const hold = await within(5, holdfast.lock('stays', { ephemeral: true }));
+  expect(await within(10_000, moves)).toBeInstanceOf(NotAcquiredError);
+  expect([server.connections.length, hold.isHeld]).toEqual([1, true]);
+});
+
 // The pool
 
 test.each(['refuses', 'accepts_and_closes'])('outage_costs_at_most_40_attempts_in_10_s_when_server_%s', async (how) => {

@@ -172,6 +172,9 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 			_, err = c.receive(ctx, limit)
 		}
 		if err != nil {
+			if ctx.Err() != nil {
+				err = errNoReply
+			}
 			p.put(c, began, err)
 		}
 	}

@@ -488,3 +488,32 @@ func TestTimeoutOfACallerIsNoFailureOfTheServer(t *testing.T) {
 		}
 	})
 }
+
+func TestCallerThatLeavesBeforeItsRequestIsSentIsNoFailureOfTheServer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"PING": {silent}})
+		c := f.client()
+		p := c.pool(f.addr)
+		var taken []*conn
+		for range 2 {
+			got, err := p.get(context.Background(), forOther, time.Second, time.Now().Add(patience))
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken = append(taken, got)
+		}
+		for _, got := range taken {
+			p.put(got, time.Time{}, nil)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { f.await("PING", 1); cancel() }()
+		if _, err := c.TryLock(ctx, "k", Owner("o")); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.pause != 0 || !p.proven || len(p.idle) != 1 {
+			t.Errorf("a pause of %v, proven: %v, idle: %d", p.pause, p.proven, len(p.idle))
+		}
+	})
+}

@@ -128,6 +128,7 @@ func (a *acquisition) ask(ctx context.Context) *attempt {
 		if a.repeated {
 			waited = max(now.Sub(a.began), 1)
 		}
+		t.wait = min(t.wait, a.until.Sub(now))
 		t.sent, a.asked, a.repeated = now, now, true
 		a.unread.Add(1)
 		_ = t.conn.SetWriteDeadline(now.Add(askAgain))
@@ -141,7 +142,7 @@ func (a *acquisition) ask(ctx context.Context) *attempt {
 	return t
 }
 
-// connect gets the connection for a request, and decides how long the request waits at the server.
+// connect gets the connection for a request, and decides how long the request may wait at the server.
 func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 	limit := earlier(time.Now().Add(askAgain), a.until)
 	p, asking, err := a.route.locate(ctx, limit)
@@ -149,9 +150,9 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 		return err
 	}
 	if a.wait != 0 {
-		t.wait = min(time.Until(a.until), forever)
+		t.wait = forever
 		if !a.waitAt(p) { // all connections are taken by waits: poll over the others, one request at a time
-			if t.wait = min(t.wait, pollWait); a.asked.IsZero() {
+			if t.wait = pollWait; a.asked.IsZero() {
 				t.wait = 0
 			} else if end, _ := a.client.takeTurn(ctx, "", limit); end != nil {
 				t.end = end

@@ -279,3 +279,21 @@ func TestLockEndsWithItsContextWhileANodeIsSilentAfterARedirect(t *testing.T) {
 		}
 	})
 }
+
+func TestWaitIsWhatIsLeftWhenTheConnectionIsThere(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {null}})
+		c := f.client(func(config *Config) {
+			config.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+				time.Sleep(1500 * time.Millisecond)
+				return dialFake(ctx, addr)
+			}
+		})
+		if _, err := c.Lock(context.Background(), "k", Wait(4*time.Second)); !errors.Is(err, ErrNotAcquired) {
+			t.Error(err)
+		}
+		if wait := f.sent("LOCK.ACQUIRE")[0].option("WAIT"); wait != "2500" {
+			t.Errorf("WAIT %s, want 2500", wait)
+		}
+	})
+}

@@ -2,7 +2,7 @@ import { EventEmitter } from 'node:events';
 import { Acquisition } from './acquisition.js';
 import type { Driver } from './driver.js';
 import { Election, type ElectionOptions, type Leader, leaderOf, observe } from './election.js';
-import { ClosedError, type LossReason, NotAcquiredError } from './errors.js';
+import { ClosedError, type LossReason, NotAcquiredError, ServerError } from './errors.js';
 import { type Client, checkFunction, checkLease, checkRange, type Hold, keepAlive, type Terms, type Work } from './hold.js';
 import { OTHER, type Pool } from './pool.js';
 import { Renewer } from './renewer.js';
@@ -314,8 +314,12 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     const end = now() + 5000;
     const ask = (command: readonly string[], more = {}): Promise<unknown> =>
       server.ask({ target, priority: OTHER, lease: 5000, timeout: 1000, commands: () => [command], end: () => end, ...more });
-    // What may be sent once only goes over the connection that has just answered.
-    const proven = repeatable ? undefined : ask(['PING']);
+    // What may be sent once only goes over the connection that has just answered, be it with an error.
+    const proven = repeatable
+      ? undefined
+      : ask(['PING']).catch((error) => {
+          if (!(error instanceof ServerError)) throw error;
+        });
     const reply = proven ? proven.then(() => ask(command, { repeatable, broke })) : ask(command, { broke });
     return keepAlive(this.#client, reply);
   }

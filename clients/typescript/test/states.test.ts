@@ -345,6 +345,12 @@ test('late_grant_is_withdrawn_when_the_caller_aborts_before_it_counts', async ()
   expect(server.sent.filter((line) => line.includes('RENEW'))).toHaveLength(1);
 });
 
+test('force_needs_no_right_to_ping', async () => {
+  const { server, holdfast } = start({ PING: [reply("-NOPERM this user has no permissions to run the 'ping' command")] });
+  expect(await within(100, holdfast.force('a'))).toBe(1);
+  expect(server.sent).toEqual(['PING', 'LOCK.FORCE a']);
+});
+
 test('force_is_not_repeated_after_a_lost_reply', async () => {
   const { server, holdfast } = start({ FORCE: ['cut'] });
   await expect(within(500, holdfast.force('a'))).rejects.toMatchObject({ code: 'UNAVAILABLE', sent: true });

@@ -71,10 +71,15 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if that is not an address.
+    /// [`Error::Invalid`] if there is none, or one is not an address.
     pub fn cluster<N: IntoConnectionInfo>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
         let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|error| Error::Invalid { message: error.to_string() })?;
+        if nodes.is_empty() {
+            return Err(Error::Invalid {
+                message: "a cluster needs the address of one node at least, got none".into(),
+            });
+        }
         let name = Name::of_cluster(nodes.iter().map(ConnectionInfo::addr));
         Ok(Self::of(name, Servers::Cluster(Box::new(Cluster::new(nodes, config()))), config()))
     }
@@ -503,4 +508,16 @@ fn fresh(begin: &[u8]) -> Bytes {
 fn this_process() -> String {
     let host: String = uname().nodename().to_string_lossy().replace('#', "?");
     format!("{}:{}{NAME_ENDS}", host.chars().take(LONGEST_HOST).collect::<String>(), std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wait would go on for ever.
+    #[test]
+    fn cluster_needs_a_node() {
+        let error = Locks::cluster(std::iter::empty::<&str>()).err();
+        assert!(matches!(&error, Some(Error::Invalid { message }) if message.contains("at least")), "{error:?}");
+    }
 }

@@ -301,8 +301,8 @@ impl Undelivered {
         }
     }
 
-    /// What a repetition would undo, others undo that are still undelivered: each re-entry the hold that it added, and a grant
-    /// that relies on the same hold the rest.
+    /// What a repetition would undo, others undo that are still undelivered: each re-entry the hold that it added, and the last grant
+    /// that relies on the same hold the rest, for what those before it rely on as well.
     fn leave_to_others(&mut self, id: GrantId) {
         let Some((grant, _)) = self.by_id.get(&id) else { return };
         let (db, owner, holds) = (grant.home.get(), grant.owner.clone(), grant.holds.clone());
@@ -310,7 +310,7 @@ impl Undelivered {
             let others = self.of_hold((db, &hold.name, &owner), hold.token);
             let is = |id: &GrantId, is: fn(&Grant) -> bool| self.get(*id).is_some_and(is);
             let reentries = others.iter().filter(|other| is(other, |grant| grant.basis == Basis::OneMore));
-            let claim = others.iter().find(|other| is(other, Grant::is_claim));
+            let claim = others.iter().rfind(|other| is(other, Grant::is_claim));
             let heirs: Vec<(GrantId, u64)> =
                 reentries.map(|id| (*id, 1)).chain(claim.map(|id| (*id, u64::MAX))).collect();
             let mut left = hold.undo;

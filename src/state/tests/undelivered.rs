@@ -139,6 +139,22 @@ fn repetition_does_not_undo_an_undelivered_reentry() {
     assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(1), None]);
 }
 
+/// Each repetition relies on what it found, also once a later one has failed.
+#[test]
+fn hold_stays_for_an_earlier_repetition_when_a_later_one_fails() {
+    let mut all = Undelivered::default();
+    let first = begin(&mut all, Basis::New, 1);
+    let [earlier, later] = [(); 2].map(|()| {
+        let undo = keep(&mut all, 0);
+        begin(&mut all, Basis::Repetition, undo)
+    });
+    all.revoke(later);
+    all.revoke(first);
+    assert_eq!(revoked(&mut all), None);
+    all.revoke(earlier);
+    assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(1), None]);
+}
+
 /// Only replicas that have yet to confirm make others wait.
 #[test]
 fn confirming_grant_is_found_by_its_hold() {

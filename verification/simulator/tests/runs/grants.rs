@@ -263,3 +263,30 @@ fn revoked_repetition_takes_no_undelivered_hold() {
         "1",
     );
 }
+
+/// Two sessions repeat an acquisition whose event a third one has not read. The second of them ends, and then the third: the hold
+/// stays for the first, which has yet to read of it.
+#[test]
+fn revoked_repetition_leaves_hold_to_the_one_before_it() {
+    expect_reply(
+        "!replicas 0
+         d LOCK.ACQUIRE k p
+         d LOCK.ACQUIRE k o HOLDS 1 WAIT 0 SESSION $s
+         +1
+         d LOCK.RELEASE k p
+         +1
+         a LOCK.ACQUIRE k o HOLDS 1 REPLICAS 1 SESSION $t
+         +5
+         b LOCK.ACQUIRE k o HOLDS 1 REPLICAS 1 SESSION $u
+         +5
+         u !end
+         +5
+         s !end
+         +5
+         t LOCK.EVENTS
+         x HGET k o
+         +1",
+        'x',
+        "1",
+    );
+}

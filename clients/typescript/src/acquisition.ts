@@ -207,9 +207,11 @@ export class Acquisition {
   #take(attempt: Attempt, reply: unknown): void {
     attempt.alarm?.cancel();
     this.unanswered.delete(attempt);
-    this.client.polls.leave(this.#poll);
     const isNewest = this.#newest === attempt;
-    if (isNewest) this.#newest = undefined;
+    if (isNewest) {
+      this.#newest = undefined;
+      this.client.polls.leave(this.#poll);
+    }
     if (reply instanceof UnavailableError && reply.sent) this.broke = true;
     if (isGrant(reply)) this.#granted(attempt, reply[0], reply[1]);
     else if (isNewest && this.#state === 'waiting') {

@@ -896,6 +896,25 @@ test.each(['RENEW', 'RELEASE', 'INFO'])('%s_follows_ask_also_from_a_pipeline', a
   await within(100, hold.release());
 });
 
+test('late_answer_at_a_former_node_costs_no_place_among_those_that_poll', async () => {
+  const { server, holdfast } = start({}, { maxConnections: 3 });
+  server.addresses = () => ['a:1', 'b:2'];
+  server.script = ([command, key = '', ...args], { address }) => {
+    if (address === 'a:1' && (key === 'waits' || key === 'polls')) return reply(`-MOVED ${slotOf(key)} b:2`);
+    if (address === 'a:1' && key === 'lost') return reply('-CLUSTERDOWN x');
+    if (command !== 'LOCK.ACQUIRE' || key === 'polls') return reply(null, args.includes('WAIT') ? 1900 : 1);
+    return key === 'waits' || address === 'a:1' ? 'silent' : granted;
+  };
+  for (const name of ['waits', 'polls']) await within(100, holdfast.info(name)); // Their slots are known now.
+  holdfast.lock('waits').catch(() => {}); // It has the only place at its node for waits.
+  holdfast.lock('polls').catch(() => {}); // It asks there again and again.
+  const lock = holdfast.lock('moves');
+  await within(600, holdfast.info('lost')); // Unknown slots are looked for at the other node from now on.
+  await vi.advanceTimersByTimeAsync(1800);
+  for (const connection of server.connections) if (connection.address === 'a:1') connection.close();
+  await within(3000, lock);
+});
+
 test('connection_that_has_redirected_a_request_is_not_closed_for_its_silence', async () => {
   const { server, holdfast } = start({});
   server.addresses = () => ['a:1', 'b:2'];

@@ -2,7 +2,7 @@ import { randomFillSync } from 'node:crypto';
 import type { Pipeline } from './driver.js';
 import { NotAcquiredError, UnavailableError } from './errors.js';
 import type { Request, Sending } from './exchange.js';
-import { type Client, command, Hold, type Terms } from './hold.js';
+import { type Client, command, Hold, isRelease, type Terms } from './hold.js';
 import { OTHER, type Pool, RELEASE } from './pool.js';
 import { onAbort } from './signals.js';
 import { Alarm, after, now, silence, sleep, wallOffset, whole } from './time.js';
@@ -341,7 +341,15 @@ export class Acquisition {
     const { keys, lease } = this.terms;
     const withdrawal = [command('RELEASE', keys, this.owner, 'ALL')];
     const timeout = silence(lease);
-    const request: Request = { target: this.#key, priority: RELEASE, lease, timeout, commands: () => withdrawal, end: () => end };
+    const request: Request = {
+      target: this.#key,
+      priority: RELEASE,
+      lease,
+      timeout,
+      commands: () => withdrawal,
+      isReply: (reply) => isRelease(keys, reply),
+      end: () => end,
+    };
     for (let answers = 1; ; answers++) {
       this.#withdrawal = 'sent';
       await this.client.server.ask(request);

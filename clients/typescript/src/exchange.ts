@@ -20,7 +20,7 @@ export interface Exchange {
   /** Called when they are written. The sender decides then how long the replies may take: `timeout` is for the connection only. */
   written?(): void;
   /** Whether this is a reply to the command at this place, if it is neither nil nor an error. If not, the connection counts as broken. */
-  isReply?(reply: unknown, place: number): boolean;
+  readonly isReply?: ((reply: unknown, place: number) => boolean) | undefined;
   /** Whether the connection, after these replies, stays with the sender. */
   keeps?(replies: readonly unknown[]): boolean;
   /**
@@ -31,7 +31,7 @@ export interface Exchange {
 }
 
 /** A pipeline that is sent again after an error that passes, and after a lost reply. */
-export interface Request extends Pick<Exchange, 'target' | 'priority' | 'lease' | 'timeout' | 'own' | 'commands'> {
+export interface Request extends Pick<Exchange, 'target' | 'priority' | 'lease' | 'timeout' | 'own' | 'commands' | 'isReply'> {
   /** When to give up, by the monotonic clock. It is sent once at least. */
   end(): number;
   /** Called when a reply was lost. */

@@ -253,8 +253,7 @@ export class Hold {
 
   /** @internal Whether this is the reply to a renewal that succeeded, of one or several names. */
   isRenewal(reply: unknown): boolean {
-    const tokens = this.names.length === 1 ? [reply] : reply;
-    return Array.isArray(tokens) && tokens.length === this.names.length && tokens.every((token) => token === null || token === this.fence);
+    return answersEach(this.terms.keys, reply, (token) => token === this.fence);
   }
 
   /** @internal A connection broke under a request of this owner. */
@@ -372,6 +371,7 @@ export class Hold {
         wasCertain ??= sent < this.#certain;
         return this.releases();
       },
+      isReply: (reply) => isRelease(this.terms.keys, reply),
       end: () => Math.max(this.#certain, earliestEnd),
       broke: () => {
         this.broke();
@@ -405,6 +405,16 @@ export function keepAlive<T>({ foreground }: Client, work: Promise<T>): Promise<
   foreground.begin();
   return work.finally(() => foreground.end());
 }
+
+/** Whether a reply has one element for each key, each nil or one that `confirms`. For one key it is that element. */
+function answersEach(keys: readonly string[], reply: unknown, confirms: (element: unknown) => boolean): boolean {
+  const elements = keys.length === 1 ? [reply] : reply;
+  return Array.isArray(elements) && elements.length === keys.length && elements.every((element) => element === null || confirms(element));
+}
+
+/** Whether this is a reply to LOCK.RELEASE or LOCK.MRELEASE. */
+export const isRelease = (keys: readonly string[], reply: unknown): boolean =>
+  answersEach(keys, reply, (element) => typeof element === 'number');
 
 /** Nil, or nil for one of several names. */
 const isMissing = (reply: unknown): boolean => reply === null || (Array.isArray(reply) && reply.includes(null));

@@ -39,7 +39,7 @@ export class Server {
 
   /** Sends a pipeline until its first command is answered, in the background. Calls `done` with that reply, or with the last error. */
   request(request: Request, done: (reply: unknown) => void, timeout = request.timeout): void {
-    const { target, priority, lease, own, commands, repeatable = true } = request;
+    const { target, priority, lease, own, commands, isReply, repeatable = true } = request;
     const take = (outcome: readonly unknown[] | Error): void => {
       const reply = outcome instanceof Error ? outcome : outcome[0];
       const pause = reply instanceof Error ? this.pauseAfter(reply, target) : undefined;
@@ -49,7 +49,7 @@ export class Server {
       if (pause === undefined || isLast || now() + pause >= request.end()) done(reply);
       else after(pause, () => this.request(request, done, Math.min(request.timeout, request.end() - now())));
     };
-    this.exchange({ target, priority, lease, timeout, own, commands, done: take });
+    this.exchange({ target, priority, lease, timeout, own, commands, isReply, done: take });
   }
 
   /** As {@link Server.request}: resolves with the reply, or rejects with the error. */

@@ -687,6 +687,40 @@ test('check_finds_no_loss_when_there_are_more_holders_than_the_server_shows', as
 
 // Releasing
 
+test.each([
+  ['lock', reply('OK')],
+  ['lock', reply([1])],
+  ['lockAll', reply(1)],
+  ['lockAll', reply([1])],
+  ['lockAll', reply([1, 'OK'])],
+  ['lockAll', reply([1, 1, 1])],
+] as ['lock' | 'lockAll', Act][])(
+  'release_of_%s_is_repeated_over_another_connection_when_reply_is_neither_number_nor_nil',
+  async (call, act) => {
+    const { server, holdfast } = start({
+      ACQUIRE: [granted],
+      MACQUIRE: [granted],
+      RELEASE: [act, reply(1)],
+      MRELEASE: [act, reply([1, 1])],
+    });
+    const hold = await within(10, call === 'lock' ? holdfast.lock('a') : holdfast.lockAll(['a', 'b']));
+    await within(500, hold.release());
+    expect(server.sent.filter((line) => line.includes('RELEASE') && line.includes('TOKEN'))).toHaveLength(2);
+    expect(server.connections[0]?.closed).toBe(true);
+  },
+);
+
+test('withdrawal_is_repeated_when_reply_is_neither_number_nor_nil', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent'], 'RELEASE ALL': [reply('OK'), reply(1)] });
+  const controller = new AbortController();
+  const acquired = holdfast.lock('a', { signal: controller.signal });
+  await vi.advanceTimersByTimeAsync(10);
+  controller.abort();
+  await expect(within(10, acquired)).rejects.toBeDefined();
+  await vi.advanceTimersByTimeAsync(500);
+  expect(server.sent.filter((line) => line.includes('RELEASE'))).toHaveLength(2);
+});
+
 test('release_is_confirmed_and_sent_once', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted] });
   const hold = await within(10, holdfast.lock('a'));

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -203,7 +204,7 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 		h.unread.Add(1)
 	}
 	for i := 0; a.err == nil && i < decisive; i++ {
-		if a.confirmed, a.err = h.confirms(a.replies[i], class); a.err != nil {
+		if a.confirmed, a.err = h.confirms(commands[i], a.replies[i], class); a.err != nil {
 			a = h.route.judged(a)
 		} else if !a.confirmed {
 			break
@@ -213,20 +214,22 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 }
 
 // confirms reports whether a reply is positive for each name: the token, which the release raises by one if it leaves
-// a rest, or any number to a RELEASE. It fails if one is neither that nor nil.
-func (h *hold) confirms(reply any, class priority) (bool, error) {
+// a rest, or any number to a RELEASE. It fails if one is neither that nor nil, or if there is not one for each name.
+func (h *hold) confirms(command []string, reply any, class priority) (bool, error) {
 	if err := failure(reply); err != nil {
 		return false, err
 	}
-	items, several := reply.([]any)
-	if !several || len(items) != len(h.names) {
-		items = []any{reply}
+	items, names := []any{reply}, 1
+	if strings.HasPrefix(command[0], "LOCK.M") {
+		items, _ = reply.([]any)
+		names = len(h.names)
 	}
-	for _, item := range items {
+	isWrong := func(item any) bool {
 		n, number := item.(int64)
-		if item != nil && !(number && (class == forRelease || n == h.token || n == h.token+1)) {
-			return false, fmt.Errorf("holdfast: the server answered neither token %d nor nil: %v", h.token, reply)
-		}
+		return item != nil && !(number && (class == forRelease || n == h.token || n == h.token+1))
+	}
+	if len(items) != names || slices.ContainsFunc(items, isWrong) {
+		return false, fmt.Errorf("holdfast: the server answered neither token %d nor nil for each name: %v", h.token, reply)
 	}
 	return !slices.Contains(items, nil), nil
 }

@@ -467,6 +467,37 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+func TestReplyOfSeveralNamesHasOneElementForEach(t *testing.T) {
+	for name, test := range map[string]struct{ command, wrong, right string }{
+		"renewal, one number":      {"LOCK.MRENEW", ":7\r\n", "*2\r\n:7\r\n:7\r\n"},
+		"renewal, three elements":  {"LOCK.MRENEW", "*3\r\n:7\r\n:7\r\n:7\r\n", "*2\r\n:7\r\n:7\r\n"},
+		"release, one number":      {"LOCK.MRELEASE", ":1\r\n", "*2\r\n:1\r\n:1\r\n"},
+		"release, one element":     {"LOCK.MRELEASE", "*1\r\n:1\r\n", "*2\r\n:1\r\n:1\r\n"},
+		"release, a simple string": {"LOCK.MRELEASE", "*2\r\n:1\r\n+OK\r\n", "*2\r\n:1\r\n:1\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.MACQUIRE": {token}, "LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}, test.command: {test.wrong, test.right}})
+				h, err := f.client().LockAll(context.Background(), []string{"a", "b"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if test.command == "LOCK.MRENEW" {
+					if err := h.Renew(context.Background(), 0); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := h.Release(context.Background()); err != nil {
+					t.Error(err)
+				}
+				if sent := f.sent(test.command); len(sent) < 2 { // the timer may renew as well
+					t.Errorf("sent %v", sent)
+				}
+			})
+		})
+	}
+}
+
 func TestReleaseGoesOnInTheBackgroundWhenItsContextEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, when := range []string{"before", "meanwhile"} {

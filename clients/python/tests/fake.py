@@ -21,12 +21,16 @@ def integer(value):
     return b":%d\r\n" % value
 
 
+def array(*numbers):
+    return b"*%d\r\n" % len(numbers) + b"".join(map(integer, numbers))
+
+
 def error(text):
     return b"-" + text.encode() + b"\r\n"
 
 
 def granted(token, waited=0):
-    return b"*2\r\n" + integer(token) + integer(waited)
+    return array(token, waited)
 
 
 VERSION = (
@@ -92,9 +96,10 @@ class Fake:
         if verb == "ACQUIRE":
             self.token += 1
             return granted(self.token)
-        if verb == "RENEW":
-            return integer(int(words[words.index(b"TOKEN") + 1]))
-        return VERSION if verb == "VERSION" else integer(1) if verb == "RELEASE" else NIL
+        if verb in ("RENEW", "RELEASE"):
+            number = int(words[words.index(b"TOKEN") + 1]) if verb == "RENEW" else 1
+            return array(*[number] * int(words[1])) if name.startswith("LOCK.M") else integer(number)
+        return VERSION if verb == "VERSION" else NIL
 
     def close(self):
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 import holdfast
-from fake import CUT, NIL, SILENCE, Fake, error, granted, integer
+from fake import CUT, NIL, SILENCE, Fake, array, error, granted, integer
 from holdfast import LossReason
 from holdfast import _api as api
 from holdfast import _engine as engine
@@ -318,6 +318,29 @@ def test_hold_is_renewed_again_and_again(faked, fake, quick):
         assert words == [b"LOCK.RENEW", b"k", acquired[2], b"TOKEN", b"101", b"LEASE", b"60000"]
 
 
+@pytest.mark.parametrize(
+    ("names", "reply"),
+    [
+        ("k", b"+OK\r\n"),
+        ("k", integer(5)),
+        ("k", array(101)),
+        (["a", "b"], integer(101)),
+        (["a", "b"], array(101)),
+        (["a", "b"], array(101, 5)),
+        (["a", "b"], array(101, 101, 101)),
+    ],
+    ids=repr,
+)
+def test_renewal_is_sent_again_after_a_reply_that_is_neither_token_nor_nil_for_each_name(faked, fake, names, reply):
+    hold = faked.lock(names, lease=60).acquire(30)
+    fake.script["RENEW"].append(reply)
+    hold.renew()
+    first, second = (connection for _, connection, words in fake.seen if words[0].endswith(b"RENEW"))
+    assert first != second
+    hold.release()
+    assert len(withdrawals(fake)) == 1, "what the server meant is unknown"
+
+
 def test_hold_that_is_not_renewed_expires(faked, fake):
     hold = faked.lock("k", lease=60, renew=False).acquire(30)
     hold.renew(0.3)
@@ -445,6 +468,27 @@ def test_release_sends_no_renewal_any_more(faked, fake, quick):
     assert not hold.is_held()
     hold.release()
     assert len(fake.of("RELEASE")) == 1, "a second release does nothing"
+
+
+@pytest.mark.parametrize(
+    ("names", "reply"),
+    [
+        ("k", b"+OK\r\n"),
+        ("k", array(1)),
+        (["a", "b"], integer(1)),
+        (["a", "b"], array(1)),
+        (["a", "b"], b"*2\r\n:1\r\n+OK\r\n"),
+        (["a", "b"], array(1, 1, 1)),
+    ],
+    ids=repr,
+)
+def test_release_is_sent_again_after_a_reply_that_is_neither_number_nor_nil_for_each_name(faked, fake, names, reply):
+    fake.script["RELEASE"].append(reply)
+    hold = faked.lock(names).acquire(30)
+    hold.release()
+    first, second, _ = (connection for _, connection, words in fake.seen if words[0].endswith(b"RELEASE"))
+    assert first != second
+    assert len(withdrawals(fake)) == 1, "what the server meant is unknown"
 
 
 def test_release_raises_when_nil_at_first(faked, fake):

@@ -24,6 +24,7 @@ from .errors import HoldfastError, LockLostError, LossReason, NotAcquiredError, 
 
 logger = logging.getLogger("holdfast")
 Make = Callable[[], list[Words]]
+Check = Callable[[list[Any]], bool]
 
 # The line of those that found no connection for a wait.
 POLLS = object()
@@ -389,7 +390,7 @@ class Engine:
             while answers < (2 if grant.broke else 1) and (answers == 0 or now() < end) and not self.is_closed:
                 if answers:
                     await self.io.sleep(1.0)
-                await self.answer(grant, RELEASE, lambda: [grant.withdrawal()], end)
+                await self._answer_release(grant, lambda: [grant.withdrawal()], end)
                 # A token was under way: RELEASE ALL had overtaken the request.
                 is_late = any(judge(reply) is Verdict.YES for reply in await self._read_rest(grant))
                 answers = 0 if is_late else answers + 1
@@ -422,13 +423,15 @@ class Engine:
         seconds: float,
         grants: Sequence[Grant] = (),
         *,
+        check: Check | None = None,
         again: bool = True,
         is_asking: bool = False,
     ) -> tuple[float, list[Any]]:
         """When a pipeline was sent, and its replies, of which errors are elements.
 
         A connection that was dead is replaced once (B28), if it may be sent `again`. `grants` are those that it is
-        about. `is_asking`: an ASK redirect led to this node.
+        about. `check`: whether these are replies to it; if not, the connection counts as broken. `is_asking`: an ASK
+        redirect led to this node.
         """
         end = now() + seconds
         for is_last in (False, True) if again else (True,):
@@ -442,6 +445,10 @@ class Engine:
                     commands = [words for command in commands for words in ((b"ASKING",), command)]
                 line.start(pack(commands), len(commands))
                 replies = await line.wait(end - now())
+                if is_asking:
+                    replies = replies[1::2]
+                if check is not None and not check(replies):
+                    raise ConnectionError(f"the server answered what is no reply to this request: {replies!r:.100}")
             except BaseException as error:
                 for grant in grants:
                     grant.broke = True
@@ -452,10 +459,12 @@ class Engine:
                     raise
             else:
                 pool.put(line)
-                return sent, replies[1::2] if is_asking else replies
+                return sent, replies
         raise AssertionError
 
-    async def answer(self, grant: Grant, priority: int, make: Make, end: float, again: bool = True) -> Any:
+    async def answer(
+        self, grant: Grant, priority: int, make: Make, end: float, again: bool = True, check: Check | None = None
+    ) -> Any:
         """The first reply to a pipeline, sent again until `end` after errors that pass. `again`: also if lost."""
         key = grant.terms.keys[0]
         while True:
@@ -466,11 +475,11 @@ class Engine:
                 if not again:
                     # It is not repeated, so over a connection that has just answered.
                     await self.command(pool, priority, lambda: [(b"LOCK.VERSION",)], seconds)
-                send = functools.partial(self.command, priority=priority, make=make, seconds=seconds, grants=[grant])
-                _, [reply, *_] = await send(pool, again=again)
+                send = functools.partial(self.command, grants=[grant], check=check, again=again)
+                _, [reply, *_] = await send(pool, priority, make, seconds)
                 if rules.is_ask(reply) and grant.pool is None:
                     pool = self.router.redirected(reply, key, pool)
-                    _, [reply, *_] = await send(pool, again=again, is_asking=True)
+                    _, [reply, *_] = await send(pool, priority, make, seconds, is_asking=True)
             except Exception as error:
                 reply = error
             verdict = judge(reply)
@@ -484,6 +493,9 @@ class Engine:
             if now() >= end or grant.pool is not None or self.is_closed or not is_harmless:
                 raise reply
             await self.io.sleep(pause)
+
+    async def _answer_release(self, grant: Grant, make: Make, end: float) -> Any:
+        return await self.answer(grant, RELEASE, make, end, check=lambda replies: all(map(grant.answers, replies)))
 
     async def ask(self, *words: bytes, again: bool = True) -> Any:
         """The reply to a command about one key. `again`: it is harmless to repeat."""
@@ -572,8 +584,11 @@ class Engine:
             asked[:] = [(grant, grant.token, grant.lease) for grant in held]
             return [grant.renewal() for grant in held]
 
+        def check(replies: list[Any]) -> bool:
+            return all(grant.answers(reply, token) for (grant, token, _), reply in zip(asked, replies, strict=True))
+
         try:
-            sent, replies = await self.command(pool, RENEW, make, seconds, grants, is_asking=is_asking)
+            sent, replies = await self.command(pool, RENEW, make, seconds, grants, check=check, is_asking=is_asking)
         except Exception as error:
             sent, replies = 0.0, [error] * len(asked)
         found: list[Any] = []
@@ -633,7 +648,12 @@ class Engine:
         """Whether the server holds it under just this token now, for a lease. For several independent servers."""
         pool = await self.router.pool(grant.terms.keys[0], seconds)
         lease, words = grant.lease, (*grant.renewal(), b"FENCE", fence)
-        sent, [reply] = await self.command(pool, RENEW, lambda: [words], seconds, [grant])
+        tokens = grant.token, fence
+
+        def check(replies: list[Any]) -> bool:
+            return all(grant.answers(reply, *tokens) for reply in replies)
+
+        sent, [reply] = await self.command(pool, RENEW, lambda: [words], seconds, [grant], check=check)
         if judge(reply) is not Verdict.YES:
             return False
         # What the clocks of several servers may differ by (docs/redlock.md). Never 0: the timer would take it for lost.
@@ -732,7 +752,7 @@ class Engine:
 
         end = min(end, max(grant.certain, now()) + 1.0)
         try:
-            reply = await self.answer(grant, RELEASE, make, end)
+            reply = await self._answer_release(grant, make, end)
         except WrongTypeError:
             reply = None
         is_released = grant.is_released(reply)

@@ -312,6 +312,15 @@ class Grant:
         by_token = self._command(b"RELEASE", b"TOKEN", self.token)
         return [by_token, self.withdrawal()] if (self.broke or self.asked) and not self.terms.owner else [by_token]
 
+    def answers(self, reply: Any, *tokens: int) -> bool:
+        """Whether this is a reply to RELEASE, or to RENEW with one of these tokens: a number or nil for each key."""
+        elements = [reply] if len(self.terms.keys) == 1 else reply
+        if isinstance(reply, Exception):
+            return True
+        if not isinstance(elements, list) or len(elements) != len(self.terms.keys):
+            return False
+        return all(one is None or (isinstance(one, int) and (not tokens or one in tokens)) for one in elements)
+
     def granted(self, reply: Any, sent: float) -> None:
         """What the reply to an ACQUIRE gives, by the clock rule. More elements are ignored."""
         self.token, waited = reply[:2]

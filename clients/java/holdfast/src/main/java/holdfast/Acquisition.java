@@ -9,6 +9,7 @@ import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
+import java.util.function.Predicate;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -166,7 +167,7 @@ final class Acquisition {
         Ask(Pool pool, long longest) {
             this.pool = pool;
             this.longest = longest;
-            request = route.request(pool, Request.OTHER, this::command, this::ended);
+            request = route.request(pool, Request.OTHER, this::command, Reply::isGrant, this::ended);
             pool.submit(request);
         }
 
@@ -209,15 +210,8 @@ final class Acquisition {
         private void ended(Route.Answer answer) {
             underWay.remove(this);
             client.turns.leave(POLLS, poll);
-            Object first = answer.reply() instanceof List<?> list && !list.isEmpty() ? list.get(0) : answer.reply();
-            if (first instanceof Long granted) {
-                granted(this, granted, answer.reply() instanceof List<?> list && list.size() > 1 && list.get(1) instanceof Long waited ? waited : 0);
-            } else if (answer.verdict() == Verdict.YES) {
-                UnavailableException why = new UnavailableException("the server answered LOCK.ACQUIRE with neither a token nor nil", null);
-                lastError = why;
-                route.broke = true;
-                request.connection.close(why);
-                again(pool.pause(lease));
+            if (answer.verdict() == Verdict.YES && answer.reply() instanceof List<?> grant) {
+                granted(this, (Long) grant.get(0), (Long) grant.get(1));
             } else if (state == State.WAITING && current == this) {
                 refused(this, answer);
             }
@@ -354,7 +348,7 @@ final class Acquisition {
 
     private void withdraw() {
         underWay.forEach(ask -> ask.closeIn(Rules.SECOND + Rules.silence(lease)));
-        route.repeat(Request.RELEASE, withdrawnUntil(), () -> List.<byte[][]>of(commands.withdraw()), answer -> {
+        route.repeat(Request.RELEASE, withdrawnUntil(), () -> List.<byte[][]>of(commands.withdraw()), this::isRelease, answer -> {
             if (answer.verdict() == Verdict.YES || answer.verdict() == Verdict.NIL) {
                 withdrawn++;
                 withdrawalMayBeDone();
@@ -438,7 +432,7 @@ final class Acquisition {
         if (isGranted() && !renewing) {
             renewing = true;
             due = Rules.ENDLESS;
-            route.send(Request.RENEW, this::renewal, this::renewed);
+            route.send(Request.RENEW, this::renewal, this::isRenewal, this::renewed);
         }
     }
 
@@ -453,6 +447,15 @@ final class Acquisition {
             setCertain(until);
         }
         return List.<byte[][]>of(commands.renew(token, asked));
+    }
+
+    /** Whether this is a reply to RENEW, which may have raised the token by one (B36). */
+    private boolean isRenewal(Object reply) {
+        return Reply.answersEach(spec.names(), reply, number -> number == token || number == token + 1);
+    }
+
+    private boolean isRelease(Object reply) {
+        return Reply.answersEach(spec.names(), reply, number -> true);
     }
 
     private void renewed(Route.Answer answer) {
@@ -529,7 +532,7 @@ final class Acquisition {
             withdraw();
         } else if (spec.names().size() > 1) {
             // The others may still be held (B35).
-            route.send(Request.RELEASE, () -> List.<byte[][]>of(commands.release(token)), answer -> { });
+            route.send(Request.RELEASE, () -> List.<byte[][]>of(commands.release(token)), this::isRelease, answer -> { });
         }
     }
 
@@ -634,7 +637,8 @@ final class Acquisition {
             return;
         }
         attempts = 0;
-        route.repeat(Request.RELEASE, client.serial.now() + Math.max(lease, Rules.SECOND), () -> releases(keep), answer -> {
+        Predicate<Object> isReply = keep == null ? this::isRelease : this::isRenewal;
+        route.repeat(Request.RELEASE, client.serial.now() + Math.max(lease, Rules.SECOND), () -> releases(keep), isReply, answer -> {
             LossReason loss = null;
             Throwable error = null;
             switch (answer.verdict()) {

@@ -306,7 +306,7 @@ public final class Holdfast implements AutoCloseable {
         Route route = new Route(this, name, lease.toNanos(), false);
         // A repetition could break the hold of the next owner.
         route.repeatsLost = !command[0].equals(FORCE);
-        route.repeat(Request.OTHER, serial.now() + timeout, () -> List.<byte[][]>of(Reply.command(command)), answer -> {
+        route.repeat(Request.OTHER, serial.now() + timeout, () -> List.<byte[][]>of(Reply.command(command)), reply -> true, answer -> {
             if (answer.verdict() == Verdict.YES || answer.verdict() == Verdict.NIL) {
                 future.complete(answer.reply());
             } else {

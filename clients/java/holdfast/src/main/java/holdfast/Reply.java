@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.time.Duration;
+import java.util.function.LongPredicate;
 import org.jspecify.annotations.Nullable;
 
 /** How commands are written and replies are read. */
@@ -46,6 +47,17 @@ final class Reply {
 
     static Optional<Long> number(@Nullable Object reply) {
         return reply instanceof Long number ? Optional.of(number) : Optional.empty();
+    }
+
+    /** Whether this is a token, and for how long the request waited, in ms. More elements are ignored. */
+    static boolean isGrant(Object reply) {
+        return reply instanceof List<?> list && list.size() > 1 && list.get(0) instanceof Long && list.get(1) instanceof Long;
+    }
+
+    /** Whether a reply has one element for each name, each nil or a number that {@code confirms}. For one name it is that element. */
+    static boolean answersEach(List<String> names, Object reply, LongPredicate confirms) {
+        List<?> elements = names.size() == 1 ? List.of(reply) : reply instanceof List<?> list ? list : List.of();
+        return elements.size() == names.size() && elements.stream().allMatch(it -> it == null || it instanceof Long number && confirms.test(number));
     }
 
     /** A time in ms; -1 means that there is no end. */

@@ -4,6 +4,7 @@ import holdfast.spi.Node;
 import holdfast.spi.RedisError;
 import java.util.List;
 import java.util.function.Consumer;
+import java.util.function.Predicate;
 import java.util.function.Supplier;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -58,18 +59,22 @@ final class Route {
         return replicas ? pool.replicasTimeout * Rules.MS : 0;
     }
 
-    /** A request to the node that {@link #pool} returned. */
-    Request request(Pool pool, int priority, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
-        Request request = new Request(priority, commands, (it, outcome) -> then.accept(judged(it, pool, outcome)));
+    /**
+     * A request to the node that {@link #pool} returned.
+     *
+     * @param isReply whether this is a reply to it, if it is neither nil nor an error: if not, its connection counts as broken
+     */
+    Request request(Pool pool, int priority, Supplier<List<byte[][]>> commands, Predicate<Object> isReply, Consumer<Answer> then) {
+        Request request = new Request(priority, commands, (it, outcome) -> then.accept(judged(it, pool, checked(it, outcome, isReply))));
         request.asking = importing != null;
         importing = null;
         return request;
     }
 
     /** Sends a request that does not wait at the server. Its connection is closed if it is silent. */
-    void send(int priority, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
+    void send(int priority, Supplier<List<byte[][]>> commands, Predicate<Object> isReply, Consumer<Answer> then) {
         Pool pool = pool();
-        Request request = request(pool, priority, commands, then);
+        Request request = request(pool, priority, commands, isReply, then);
         long silence = dedicated == null ? Rules.silence(lease) + confirmation(pool) : Math.max(lease, Rules.SECOND);
         request.limit(client.serial.after(silence, () -> pool.abandon(request)));
         if (dedicated == null) {
@@ -82,17 +87,26 @@ final class Route {
     }
 
     /** Sends a request again and again until it is answered, a failure does not pass, or the time is over. */
-    void repeat(int priority, long until, Supplier<List<byte[][]>> commands, Consumer<Answer> then) {
-        send(priority, commands, answer -> {
+    void repeat(int priority, long until, Supplier<List<byte[][]>> commands, Predicate<Object> isReply, Consumer<Answer> then) {
+        send(priority, commands, isReply, answer -> {
             boolean lost = answer.verdict == Verdict.BROKEN && answer.request.connection != null;
             boolean passes = answer.verdict.passes() && (repeatsLost || !lost) && !client.isShut() && (dedicated == null || !dedicated.closed);
             long pause = passes ? pause(answer) : 0;
             if (passes && client.serial.now() + pause <= until) {
-                client.serial.after(pause, () -> repeat(priority, until, commands, then));
+                client.serial.after(pause, () -> repeat(priority, until, commands, isReply, then));
             } else {
                 then.accept(answer);
             }
         });
+    }
+
+    private static @Nullable Object checked(Request request, @Nullable Object outcome, Predicate<Object> isReply) {
+        if (outcome == null || outcome instanceof RedisError || outcome instanceof Throwable || isReply.test(outcome)) {
+            return outcome;
+        }
+        UnavailableException why = new UnavailableException("the server answered what is no reply to this request", null);
+        request.connection.close(why);
+        return why;
     }
 
     private Answer judged(Request request, Pool pool, @Nullable Object outcome) {

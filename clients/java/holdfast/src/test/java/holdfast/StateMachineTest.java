@@ -36,6 +36,7 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -205,9 +206,10 @@ class StateMachineTest {
         assertThat(server.read(RELEASE)).isEmpty();
     }
 
-    @Test
-    void reply_that_is_neither_token_nor_nil_is_asked_again_over_another_connection() throws Exception {
-        server.next(ACQUIRE, "+NONSENSE\r\n", granted(7, 0));
+    @ParameterizedTest
+    @ValueSource(strings = {"+NONSENSE\r\n", ":7\r\n", "*1\r\n:7\r\n", "*2\r\n+OK\r\n:0\r\n"})
+    void reply_that_is_neither_token_nor_nil_is_asked_again_over_another_connection(String reply) throws Exception {
+        server.next(ACQUIRE, reply, granted(7, 0));
         assertThat(acquired(client.lock("k")).fence()).isEqualTo(7);
         List<FakeServer.Command> asked = server.read(ACQUIRE);
         assertThat(asked).hasSize(2);
@@ -782,6 +784,36 @@ class StateMachineTest {
     }
 
     // ---- Several keys, options ----
+
+    private Hold ofNames(int names) throws InterruptedException {
+        String[] all = names == 1 ? new String[] {"k"} : new String[] {"a", "b"};
+        return acquired(client.lock(LockSpec.builder(all).lease(Duration.ofSeconds(8)).build()));
+    }
+
+    private static void isRepeatedElsewhere(List<FakeServer.Command> commands) {
+        List<FakeServer.Command> byToken = commands.stream().filter(it -> it.has("TOKEN")).toList();
+        assertThat(byToken).hasSize(2);
+        assertThat(byToken.get(1).connection()).isNotEqualTo(byToken.get(0).connection());
+    }
+
+    @ParameterizedTest
+    @CsvSource({"1,+OK|", "1,:5|", "1,*1|:1000|", "2,:1000|", "2,*1|:1000|", "2,*2|:1000|:5|", "2,*3|:1000|:1000|:1000|"})
+    void renewal_is_repeated_over_another_connection_when_reply_is_neither_token_nor_nil_for_each_name(int names, String reply) throws Exception {
+        String renew = names == 1 ? RENEW : "LOCK.MRENEW";
+        server.next(renew, reply.replace("|", "\r\n")).always("LOCK.MRENEW", "*2\r\n:1000\r\n:1000\r\n").always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n");
+        Hold hold = ofNames(names);
+        isRepeatedElsewhere(eventually(renew, 2));
+        assertThat(hold.isHeld()).isTrue();
+    }
+
+    @ParameterizedTest
+    @CsvSource({"1,+OK|", "1,*1|:1|", "2,:1|", "2,*1|:1|", "2,*2|:1|+OK|", "2,*3|:1|:1|:1|"})
+    void release_is_repeated_over_another_connection_when_reply_is_neither_number_nor_nil_for_each_name(int names, String reply) throws Exception {
+        String release = names == 1 ? RELEASE : "LOCK.MRELEASE";
+        server.next(release, reply.replace("|", "\r\n")).always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n");
+        release(ofNames(names));
+        isRepeatedElsewhere(server.read(release));
+    }
 
     @Test
     void several_names_are_one_request_and_any_nil_is_a_loss() throws Exception {

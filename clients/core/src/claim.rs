@@ -75,7 +75,7 @@ pub(crate) struct Hold {
     pub(crate) lasts: Millis,
 }
 
-/// A renewal that the program has requested.
+/// A renewal that the program has requested, or one that decides whether a late grant counts: then the call is that of the acquisition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Renewal {
     pub(crate) call: Id,
@@ -168,6 +168,11 @@ impl Claim {
         if let Some(renewal) = &mut self.renewal {
             renewal.is_sent = false;
         }
+    }
+
+    /// Whether this acquisition, with this number, was granted so late that a renewal decides if it counts.
+    pub(crate) fn is_late(&self, id: Id) -> bool {
+        self.renewal.as_ref().is_some_and(|renewal| renewal.call == id)
     }
 
     pub(crate) fn hold_mut(&mut self) -> Option<&mut Hold> {

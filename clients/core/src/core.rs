@@ -178,7 +178,8 @@ impl Core {
 
     /// Until when this hold is certain, as far as is known now. `None`: there is no such hold.
     pub fn held_until(&self, hold: Id) -> Option<Millis> {
-        let claim = self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some())?;
+        let claim =
+            self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some() && !claim.is_late(hold))?;
         // The server releases an ephemeral hold as soon as it finds the session's connection dead.
         let alive = || self.pair.as_ref().map_or(0, |pair| pair.deadline(self.limit()));
         Some(self.until(claim).min(if claim.terms.ephemeral { alive() } else { Millis::MAX }))
@@ -393,6 +394,9 @@ impl Core {
     /// A hold is lost. Something of it may be left: other keys, or what can't be seen from here.
     fn lose(&mut self, id: Id, why: LossReason, is_gone: bool) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
+        if claim.is_late(id) {
+            return self.ask_again(id);
+        }
         let ended: Vec<Id> =
             claim.checks.drain(..).chain(claim.renewal.take().map(|it| it.call)).chain(claim.release.take()).collect();
         let was_wanted = claim.wanted;
@@ -402,6 +406,17 @@ impl Core {
             self.outputs.push_back(Output::Lost { hold: id, why });
         }
         if is_gone && is_all { self.forget(id) } else { self.give_back(id) }
+    }
+
+    /// A late grant did not count.
+    fn ask_again(&mut self, id: Id) {
+        let Some(claim) = self.claims.get_mut(&id) else { return };
+        (claim.stage, claim.renewal, claim.asked_before) = (Stage::New, None, true);
+        if claim.wait == Wait::No {
+            self.finish(id, Outcome::NotGranted);
+            return self.give_back(id);
+        }
+        self.touch(id);
     }
 
     /// Another server serves it.
@@ -466,13 +481,20 @@ impl Core {
         let hold = Hold { token, lease, until, known, bound: true, confirming: false, left: 0, lasts: Millis::MAX };
         let was_held = matches!(std::mem::replace(&mut claim.stage, Stage::Held(hold)), Stage::Held(_));
         claim.refusal = None;
+        // With less than half of its lease, it does not count before the answer to a renewal.
+        let is_late = !was_held && claim.wanted && until < self.now.saturating_add(lease / 2);
+        if is_late {
+            claim.renewal = Some(Renewal { call: id, lease: Some(lease), fence: None, is_sent: false });
+        }
         let renewal = claim.renewal.take_if(|renewal| renewal.is_sent);
         let checks = if until > self.now { std::mem::take(&mut claim.checks) } else { Vec::new() };
         self.alarms.set(until, id);
-        if !was_held {
+        if !was_held && !is_late {
             self.finish(id, Outcome::Granted(token));
         }
-        renewal.into_iter().for_each(|renewal| self.finish(renewal.call, Outcome::Renewed(token)));
+        if let Some(Renewal { call, .. }) = renewal {
+            self.finish(call, if call == id { Outcome::Granted(token) } else { Outcome::Renewed(token) });
+        }
         checks.into_iter().for_each(|call| self.finish(call, Outcome::Held));
         self.touch(id);
     }
@@ -497,7 +519,13 @@ impl Core {
             // A renewal: nothing is revoked.
             (hold.confirming, hold.left) = (false, 0);
             claim.not_before = self.now.saturating_add(AGAIN);
-            if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
+            if claim.is_late(id) {
+                if claim.wait == Wait::No || !pair::is_passing(&error) {
+                    self.finish(id, Outcome::Refused(error));
+                    return self.give_back(id);
+                }
+                claim.renewal.iter_mut().for_each(|renewal| renewal.is_sent = false);
+            } else if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
                 self.finish(renewal.call, Outcome::Refused(error));
             }
             return self.unbound(id);
@@ -796,6 +824,11 @@ impl Core {
     fn renewed(&mut self, id: Id, reply: &Reply, lease: Millis, at: Millis) -> Option<()> {
         let is_waiting = matches!(reply, Reply::Line(line) if line == "WAITING");
         let claim = self.claims.get_mut(&id)?;
+        // The event of its loss came first, and it is requested again.
+        if claim.hold().is_none() {
+            self.touch(id);
+            return Some(());
+        }
         if is_waiting {
             if let Some(hold) = claim.hold_mut() {
                 // The event may have arrived before.
@@ -912,7 +945,8 @@ impl Core {
             let until = self.claims.get(id).map_or(0, |claim| self.until(claim));
             let Some(claim) = self.claims.get_mut(id) else { continue };
             // A call without a wait is asked again once, since a server may close idle connections. Then it fails, and is withdrawn.
-            if claim.wait == Wait::No && matches!(claim.stage, Stage::Asked) && claim.wanted && claim.asked_before {
+            let is_last = matches!(claim.stage, Stage::Asked) && claim.asked_before || claim.is_late(*id);
+            if claim.wait == Wait::No && claim.wanted && is_last {
                 in_vain.push(*id);
             }
             claim.set_adrift(until);

@@ -154,7 +154,7 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 		if !a.waitAt(p) { // all connections are taken by waits: poll over the others, one request at a time
 			if t.wait = pollWait; a.asked.IsZero() {
 				t.wait = 0
-			} else if end, _ := a.client.takeTurn(ctx, "", limit); end != nil {
+			} else if end, _ := a.client.takeTurn(ctx, polls{}, limit); end != nil {
 				t.end = end
 			} else {
 				return errNoConnection

@@ -60,7 +60,7 @@ type Client struct {
 
 	mu    sync.Mutex
 	pools map[string]*pool
-	turns map[string]*turn
+	turns map[any]*turn
 }
 
 // New returns a client. It connects when a lock is first used.
@@ -84,7 +84,7 @@ func New(config Config) (*Client, error) {
 	if config.Logger == nil {
 		config.Logger = slog.Default()
 	}
-	c := &Client{config: config, pools: map[string]*pool{}, turns: map[string]*turn{}}
+	c := &Client{config: config, pools: map[string]*pool{}, turns: map[any]*turn{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.closing, c.beginClosing = context.WithCancel(c.ctx)
 	return c, nil
@@ -186,14 +186,17 @@ type turn struct {
 	users int
 }
 
-// takeTurn waits for a turn. It returns how to end it, or nil if ctx ends or the time is over first, and whether it
-// waited.
-func (c *Client) takeTurn(ctx context.Context, name string, until time.Time) (end func(), waited bool) {
+// polls is what requests for which all connections are taken have in turn. No lock has this name.
+type polls struct{}
+
+// takeTurn waits for the turn of a lock's name, or of polls. It returns how to end it, or nil if ctx ends or the time is
+// over first, and whether it waited.
+func (c *Client) takeTurn(ctx context.Context, of any, until time.Time) (end func(), waited bool) {
 	c.mu.Lock()
-	t := c.turns[name]
+	t := c.turns[of]
 	if t == nil {
 		t = &turn{taken: make(chan struct{}, 1)}
-		c.turns[name] = t
+		c.turns[of] = t
 	}
 	waited = t.users > 0
 	t.users++
@@ -202,7 +205,7 @@ func (c *Client) takeTurn(ctx context.Context, name string, until time.Time) (en
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if t.users--; t.users == 0 {
-			delete(c.turns, name)
+			delete(c.turns, of)
 		}
 	}
 	taken := func() { <-t.taken; leave() }

@@ -85,6 +85,36 @@ func TestWaitsLeaveConnectionsFree(t *testing.T) {
 	})
 }
 
+func TestEmptyNameIsANameOfItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		release := make(chan struct{})
+		f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(r received) string {
+			switch wait := r.option("WAIT"); {
+			case wait == "":
+				return null
+			case wait == "100" || r.command[1] == "":
+				return token
+			}
+			<-release
+			return token
+		}}})
+		c := f.client(func(config *Config) { config.MaxConnections = 4 })
+		var done sync.WaitGroup
+		for range 2 {
+			done.Go(func() { mustLock(t, c, Shared()) })
+		}
+		f.await("LOCK.ACQUIRE", 2)
+		// It waits for its turn among requests for the same mutex, and polls.
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if _, err := c.Lock(ctx, ""); err != nil {
+			t.Error(err)
+		}
+		close(release)
+		done.Wait()
+	})
+}
+
 func TestPollThatIsNotAnsweredIsRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		release := make(chan struct{})

@@ -69,7 +69,7 @@ func (c *Client) request(names []string, wait time.Duration, options []Option) (
 		option(r)
 	}
 	switch {
-	case len(names) == 0 || slices.Contains(names, ""):
+	case len(names) == 0:
 		return nil, errors.New("holdfast: a lock needs a name")
 	case r.lease <= 0:
 		return nil, fmt.Errorf("holdfast: lease must be positive, got %v", r.lease)

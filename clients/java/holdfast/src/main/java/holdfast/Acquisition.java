@@ -21,8 +21,8 @@ import org.slf4j.event.Level;
  */
 final class Acquisition {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
-    /** The name of the queue of requests that can't wait at the server: one at a time polls (B30). No lock has this name. */
-    private static final String POLLS = "";
+    /** The name of the queue of requests that can't wait at the server: one at a time polls (B30). */
+    private static final Object POLLS = new Object();
 
     enum State { WAITING, HELD, RELEASING, RELEASED, WITHDRAWING, LOST }
 

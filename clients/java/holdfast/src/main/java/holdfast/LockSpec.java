@@ -22,7 +22,7 @@ public record LockSpec(List<String> names, @Nullable Duration lease, boolean ren
         check(!names.isEmpty() && names.size() <= 128, "a lock has 1 to 128 names, not " + names.size());
         for (String name : names) {
             int length = name.getBytes(StandardCharsets.UTF_8).length;
-            check(length > 0 && length <= 1024, "a name has 1 to 1,024 bytes, not " + length);
+            check(length <= 1024, "a name has at most 1,024 bytes, not " + length);
         }
         check(names.stream().distinct().count() == names.size(), "a name is given twice");
         if (lease != null) {

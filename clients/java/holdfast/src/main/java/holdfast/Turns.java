@@ -7,14 +7,14 @@ import java.util.Map;
 /** Lines of tasks, of which the first one is served until it leaves. Everything runs in steps. */
 final class Turns {
     private final Serial serial;
-    private final Map<String, LinkedHashSet<Runnable>> lines = new HashMap<>();
+    private final Map<Object, LinkedHashSet<Runnable>> lines = new HashMap<>();
 
     Turns(Serial serial) {
         this.serial = serial;
     }
 
     /** Joins a line; the task runs when it is the first one. Returns whether it waits for that. */
-    boolean join(String name, Runnable task) {
+    boolean join(Object name, Runnable task) {
         LinkedHashSet<Runnable> line = lines.computeIfAbsent(name, it -> new LinkedHashSet<>());
         boolean isNew = line.add(task);
         boolean isFirst = line.iterator().next() == task;
@@ -24,7 +24,7 @@ final class Turns {
         return !isFirst;
     }
 
-    void leave(String name, Runnable task) {
+    void leave(Object name, Runnable task) {
         LinkedHashSet<Runnable> line = lines.get(name);
         if (line == null) {
             return;

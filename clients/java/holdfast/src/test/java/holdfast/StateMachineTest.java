@@ -894,6 +894,19 @@ class StateMachineTest {
     }
 
     @Test
+    void empty_name_is_a_name_of_its_own() throws Exception {
+        close(client);
+        client = build(server, 4);
+        server.next(ACQUIRE, SILENCE, SILENCE, NIL, granted(5, 0));
+        client.semaphore("s", 2).acquireAsync(WAIT);
+        client.semaphore("s", 2).acquireAsync(WAIT);
+        eventually(ACQUIRE, 2);
+        // It waits for its turn among requests for the same mutex, and polls.
+        assertThat(acquired(client.lock("")).fence()).isEqualTo(5);
+        assertThat(server.read(ACQUIRE).get(3).words()).contains("", "100");
+    }
+
+    @Test
     void wait_without_a_connection_asks_first_without_a_wait_when_it_waited_in_the_client() throws Exception {
         close(client);
         client = build(server, 4);

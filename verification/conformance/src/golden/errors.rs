@@ -10,8 +10,14 @@ use crate::driver::{At, Call};
 use crate::play::ClientUnderTest;
 use crate::scenario::{Profile, Terms};
 
-/// The lock.
+/// The lock, and another one.
 const KEY: &str = "k";
+const OTHER_KEY: &str = "j";
+
+/// The timeout of an acquisition that ends before, in ms.
+fn ample() -> u64 {
+    60_000
+}
 
 /// An error, and how the call that gets it ends.
 #[derive(Clone, Debug, Deserialize)]
@@ -29,8 +35,8 @@ struct Row {
     /// Whether only the first request gets this reply.
     #[serde(default)]
     once: bool,
-    /// The timeout of the acquisition.
-    #[serde(default)]
+    /// The timeout of the acquisition. It waits unless this is 0, and so ends early if it is granted, or the error is final.
+    #[serde(default = "ample")]
     wait: u64,
     outcome: String,
     /// What the error's text must name.
@@ -47,13 +53,16 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
         let script = error.or(row.nonsense.as_ref().map(|it| format!("return redis.status_reply([[{it}]])")));
         let server = if script.is_some() { builder.start() } else { builder.without_module().start() };
         let proxy = Proxy::to(server.addr());
+        let mut driver = open(client, proxy.addr())?;
         if let Some(script) = &script {
+            // A request without a wait must be answered within a second, which the first connection alone may take.
+            let first = end_of(&mut driver, &acquire("first", OTHER_KEY, ample()))?;
+            if first.outcome != "held" {
+                return Err(format!("a free lock is granted: {first:?}"));
+            }
             answer(&proxy, script, row.once);
         }
-        let mut driver = open(client, proxy.addr())?;
-        let terms = Terms { wait: Some(row.wait), ..Terms::default() };
-        let acquire = Call::Acquire { hold: "h".to_owned(), keys: vec![KEY.to_owned()], terms, at: At::default() };
-        let outcome = end_of(&mut driver, &acquire)?;
+        let outcome = end_of(&mut driver, &acquire("h", KEY, row.wait))?;
         let text = outcome.text.unwrap_or_default();
         let said = row.error.as_deref().or(row.nonsense.as_deref());
         let what = said.and_then(|it| it.split(' ').next()).unwrap_or("no module").to_owned();
@@ -67,6 +76,11 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
         }
     }
     Ok(played)
+}
+
+fn acquire(hold: &str, key: &str, wait: u64) -> Call {
+    let terms = Terms { wait: Some(wait), ..Terms::default() };
+    Call::Acquire { hold: hold.to_owned(), keys: vec![key.to_owned()], terms, at: At::default() }
 }
 
 /// Replaces requests for locks by a script, whose result is their reply. So all replies come in order.

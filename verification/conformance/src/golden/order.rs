@@ -47,7 +47,9 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
             keys.push(key.clone());
             each.push(format!("redis://{}/{database}", proxy.addr()));
         }
-        let (hold, terms) = ("h".to_owned(), Terms { wait: Some(500), ..Terms::default() });
+        // Without a wait, a lock that is taken ends the acquisition.
+        let wait = if row.taken.is_some() { 0 } else { 60_000 };
+        let (hold, terms) = ("h".to_owned(), Terms { wait: Some(wait), ..Terms::default() });
         let at = At { each, ..At::default() };
         let outcome = end_of(&mut driver, &Call::Acquire { hold: hold.clone(), keys, terms, at })?;
         let seen = std::mem::take(&mut *requests.lock().unwrap_or_else(PoisonError::into_inner));

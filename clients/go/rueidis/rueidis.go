@@ -5,6 +5,7 @@
 package rueidis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -121,30 +122,67 @@ func (c *cluster) refresh(ctx context.Context) (*slotMap, error) {
 	defer c.reading.Unlock()
 	known := c.known.Load()
 	if known == nil || time.Since(known.read) > fresh {
-		reply, err := c.client.Do(ctx, c.client.B().ClusterSlots().Build()).ToArray()
+		ranges, err := c.read(ctx)
 		if err != nil {
 			return nil, err
 		}
-		known = &slotMap{ranges: make([]slots, 0, len(reply))}
-		for _, item := range reply {
-			fields, err := item.ToArray()
-			if err != nil || len(fields) < 3 {
-				continue
-			}
-			first, _ := fields[0].AsInt64()
-			last, _ := fields[1].AsInt64()
-			node, err := fields[2].ToArray()
-			if err != nil || len(node) < 2 {
-				continue
-			}
-			host, _ := node[0].ToString()
-			port, _ := node[1].AsInt64()
-			known.ranges = append(known.ranges, slots{uint16(first), uint16(last), net.JoinHostPort(host, strconv.FormatInt(port, 10))})
-		}
+		known = &slotMap{ranges: ranges}
 		known.read = time.Now()
 		c.known.Store(known)
 	}
 	return known, nil
+}
+
+// nodeTimeout is how long one node of several may take to say who serves the slots.
+const nodeTimeout = time.Second
+
+// read asks a node for the map. A node that does not know its address, or does not tell it, is where it was asked: then
+// each is asked by its address, until one replies.
+func (c *cluster) read(ctx context.Context) ([]slots, error) {
+	ranges, err := parse(c.client.Do(ctx, c.client.B().ClusterSlots().Build()), "")
+	if !errors.Is(err, errNoHost) {
+		return ranges, err
+	}
+	for addr, node := range c.client.Nodes() {
+		host, _, _ := net.SplitHostPort(addr)
+		limited, cancel := context.WithTimeout(ctx, nodeTimeout)
+		ranges, err = parse(node.Do(limited, c.client.B().ClusterSlots().Build()), host)
+		cancel()
+		if err == nil {
+			return ranges, nil
+		}
+	}
+	return nil, err
+}
+
+var errNoHost = errors.New("holdfast: a node of the cluster has no host")
+
+// parse reads a map of slots. A node without a host has this one.
+func parse(result rueidis.RedisResult, host string) ([]slots, error) {
+	reply, err := result.ToArray()
+	if err != nil {
+		return nil, err
+	}
+	ranges := make([]slots, 0, len(reply))
+	for _, item := range reply {
+		fields, err := item.ToArray()
+		if err != nil || len(fields) < 3 {
+			continue
+		}
+		first, _ := fields[0].AsInt64()
+		last, _ := fields[1].AsInt64()
+		node, err := fields[2].ToArray()
+		if err != nil || len(node) < 2 {
+			continue
+		}
+		named, _ := node[0].ToString()
+		port, _ := node[1].AsInt64()
+		if named = cmp.Or(named, host); named == "" {
+			return nil, errNoHost
+		}
+		ranges = append(ranges, slots{uint16(first), uint16(last), net.JoinHostPort(named, strconv.FormatInt(port, 10))})
+	}
+	return ranges, nil
 }
 
 // slotOf returns the slot of a key: CRC-16/XMODEM of its hash tag.

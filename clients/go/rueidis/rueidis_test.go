@@ -1,7 +1,12 @@
 package rueidis
 
 import (
+	"bufio"
 	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,5 +47,61 @@ func TestHangingLookUpDelaysNoLookUpInTheKnownMap(t *testing.T) {
 		}
 	case <-time.After(time.Second):
 		t.Error("it waits for the other look-up")
+	}
+}
+
+// namelessNode is a node that serves all slots and does not say at which host. It returns its address.
+func namelessNode(t *testing.T) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	port := listener.Addr().(*net.TCPAddr).Port
+	serve := func(conn net.Conn) {
+		defer func() { _ = conn.Close() }()
+		lines := bufio.NewScanner(conn)
+		for lines.Scan() { // *n, and then $length and a word n times
+			n, _ := strconv.Atoi(strings.TrimPrefix(lines.Text(), "*"))
+			var words []string
+			for i := range 2 * n {
+				lines.Scan()
+				if i%2 == 1 {
+					words = append(words, lines.Text())
+				}
+			}
+			reply := "+OK\r\n"
+			if strings.Join(words, " ") == "CLUSTER SLOTS" {
+				reply = fmt.Sprintf("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$-1\r\n:%d\r\n$2\r\nid\r\n", port)
+			}
+			_, _ = conn.Write([]byte(reply))
+		}
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go serve(conn)
+		}
+	}()
+	return listener.Addr().String()
+}
+
+func TestNodeWithoutAHostIsWhereItWasAsked(t *testing.T) {
+	addr := namelessNode(t)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, AlwaysRESP2: true, DisableCache: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if client.Mode() != rueidis.ClientModeCluster {
+		t.Fatalf("mode %v", client.Mode())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if found, err := (&cluster{client: client}).locate(ctx, "k", false); found != addr {
+		t.Errorf("got %q, %v, want %q", found, err, addr)
 	}
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import itertools
 import queue
@@ -1023,6 +1024,38 @@ def test_force_replaces_a_dead_idle_connection(faked, fake):
     fake.script["VERSION"].append(CUT)
     fake.script["FORCE"] = collections.deque([integer(1)])
     assert faked.force("k") == 1
+
+
+def test_close_withdraws_an_acquisition_whose_grant_is_on_its_way(faked, fake, monkeypatch):
+    # Nothing of this test takes so long, but the machine may be busy.
+    monkeypatch.setattr(engine.Engine.close, "__defaults__", (60.0,))
+    withdrawn = threading.Event()
+    fake.script["ACQUIRE"].append(lambda _: withdrawn.wait(60) and granted(7))
+    fake.script["RELEASE"].append(lambda _: withdrawn.set() or NIL)
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        acquired = executor.submit(faked.lock("k").acquire, 60)
+        until(lambda: fake.of("ACQUIRE"), "it is asked for")
+        faked.close()
+        with pytest.raises(holdfast.HoldfastError, match="is closed"):
+            acquired.result(60)
+    first, *later = fake.of("RELEASE")
+    assert first[3:] == [b"ALL"]
+    assert later, "RELEASE ALL had overtaken the request"
+
+
+def test_close_sends_nothing_of_acquisitions_that_wait_in_the_client(faked, fake, monkeypatch):
+    monkeypatch.setattr(engine.Engine.close, "__defaults__", (60.0,))
+    withdrawn = threading.Event()
+    fake.script["ACQUIRE"].append(lambda _: withdrawn.wait(60) and NIL)
+    fake.script["RELEASE"].append(lambda _: withdrawn.set() or integer(1))
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        acquired = [executor.submit(faked.lock("k").acquire, 60) for _ in range(3)]
+        until(lambda: fake.of("ACQUIRE"), "the first is asked for")
+        faked.close()
+        for one in acquired:
+            with pytest.raises(holdfast.HoldfastError, match="is closed"):
+                one.result(60)
+    assert len(fake.of("ACQUIRE")) == 1
 
 
 def test_close_closes_the_connection_of_an_ephemeral_hold(faked, fake):

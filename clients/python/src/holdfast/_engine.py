@@ -85,6 +85,8 @@ class Engine:
         self.actor = os.urandom(8).hex().encode()
         self.mutex = threading.Lock()
         self.grants: set[Grant] = set()
+        # Acquisitions that were sent, and neither became holds nor were withdrawn.
+        self._asking: set[Grant] = set()
         self._lines: dict[Any, collections.deque[Any]] = {}
         self._has_timer = False
         self._wake = self.io.event()
@@ -181,6 +183,7 @@ class Engine:
         hurried = False
         async with contextlib.AsyncExitStack() as poll:
             while not grant.cancel.is_set() and now() < (grant.over if grant.asked else grant.until):
+                self.enter()
                 asked, pool = None, target
                 try:
                     if grant.ask_at <= now() < grant.until:
@@ -257,6 +260,14 @@ class Engine:
         if grant.cancel.is_set() or sent >= grant.until:
             pool.put(line)
             return
+        with self.mutex:
+            # Either close() finds it, or it is not sent.
+            is_sent = not self.is_closed
+            if is_sent:
+                self._asking.add(grant)
+        if not is_sent:
+            pool.put(line)
+            self.enter()
         wait = grant.until - sent if grant.slot is not None else rules.POLL if grant.waits and was_sent else None
         words = grant.acquisition(sent, wait)
         extra = pool.replicas_timeout if terms.replicas else 0.0
@@ -335,6 +346,7 @@ class Engine:
             if not self.is_closed:
                 grant.state = State.HELD
                 self.grants.add(grant)
+                self._asking.discard(grant)
         if grant.state is State.WAITING:
             try:
                 await self.command(pool, RELEASE, grant.releases, rules.silence(grant.lease))
@@ -373,23 +385,30 @@ class Engine:
     # Withdraw
 
     async def _give_up(self, grant: Grant) -> None:
-        if self.is_closed or not (grant.asked or grant.broke):
-            return
-        if grant.terms.owner is None:
+        if grant.terms.owner is None and (grant.asked or grant.broke):
             await self.io.background(lambda: self._withdraw(grant))
             return
         # Others may use this owner: never ALL. The server forgets a wait with its connection.
         for asked in list(grant.asked):
             await self._broke(grant, asked)
+        self._withdrawn(grant)
+
+    def _withdrawn(self, grant: Grant) -> None:
+        with self.mutex:
+            self._asking.discard(grant)
 
     async def _withdraw(self, grant: Grant) -> None:
         """Releases what may come of a request, until nothing can, or a lease is over (B20, B21)."""
         # A wait may be longer than a lease: RELEASE ALL is sent at least once.
         answers, end = 0, max(grant.sent + grant.lease, now() + rules.silence(grant.lease))
         try:
-            while answers < (2 if grant.broke else 1) and (answers == 0 or now() < end) and not self.is_closed:
+            while answers < (2 if grant.broke else 1) and (answers == 0 or now() < end):
                 if answers:
+                    # For the second time it is only sent while the client is used.
+                    self._withdrawn(grant)
                     await self.io.sleep(1.0)
+                    if self.is_closed:
+                        break
                 await self._answer_release(grant, lambda: [grant.withdrawal()], end)
                 # A token was under way: RELEASE ALL had overtaken the request.
                 is_late = any(judge(reply) is Verdict.YES for reply in await self._read_rest(grant))
@@ -400,6 +419,7 @@ class Engine:
             # The server forgets a wait with its connection.
             for asked in list(grant.asked):
                 await self._broke(grant, asked)
+            self._withdrawn(grant)
 
     # Commands
 
@@ -782,16 +802,32 @@ class Engine:
                 if batch[0].pool is not None:
                     pool.close()
 
+    async def _withdraw_all(self, end: float) -> None:
+        """What is asked for. Each acquisition reads the reply then, and releases a token: until none is left (B20)."""
+        while now() < end:
+            with self.mutex:
+                asking = list(self._asking)
+            if not asking:
+                return
+            for pool, batch in self._batches(grant for grant in asking if grant.terms.owner is None):
+                words = [grant.withdrawal() for grant in batch]
+                try:
+                    await self.command(pool, RELEASE, words.copy, max(end - now(), 0.05))
+                except Exception as error:
+                    logger.debug("%d acquisitions could not be withdrawn: %s", len(batch), error)
+            await self.io.sleep(TICK)
+
     async def close(self, seconds: float = EXIT_TIME) -> None:
-        """Releases what is held, and closes the connections."""
+        """Releases what is held, withdraws what is asked for, and closes the connections."""
         end = now() + seconds
         with self.mutex:
             if self.is_closed:
                 return
-            # From here on nothing is added to `grants`.
+            # From here on nothing is added to `grants` and to what is asked for.
             self.is_closed = True
         try:
             await self.release_all(seconds)
+            await self._withdraw_all(end)
         finally:
             pools = self.router.all()
             lines = [line for pool in pools for line in pool.close()]

@@ -181,7 +181,7 @@ def answers_acquire(reply: Any) -> bool:
 
 def holds(info: Any, owner: bytes, token: int | None) -> bool:
     """Whether this owner holds a lock under this token, or may hold it, by the reply to LOCK.INFO."""
-    found = as_map(info) if info else {"holders": [], "holder_count": 0}
+    found = {"holders": [], "holder_count": 0, **(as_map(info) if info else {})}
     # The server may list fewer holders than there are.
     is_listed = any(one["owner"] == owner and one["token"] == token for one in map(as_map, found["holders"]))
     return is_listed or found["holder_count"] > len(found["holders"])

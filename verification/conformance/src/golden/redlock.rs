@@ -99,10 +99,11 @@ fn play_row(row: &Row, client: &ClientUnderTest) -> Result<Vec<String>, String> 
     if outcome.outcome == "held" {
         wrong.extend(fence(row, &servers, greatest, outcome.fence.unwrap_or_default()));
         // A client may have its majority before it holds the lock at all servers. A lock that is forced before that would be acquired
-        // there again. If one of a majority of two is forced, no majority is left.
-        let is_joined = || servers.iter().all(|it| holders(&mut it.raw(), KEY).len() == 1);
+        // there again. If one of a majority of two is forced, no majority is left: a server counts once it has confirmed the fence.
+        let has_confirmed = |it: &Server| it.info("commandstats", "cmdstat_lock.renew").is_some();
+        let is_joined = || servers.iter().all(|it| holders(&mut it.raw(), KEY).len() == 1 && has_confirmed(it));
         if !row.broken.is_empty() && !eventually(SOON, is_joined) {
-            wrong.push(format!("the lock is not held at all servers within {SOON:?}"));
+            wrong.push(format!("the lock is not held and confirmed at all servers within {SOON:?}"));
         }
         for number in &row.broken {
             server(&servers, *number)?.raw().call(&[b"LOCK.FORCE", KEY.as_bytes()]);

@@ -38,6 +38,8 @@ pub(crate) struct Claim {
     pub(crate) renewal: Option<Renewal>,
     pub(crate) checks: Vec<Id>,
     pub(crate) release: Option<Id>,
+    /// The token of a late grant that is gone: the event of its loss may come when the lock is requested again.
+    pub(crate) past: Option<u64>,
     /// Another client waits for it, and how often in a row it was used since that is known.
     pub(crate) called: bool,
     pub(crate) uses: u32,

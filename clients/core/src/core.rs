@@ -272,6 +272,7 @@ impl Core {
             renewal: None,
             checks: Vec::new(),
             release: None,
+            past: None,
             called: false,
             uses: 0,
             idle: None,
@@ -395,6 +396,7 @@ impl Core {
     fn lose(&mut self, id: Id, why: LossReason, is_gone: bool) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         if claim.is_late(id) {
+            claim.past = claim.hold().filter(|_| is_gone).map(|hold| hold.token);
             return self.ask_again(id);
         }
         let ended: Vec<Id> =
@@ -730,6 +732,7 @@ impl Core {
             }
             "refused" if Advice::of(&event.detail) == Advice::End => return None,
             "refused" => self.refused(id, event.detail),
+            "lost" if event.token.is_some() && event.token == claim.past => {}
             "lost" => {
                 let why = match event.detail.as_str() {
                     "expired" => LossReason::Expired,

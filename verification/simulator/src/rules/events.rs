@@ -100,12 +100,13 @@ impl Checker {
                 self.unacknowledged.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
                 // It is unknown which of several requests ended.
                 let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
-                let (mut like, mut replicas): (Vec<Position>, u64) = (Vec::new(), 0);
+                let (mut like, mut replicas): (Vec<(Position, u64)>, u64) = (Vec::new(), 0);
+                let begin = |open: &OpenRequest| Some((open.began?, open.at));
                 let mut kinds: BTreeSet<bool> = BTreeSet::new();
                 for (_, wait) in others {
                     kinds.insert(wait.request.command.contains("renew"));
                     wait.is_optional = true;
-                    like.extend(wait.open.began);
+                    like.extend(begin(&wait.open));
                     replicas = replicas.max(wait.request.replicas);
                 }
                 kinds.extend(
@@ -178,15 +179,16 @@ impl Checker {
                             format!("{event:?} at {} lasts until {}, expected {least}", next.at, next.at + lasts);
                         return Err(Violation::new(LEASE, what));
                     }
+                    // It may have been the outcome of any similar request: its lease counts from the first of them.
+                    like.extend(
+                        self.unacknowledged.iter().filter(|wait| fits(wait)).filter_map(|wait| begin(&wait.open)),
+                    );
+                    let (position, at) = like.into_iter().chain(begin(&open)).min().unwrap_or((0, open.at));
+                    open.at = at;
                     // (The clock may have stepped between the grant and the reading of its event.)
                     if lasts > 0 && !self.renewals_are_delayed {
                         open.at = open.at.max((next.at + lasts).saturating_sub(request.lease.unwrap_or(30_000)));
                     }
-                    // It may have been the outcome of any similar request.
-                    like.extend(
-                        self.unacknowledged.iter().filter(|wait| fits(wait)).filter_map(|wait| wait.open.began),
-                    );
-                    let position = like.into_iter().chain(open.began).min().unwrap_or(0);
                     self.received.push((position, open, request, keys, token.clone()));
                 }
             }

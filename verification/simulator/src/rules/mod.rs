@@ -343,6 +343,11 @@ impl Checker {
         for open in open.chain(waits.map(|wait| &mut wait.open)) {
             open.at = open.at.saturating_add_signed(ms.min(0));
         }
+        for (_, cause) in self.causes.iter_mut().chain(&mut self.lasting) {
+            if let Cause::Own(_, _, at) = cause {
+                *at = at.saturating_add_signed(ms.min(0));
+            }
+        }
         let undecided: Vec<Request> = self.undecided().map(|(.., request)| request.clone()).collect();
         self.requests_since_step =
             undecided.into_iter().chain(self.abandoned.iter().map(|(_, request)| request.clone())).collect();

@@ -873,6 +873,26 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.MRELEASE 1 k1 o0
          c DEBUG SLEEP 3
          a LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $s",
+        // 10165580: a request without a received reply shortened what replicas confirm, before the clock was set back.
+        "!replicas 20
+         b DEL k0
+         b !vanish
+         a CLIENT PAUSE 1000
+         c LOCK.ACQUIRE k0 o1 LEASE 2000
+         c CLIENT PAUSE 1000
+         +400
+         +1200
+         a LOCK.ACQUIRE k0 o1 LEASE 2000
+         +120
+         b LOCK.ACQUIRE k0 o0 WAIT 0
+         b LOCK.RENEW k0 o0 EPHEMERAL REPLICAS 1
+         b LOCK.ACQUIRE k0 o0 REPLICAS 1
+         +1200
+         b LOCK.RELEASE k0 o0 LEASE 100
+         +1200
+         c LOCK.ACQUIRE k0 o0
+         +3
+         !clock -200",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

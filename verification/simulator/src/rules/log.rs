@@ -149,11 +149,26 @@ impl Checker {
                 LogEntry::RoleChanged => {
                     lasting.push((position, Cause::Role));
                     self.deliveries_are_unknown = true;
-                    // Bindings end, and keys that have not followed the clock step yet stay unchanged.
+                    // Bindings end, and keys stay unchanged: those of holds that are over but could not be ended, because
+                    // nothing could be written, and those that have not followed the clock step yet.
+                    self.ending.clear();
+                    let (began, _) = self.before;
+                    let was_blocked = self.was_blocked(began);
+                    let before = node(|node| node.millis().saturating_sub((node.clock.mono - began) / 1000));
+                    let undecided = self.undecided_bindings(began);
                     for ((_, key, owner), belief) in &mut self.beliefs {
-                        belief.binding = None;
-                        if belief.follows.take().is_some() {
-                            self.unfollowed.insert((key.clone(), owner.clone(), belief.token));
+                        let confirmed = belief.binding.take().and_then(|binding| binding.confirmed);
+                        // (A request without a received reply may have bound it.)
+                        let binds = |it: &Request| it.replicas > 0 && it.binds() && it.concerns(key, owner);
+                        let others = undecided.iter().filter(|(.., it)| binds(it));
+                        let mut ends =
+                            confirmed.into_iter().chain(others.map(|(_, at, it)| at + it.lease.unwrap_or(30_000)));
+                        let is_over = was_blocked && ends.any(|at| at < before);
+                        let lags = belief.follows.take().is_some();
+                        if is_over || lags {
+                            self.left_over.insert((key.clone(), owner.clone(), belief.token));
+                        }
+                        if lags {
                             (belief.promised, belief.deadline) = (0, Some(0));
                         }
                     }

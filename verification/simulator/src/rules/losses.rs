@@ -2,7 +2,7 @@
 
 use super::records::{Belief, Cause};
 use super::server::is_refusing;
-use super::{CONTENTION, Checker, HANDLED_WITHIN, Hold, NOTIFIED, RELEASED, TRUE_LOSS, UNDELIVERED, Violation, show};
+use super::{CONTENTION, Checker, Hold, NOTIFIED, RELEASED, TRUE_LOSS, UNDELIVERED, Violation, show};
 use crate::redis::{Bytes, node};
 use crate::state::{self};
 use crate::stored::{self};
@@ -70,10 +70,9 @@ impl Checker {
                     Some(at) => at < self.set_back,
                     None => self.expiry_changed.contains(&key),
                 };
-                let was_over = was_over || self.unfollowed.contains(&(key.clone(), owner.clone(), token));
-                // Where nothing can be written, the module looks again every 10 ms, and ends it then.
-                let since = node(|node| node.clock.mono).saturating_sub(self.blocked_at);
-                let was_blocked = self.blocked_at > 0 && since <= HANDLED_WITHIN * 1000;
+                let was_over = was_over || self.left_over.contains(&(key.clone(), owner.clone(), token));
+                // Where nothing can be written, it ends as soon as writes are possible.
+                let was_blocked = self.was_blocked(node(|node| node.clock.mono));
                 if !was_over && (was_blocked || node(|node| is_refusing(node) || node.is_paused())) {
                     self.ending.push((db, key.clone(), owner.clone(), token));
                 } else if !was_over {

@@ -198,9 +198,9 @@ pub struct Checker {
     ended: BTreeMap<Hold, (Position, u64)>,
     /// Holds that a `lost` event named while the server refused writes.
     ending: Vec<(i32, Bytes, Bytes, u64)>,
-    /// Keys, owners and tokens of holds that had not followed a clock step when the role changed. Their keys stay
-    /// unchanged.
-    unfollowed: BTreeSet<(Bytes, Bytes, u64)>,
+    /// Keys, owners and tokens of holds that were over and could not be ended, or had not followed a clock step, when the
+    /// role changed. Their keys stay unchanged.
+    left_over: BTreeSet<(Bytes, Bytes, u64)>,
     /// The latest time of day before the clock was set back, the number of such steps, and whether any step happened.
     set_back: u64,
     steps_back: usize,
@@ -354,10 +354,7 @@ impl Checker {
         self.stepped_while_refusing |= self.before.1 || node(|node| is_refusing(node) || node.is_paused());
         let before = node(|node| node.millis()).saturating_add_signed(-ms);
         // While clients are paused, and until the module looks again, the key of an expired hold is hidden, not removed.
-        let may_be_hidden = node(|node| {
-            let is_recent = node.clock.mono <= self.blocked_at + HANDLED_WITHIN * 1000;
-            node.is_paused() || self.blocked_at > 0 && is_recent
-        });
+        let may_be_hidden = node(|node| node.is_paused()) || self.was_blocked(node(|node| node.clock.mono));
         // Bound holds follow the step.
         for ((db, key, owner), belief) in &mut self.beliefs {
             // A hold that expired while nothing could be written ends as soon as writes are possible.
@@ -410,6 +407,11 @@ impl Checker {
         self.renewals_are_delayed = true;
         self.has_stepped = true;
         self.steps.push(self.position);
+    }
+
+    /// Whether nothing could be written before this time (monotonic, µs), and the module may not have looked again since.
+    fn was_blocked(&self, time: u64) -> bool {
+        self.blocked_at > 0 && time <= self.blocked_at + HANDLED_WITHIN * 1000
     }
 
     /// Whether every request of a connection has a reply.

@@ -893,6 +893,45 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k0 o0
          +3
          !clock -200",
+        // 10183442: a hold that is over while writes are refused stays in its key when the server becomes a replica.
+        "!replicas never 20 20
+         a LOCK.ACQUIRE k2 o1
+         b LOCK.MRENEW 1 k2 o1 LEASE 2000 REPLICAS 1 SESSION $s
+         +3
+         a PEXPIRE k2 100000
+         +0
+         !misconf on
+         +1200
+         +1200
+         c REPLICAOF 127.0.0.1 1",
+        // The same, if its session has read that before.
+        "!replicas never 20 20
+         a LOCK.ACQUIRE k2 o1
+         b LOCK.MRENEW 1 k2 o1 LEASE 2000 REPLICAS 1 SESSION $s
+         +3
+         a PEXPIRE k2 100000
+         +0
+         !misconf on
+         +1200
+         +1200
+         s LOCK.EVENTS
+         +300
+         c REPLICAOF 127.0.0.1 1
+         +300
+         c REPLICAOF NO ONE
+         !misconf off
+         +1000",
+        // The same, if clients are paused.
+        "!replicas never 20 20
+         a LOCK.ACQUIRE k2 o1
+         b LOCK.MRENEW 1 k2 o1 LEASE 2000 REPLICAS 1 SESSION $s
+         +3
+         a PEXPIRE k2 100000
+         +0
+         c CLIENT PAUSE 5000 WRITE
+         +1200
+         +1200
+         c REPLICAOF 127.0.0.1 1",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

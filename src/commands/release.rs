@@ -134,9 +134,9 @@ fn release_hold(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Op
         holds::end_hold(state, lock, owner);
         return Some(0);
     }
-    if options.holds.is_some() {
-        holds::keep_holds(state, lock, owner, 0);
-    }
+    // A count that the owner names stands. Of any other, undelivered grants undo no more than is left: the released hold may be theirs.
+    let budget = if options.holds.is_some() { 0 } else { holds };
+    holds::keep_holds(state, lock, owner, budget);
     match options.lease {
         None => holds::lower(state, lock, owner, holds),
         Some(lease) => {

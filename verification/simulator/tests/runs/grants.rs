@@ -290,3 +290,24 @@ fn revoked_repetition_leaves_hold_to_the_one_before_it() {
         "1",
     );
 }
+
+/// Seed 20022209: an owner releases one of two undelivered holds and re-enters. When the session that has not read its grants
+/// ends, the re-entry stays.
+#[test]
+fn released_hold_is_not_revoked_as_well() {
+    expect_reply(
+        "!replicas 0
+         a LOCK.ACQUIRE k o REPLICAS 1 SESSION $s
+         a LOCK.ACQUIRE k o WAIT 0 SESSION $s
+         +5
+         b LOCK.RELEASE k o
+         a LOCK.ACQUIRE k o
+         +1
+         s !end
+         +5
+         x HGET k o
+         +1",
+        'x',
+        "1",
+    );
+}

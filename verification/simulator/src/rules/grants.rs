@@ -229,6 +229,7 @@ impl Checker {
         let both = |old: Binding| {
             let both = both(old);
             Binding {
+                at: old.at.max(position),
                 lease: if flagless { old.lease } else { lease },
                 longest: if flagless { old.longest } else { binding.longest },
                 is_unsure: both.is_unsure || is_older(&old),

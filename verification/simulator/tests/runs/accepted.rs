@@ -932,6 +932,15 @@ fn accepted_runs_violate_no_invariant() {
          +1200
          +1200
          c REPLICAOF 127.0.0.1 1",
+        // 20064393: replies to a binding that its session has made anew since are received late.
+        "s LOCK.EVENTS WAIT 0
+         a LOCK.ACQUIRE k0 o2 WATCHDOG SESSION $s
+         b !stop-reading
+         a !stop-reading
+         b LOCK.ACQUIRE k0 o2 EPHEMERAL
+         s LOCK.ACQUIRE k0 o2 EPHEMERAL
+         b LOCK.ACQUIRE k0 o2 SESSION $s
+         b LOCK.ACQUIRE k0 o2",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

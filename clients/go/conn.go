@@ -29,7 +29,8 @@ type conn struct {
 	used bool   // it had a reply already: if the next request fails, the connection may have been closed while it was idle
 }
 
-// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError].
+// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError]. What is
+// no reply to a command is a failure of the connection.
 func (c *conn) exchange(commands ...[]string) ([]any, error) {
 	if err := c.send(commands...); err != nil {
 		return nil, err
@@ -39,6 +40,9 @@ func (c *conn) exchange(commands ...[]string) ([]any, error) {
 		var err error
 		if replies[i], err = c.read(); err != nil {
 			return nil, err
+		}
+		if !answers(commands[i], replies[i]) {
+			return nil, fmt.Errorf("holdfast: the server answered what is no reply to %s: %v", commands[i][0], replies[i])
 		}
 	}
 	return replies, nil

@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -204,7 +203,8 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 		h.unread.Add(1)
 	}
 	for i := 0; a.err == nil && i < decisive; i++ {
-		if a.confirmed, a.err = h.confirms(commands[i], a.replies[i], class); a.err != nil {
+		a.err = failure(a.replies[i])
+		if a.confirmed = a.err == nil && positive(a.replies[i]); a.err != nil {
 			a = h.route.judged(a)
 		} else if !a.confirmed {
 			break
@@ -213,25 +213,10 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 	return a
 }
 
-// confirms reports whether a reply is positive for each name: the token, which the release raises by one if it leaves
-// a rest, or any number to a RELEASE. It fails if one is neither that nor nil, or if there is not one for each name.
-func (h *hold) confirms(command []string, reply any, class priority) (bool, error) {
-	if err := failure(reply); err != nil {
-		return false, err
-	}
-	items, names := []any{reply}, 1
-	if strings.HasPrefix(command[0], "LOCK.M") {
-		items, _ = reply.([]any)
-		names = len(h.names)
-	}
-	isWrong := func(item any) bool {
-		n, number := item.(int64)
-		return item != nil && !(number && (class == forRelease || n == h.token || n == h.token+1))
-	}
-	if len(items) != names || slices.ContainsFunc(items, isWrong) {
-		return false, fmt.Errorf("holdfast: the server answered neither token %d nor nil for each name: %v", h.token, reply)
-	}
-	return !slices.Contains(items, nil), nil
+// positive reports whether no name has nil for a reply.
+func positive(reply any) bool {
+	items, several := reply.([]any)
+	return reply != nil && !(several && slices.Contains(items, nil))
 }
 
 // disown closes the connection of an ephemeral hold.

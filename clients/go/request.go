@@ -151,6 +151,31 @@ func (r *request) acquire(wait, waited time.Duration) []string {
 	return r.command("ACQUIRE", append(terms, "WITHWAITED")...)
 }
 
+// answers reports whether this may be the reply to a RENEW or RELEASE: an error, or for each name nil or a number. That
+// of a RENEW is the token that the command names, or the next one. The replies to other commands are not checked.
+func answers(command []string, reply any) bool {
+	verb, several := strings.CutPrefix(command[0], "LOCK.M")
+	verb = strings.TrimPrefix(verb, "LOCK.")
+	if verb != "RENEW" && verb != "RELEASE" || failure(reply) != nil {
+		return true
+	}
+	names, first, items := 1, 1, []any{reply}
+	if several {
+		names, _ = strconv.Atoi(command[1])
+		first = 2
+		items, _ = reply.([]any)
+	}
+	var token int64
+	if verb == "RENEW" { // after the names come the owner, "TOKEN" and the token
+		token, _ = strconv.ParseInt(command[first+names+2], 10, 64)
+	}
+	isWrong := func(item any) bool {
+		n, number := item.(int64)
+		return item != nil && !(number && (verb == "RELEASE" || n == token || n == token+1))
+	}
+	return len(items) == names && !slices.ContainsFunc(items, isWrong)
+}
+
 // millis rounds up to whole milliseconds, at least 1.
 func millis(d time.Duration) string {
 	n := int64(d / time.Millisecond)

@@ -615,6 +615,28 @@ func TestWithdrawalIsRepeatedUntilAnswered(t *testing.T) {
 	})
 }
 
+func TestWithdrawalIsRepeatedOverAnotherConnectionAfterAReplyThatMakesNoSense(t *testing.T) {
+	for names, wrong := range map[string]string{"a": "+OK\r\n", "a b": ":1\r\n"} {
+		t.Run(names, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				release, right := "LOCK.RELEASE", one
+				if len(names) > 1 {
+					release, right = "LOCK.MRELEASE", "*2\r\n:1\r\n$-1\r\n"
+				}
+				f := newFake(t, script{"LOCK.ACQUIRE": {silent}, "LOCK.MACQUIRE": {silent}, release: {wrong, right}})
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				if _, err := f.client().LockAll(ctx, strings.Fields(names)); !errors.Is(err, ErrNotAcquired) {
+					t.Error(err)
+				}
+				if sent := f.await(release, 2); sent[0].conn == sent[1].conn {
+					t.Errorf("sent %v", sent)
+				}
+			})
+		})
+	}
+}
+
 func TestWithdrawalEndsOnAFatalError(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {cut, "-NOPERM x\r\n"}, "LOCK.RELEASE": {"-NOPERM x\r\n"}})

@@ -104,6 +104,10 @@ final class Serial {
     }
 
     private void fire() {
+        if (now() < armed) {
+            // A timer that was earlier than those before it has been served: the task of this one is on its way.
+            return;
+        }
         armed = Long.MAX_VALUE;
         while (!timers.isEmpty() && timers.peek().at <= now()) {
             Timer timer = timers.remove();

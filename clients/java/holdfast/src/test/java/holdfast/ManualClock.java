@@ -37,6 +37,11 @@ final class ManualClock implements Clock {
         tasks.clear();
     }
 
+    /** How many tasks are to be run. */
+    synchronized int tasks() {
+        return tasks.size();
+    }
+
     private boolean step(long until) {
         Task task;
         synchronized (this) {

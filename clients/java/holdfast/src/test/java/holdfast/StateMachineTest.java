@@ -852,6 +852,16 @@ class StateMachineTest {
     // ---- Waits in the client, and the pool ----
 
     @Test
+    void ended_timers_leave_no_task_of_the_clock() throws Exception {
+        acquired(lease(60_000));
+        for (int i = 0; i < 100; i++) {
+            release(acquired(client.lock("other")));
+            clock.advance(2000);
+        }
+        assertThat(clock.tasks()).isLessThan(20);
+    }
+
+    @Test
     void only_the_oldest_wait_for_a_mutex_is_at_the_server() throws Exception {
         server.always(ACQUIRE, SILENCE);
         List<CompletableFuture<Hold>> pending = List.of(client.lock("k").acquireAsync(WAIT), client.lock("k").acquireAsync(WAIT), client.lock("k").acquireAsync(WAIT));
@@ -1123,12 +1133,13 @@ class StateMachineTest {
         assertThatThrownBy(released::join).hasRootCauseInstanceOf(HoldfastException.class).hasMessageContaining("the client");
     }
 
-    @Test
-    void callbacks_that_the_executor_rejects_run_on_a_thread_of_the_client() throws Exception {
+    @ParameterizedTest
+    @ValueSource(classes = {RejectedExecutionException.class, IllegalStateException.class})
+    void callbacks_that_the_executor_rejects_run_on_a_thread_of_the_client(Class<? extends RuntimeException> rejection) throws Exception {
         close(client);
         ExecutorService worker = Executors.newCachedThreadPool(task -> new Thread(task, "worker"));
         client = Holdfast.builder(server).controlledBy(clock, worker).callbacks(task -> {
-            throw new RejectedExecutionException();
+            throw rejection == IllegalStateException.class ? new IllegalStateException() : new RejectedExecutionException();
         }).build();
         CompletableFuture<String> lost = new CompletableFuture<>();
         server.next(ACQUIRE, SILENCE).next(RENEW, NIL);

@@ -361,8 +361,8 @@ public final class Holdfast implements AutoCloseable {
     }
 
     /**
-     * Runs a callback of the application on a thread for callbacks. If the application's executor is full or shut down, or would run it in this step, it runs
-     * on a thread of the client, so that no loss is unreported and no step blocks. Returns false if the client is closed.
+     * Runs a callback of the application on a thread for callbacks. If the application's executor fails (it is full, say), or would run it in this step, it
+     * runs on a thread of the client, so that no loss is unreported and no step blocks or fails. Returns false if there is none, as when the client is closed.
      */
     boolean callback(Runnable action) {
         Runnable guarded = () -> {
@@ -382,7 +382,7 @@ public final class Holdfast implements AutoCloseable {
             try {
                 executor.execute(executor == worker ? guarded : unlessStep);
                 return true;
-            } catch (RejectedExecutionException why) {
+            } catch (RuntimeException | Error why) {
                 LOG.debug("no thread for a callback", why);
             }
         }

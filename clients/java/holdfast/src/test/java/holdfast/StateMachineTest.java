@@ -1167,6 +1167,28 @@ class StateMachineTest {
     }
 
     @Test
+    void acquisition_ends_when_no_thread_is_to_be_had_for_a_listener() throws Exception {
+        close(client);
+        boolean[] isExhausted = {false};
+        ExecutorService worker = new ThreadPoolExecutor(0, 1, 0, TimeUnit.SECONDS, new SynchronousQueue<>()) {
+            @Override
+            public void execute(Runnable task) {
+                if (isExhausted[0]) {
+                    throw new OutOfMemoryError("unable to create native thread");
+                }
+                task.run();
+            }
+        };
+        client = Holdfast.builder(server).controlledBy(clock, worker).listener(new HoldfastListener() { }).build();
+        server.next(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> acquired = client.lock("k").acquireAsync(WAIT);
+        isExhausted[0] = true;
+        server.answer(eventually(ACQUIRE, 1).get(0).connection(), granted(7, 0));
+        assertThat(get(acquired).fence()).isEqualTo(7);
+        isExhausted[0] = false;
+    }
+
+    @Test
     void listener_that_throws_keeps_an_event_from_no_other() throws Exception {
         close(client);
         List<String> acquired = new ArrayList<>();

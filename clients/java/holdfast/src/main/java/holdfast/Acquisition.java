@@ -449,9 +449,13 @@ final class Acquisition {
         return List.<byte[][]>of(commands.renew(token, asked));
     }
 
-    /** Whether this is a reply to RENEW, which may have raised the token by one (B36). */
     private boolean isRenewal(Object reply) {
-        return Reply.answersEach(spec.names(), reply, number -> number == token || number == token + 1);
+        return Reply.answersEach(spec.names(), reply, this::isToken);
+    }
+
+    /** Whether this may be the token after a RENEW, which may have raised it by one (B36). */
+    private boolean isToken(long number) {
+        return number == token || number == token + 1;
     }
 
     private boolean isRelease(Object reply) {
@@ -637,8 +641,8 @@ final class Acquisition {
             return;
         }
         attempts = 0;
-        Predicate<Object> isReply = keep == null ? this::isRelease : this::isRenewal;
-        route.repeat(Request.RELEASE, client.serial.now() + Math.max(lease, Rules.SECOND), () -> releases(keep), isReply, answer -> {
+        long until = client.serial.now() + Math.max(lease, Rules.SECOND);
+        Consumer<Route.Answer> then = answer -> {
             LossReason loss = null;
             Throwable error = null;
             switch (answer.verdict()) {
@@ -670,15 +674,31 @@ final class Acquisition {
             } else {
                 future.complete(null);
             }
-        });
+        };
+        if (keep == null) {
+            route.repeat(Request.RELEASE, until, this::releases, this::isRelease, then);
+        } else {
+            keep(keep.toNanos(), until, then);
+        }
     }
 
-    private List<byte[][]> releases(@Nullable Duration keep) {
+    /** Sends a RENEW for each name; the pool writes them in one pipeline. The first answer that is not positive is the outcome. */
+    private void keep(long time, long until, Consumer<Route.Answer> then) {
+        List<Route.Answer> answers = new ArrayList<>();
+        for (String name : spec.names()) {
+            Predicate<Object> isReply = reply -> Reply.answersEach(List.of(name), reply, this::isToken);
+            route.repeat(Request.RENEW, until, () -> List.<byte[][]>of(commands.keep(name, token, time)), isReply, answer -> {
+                answers.add(answer);
+                if (answers.size() == spec.names().size()) {
+                    then.accept(answers.stream().filter(it -> it.verdict() != Verdict.YES).findFirst().orElse(answer));
+                }
+            });
+        }
+    }
+
+    private List<byte[][]> releases() {
         if (++attempts == 1) {
             certainAtFirst = client.serial.now() < certain;
-        }
-        if (keep != null) {
-            return List.<byte[][]>of(commands.keep(token, keep.toNanos()));
         }
         if (route.broke || !underWay.isEmpty()) {
             // A stale request may still be in the queue (B18).

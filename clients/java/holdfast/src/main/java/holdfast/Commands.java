@@ -41,13 +41,13 @@ final class Commands {
         return command("RENEW", terms);
     }
 
-    /** Keeps the lock for a last time; a late renewal finds another token (B36). */
-    byte[][] keep(long token, long time) {
-        List<Object> terms = new ArrayList<>(List.of("TOKEN", token, "FENCE", token + 1, "LEASE", Rules.ms(time)));
+    /** Keeps one name of the lock for a last time; a late renewal finds another token. LOCK.MRENEW has no FENCE (B36). */
+    byte[][] keep(String name, long token, long time) {
+        List<Object> words = new ArrayList<>(List.of("LOCK.RENEW", name, owner, "TOKEN", token, "FENCE", token + 1, "LEASE", Rules.ms(time)));
         if (spec.ephemeral()) {
-            terms.add("UNBIND");
+            words.add("UNBIND");
         }
-        return command("RENEW", terms);
+        return Reply.command(words);
     }
 
     byte[][] release(long token) {

@@ -118,9 +118,6 @@ public final class Hold implements AutoCloseable {
 
     /** Instead of a release: the lock stays held for so long, counted from now, and is renewed no more. */
     public void releaseAfter(Duration time) {
-        if (acquisition.spec.names().size() > 1) {
-            throw new IllegalArgumentException("only a lock of one name can be released later");
-        }
         LockSpec.checkLease(time);
         Holdfast.await(releaseAsync(time));
     }

@@ -783,6 +783,33 @@ class StateMachineTest {
         assertThat(server.read(RENEW).get(0).words()).containsSequence("LEASE", "60000", "UNBIND");
     }
 
+    @ParameterizedTest
+    @CsvSource({"true,true", "true,false", "false,true"})
+    void hold_at_least_of_several_names_renews_each_and_is_lost_by_any_nil(boolean first, boolean second) throws Exception {
+        server.always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n").next(RENEW, first ? ":1001\r\n" : NIL, second ? ":1001\r\n" : NIL);
+        Hold hold = ofNames(2);
+        Call released = Call.start(() -> hold.releaseAfter(Duration.ofSeconds(60)));
+        if (first && second) {
+            finish(released);
+        } else {
+            assertThatThrownBy(() -> finish(released)).isInstanceOf(LockLostException.class);
+        }
+        List<FakeServer.Command> kept = server.read(RENEW);
+        assertThat(kept).extracting(it -> it.words().subList(1, 9)).containsExactly(
+            List.of("a", hold.owner(), "TOKEN", "1000", "FENCE", "1001", "LEASE", "60000"), List.of("b", hold.owner(), "TOKEN", "1000", "FENCE", "1001", "LEASE", "60000"));
+        assertThat(kept.get(0).connection()).isEqualTo(kept.get(1).connection());
+        assertThat(server.read("LOCK.MRENEW")).isEmpty();
+    }
+
+    @Test
+    void hold_at_least_of_several_names_repeats_what_was_not_answered() throws Exception {
+        server.next(RENEW, ":1001\r\n", CUT);
+        Hold hold = ofNames(2);
+        server.always(RENEW, ":1001\r\n");
+        finish(Call.start(() -> hold.releaseAfter(Duration.ofSeconds(60))));
+        assertThat(server.read(RENEW)).extracting(it -> it.words().get(1)).containsExactly("a", "b", "b");
+    }
+
     // ---- Several keys, options ----
 
     private Hold ofNames(int names) throws InterruptedException {

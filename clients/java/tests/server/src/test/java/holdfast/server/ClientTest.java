@@ -119,6 +119,22 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource
+    void hold_at_least_keeps_each_of_several_names(Clients library) throws Exception {
+        try (Clients.Opened opened = library.open(server.port)) {
+            String[] names = {name(library, "kept:a"), name(library, "kept:b")};
+            Hold hold = opened.client().lockAll(names).acquire(WAIT);
+            hold.releaseAfter(Duration.ofMinutes(10));
+            for (String name : names) {
+                LockInfo.Holder holder = opened.client().info(name).orElseThrow().holders().get(0);
+                assertThat(holder.owner()).isEqualTo(hold.owner());
+                assertThat(holder.token()).isEqualTo(hold.fence() + 1);
+                assertThat(holder.timeToLive().orElseThrow()).isGreaterThan(Duration.ofMinutes(5));
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
     void forced_lock_is_lost(Clients library) throws Exception {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "force");

@@ -548,7 +548,7 @@ final class Acquisition {
     }
 
     /** Closes the connection of an ephemeral hold. */
-    private void disown() {
+    void disown() {
         Pool.Connection connection = route.dedicated;
         route.dedicated = null;
         if (connection != null) {

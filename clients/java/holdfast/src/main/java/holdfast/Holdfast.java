@@ -230,6 +230,7 @@ public final class Holdfast implements AutoCloseable {
         serial.run(() -> {
             shut = true;
             pools.values().forEach(Pool::close);
+            acquisitions.forEach(Acquisition::disown);
             calls.forEach(call -> call.completeExceptionally(new UnavailableException("the client was closed before the server answered", null)));
             serial.clock.close();
             ended.complete(null);

@@ -876,6 +876,14 @@ class StateMachineTest {
         clock.until(() -> hold.lossReason() == LossReason.DISCONNECTED);
     }
 
+    @Test
+    void connection_of_an_ephemeral_hold_is_closed_with_the_client_when_the_server_is_silent() throws Exception {
+        server.always(RELEASE, SILENCE);
+        acquired(client.lock(LockSpec.builder("e").ephemeral(true).build()));
+        client.close();
+        assertThat(server.open()).isEmpty();
+    }
+
     // ---- Waits in the client, and the pool ----
 
     @Test

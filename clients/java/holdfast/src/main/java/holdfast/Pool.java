@@ -146,12 +146,15 @@ final class Pool {
                     request.forgetLimit();
                     continue;
                 }
-                if (request.asking) {
-                    written.add(Reply.command("ASKING"));
+                for (byte[][] command : commands) {
+                    if (request.asking) {
+                        // It is for one command.
+                        written.add(Reply.command("ASKING"));
+                    }
+                    written.add(command);
                 }
-                written.addAll(commands);
                 request.connection = this;
-                request.unread = commands.size();
+                request.unread = request.asking ? 2 * commands.size() : commands.size();
                 owed.add(request);
             }
             if (!written.isEmpty()) {
@@ -166,12 +169,12 @@ final class Pool {
             if (closed || request == null) {
                 return;
             }
-            if (request.asking) {
+            request.unread--;
+            if (request.asking && request.unread % 2 == 1) {
                 // This is the reply to ASKING.
-                request.asking = false;
                 return;
             }
-            if (--request.unread == 0) {
+            if (request.unread == 0) {
                 owed.remove();
             }
             if (greeted && !(reply instanceof RedisError)) {

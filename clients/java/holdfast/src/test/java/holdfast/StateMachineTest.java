@@ -1033,6 +1033,25 @@ class StateMachineTest {
     }
 
     @Test
+    void each_command_of_a_release_follows_a_redirect_with_asking() throws Exception {
+        FakeServer other = new FakeServer(clock).always("ASKING", "+OK\r\n");
+        server.node(1, other);
+        Holdfast cluster = build(server, 32);
+        String redirect = "-ASK " + Reply.slot("k".getBytes()) + " 127.0.0.1:1\r\n";
+        server.next(ACQUIRE, CUT).next(RELEASE, redirect, redirect);
+        Hold hold = acquired(cluster.lock("k"));
+        release(hold);
+        assertThat(other.commands).extracting(FakeServer.Command::name).containsExactly("LOCK.VERSION", "ASKING", RELEASE, "ASKING", RELEASE);
+        assertThat(other.read(RELEASE).get(1).has("ALL")).isTrue();
+        // The replies are told apart: the connection can be used again.
+        assertThat(other.open()).isNotEmpty();
+        server.next("LOCK.INFO", redirect);
+        finish(Call.start(() -> assertThat(cluster.info("k")).isEmpty()));
+        assertThat(other.accepted()).isEqualTo(1);
+        close(cluster);
+    }
+
+    @Test
     void question_follows_a_redirect_at_once() throws Exception {
         FakeServer other = new FakeServer(clock).always("ASKING", "+OK\r\n");
         server.node(1, other);

@@ -68,6 +68,7 @@ final class Acquisition {
     private long heldSince;
     private Serial.@Nullable Timer heldTimer;
     private long due;
+    /** A renewal is under way, or is sent again after a pause. */
     private boolean renewing;
     /** The lease that the newest renewal asked for, and the last one that the server accepted. */
     private long asked;
@@ -430,7 +431,13 @@ final class Acquisition {
 
     private void renewNow() {
         if (isGranted() && !renewing) {
-            renewing = true;
+            sendRenewal();
+        }
+    }
+
+    private void sendRenewal() {
+        renewing = isGranted();
+        if (renewing) {
             due = Rules.ENDLESS;
             route.send(Request.RENEW, this::renewal, this::isRenewal, this::renewed);
         }
@@ -482,7 +489,8 @@ final class Acquisition {
                 if (state == State.WAITING && !waits) {
                     end(null);
                 } else if (!refusesLease || renews.get()) {
-                    client.serial.after(route.pause(answer), this::renewNow);
+                    renewing = true;
+                    client.serial.after(route.pause(answer), this::sendRenewal);
                 }
             }
         }

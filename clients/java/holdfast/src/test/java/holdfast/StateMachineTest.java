@@ -810,6 +810,20 @@ class StateMachineTest {
         assertThat(server.read(RENEW)).extracting(it -> it.words().get(1)).containsExactly("a", "b", "b");
     }
 
+    @Test
+    void renewal_because_of_the_wall_clock_is_repeated_after_a_pause() throws Exception {
+        Hold hold = acquired(client.lock("k"));
+        server.always(RENEW, "-LOADING x\r\n");
+        clock.suspended = 60_000;
+        for (int i = 0; i < 400; i++) {
+            assertThat(hold.isHeld()).isFalse();
+            clock.advance(1);
+        }
+        assertThat(server.read(RENEW)).hasSizeBetween(2, 12);
+        server.always(RENEW, ":1000\r\n");
+        clock.until(hold::isHeld);
+    }
+
     // ---- Several keys, options ----
 
     private Hold ofNames(int names) throws InterruptedException {

@@ -268,6 +268,11 @@ final class Acquisition {
         if (state != State.WAITING) {
             return;
         }
+        if (spec.ephemeral() && ask != current && underWay.contains(current)) {
+            // The server binds the hold to the connection of the newest request, whose reply decides. If that is a refusal, this grant is withdrawn.
+            route.broke = true;
+            return;
+        }
         boolean isFirst = token == 0;
         token = granted;
         long from = ask.request.sent + waited * Rules.MS;

@@ -891,6 +891,20 @@ class StateMachineTest {
     }
 
     @Test
+    void ephemeral_hold_keeps_the_connection_of_its_newest_request() throws Exception {
+        server.next(ACQUIRE, SILENCE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock(LockSpec.builder("e").ephemeral(true).build()).acquireAsync(WAIT);
+        List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
+        // The server grants it again to the second request, and binds it to that one's connection.
+        server.answer(asked.get(0).connection(), granted(1000, 0));
+        server.answer(asked.get(1).connection(), granted(1000, 0));
+        Hold hold = get(pending);
+        assertThat(eventually(RENEW, 1).get(0).connection()).isEqualTo(asked.get(1).connection());
+        server.cut(asked.get(1).connection());
+        clock.until(() -> hold.lossReason() == LossReason.DISCONNECTED);
+    }
+
+    @Test
     void connection_of_an_ephemeral_hold_is_closed_with_the_client_when_the_server_is_silent() throws Exception {
         server.always(RELEASE, SILENCE);
         acquired(client.lock(LockSpec.builder("e").ephemeral(true).build()));

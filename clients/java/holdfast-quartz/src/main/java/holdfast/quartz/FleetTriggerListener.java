@@ -144,7 +144,8 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
         }
         try {
             run.fire.releaseAfter(keep);
-        } catch (HoldfastException why) {
+        } catch (HoldfastException | IllegalStateException why) {
+            // Also if the client was closed meanwhile. Quartz would never end an execution whose listener threw.
             LOG.warn("the fire time of job '{}' was not held to its end", run.job, why);
         }
     }

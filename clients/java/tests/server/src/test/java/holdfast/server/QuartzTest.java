@@ -109,6 +109,32 @@ class QuartzTest {
         }
     }
 
+    @Test
+    void job_under_which_the_client_is_closed_ends() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            Scheduler scheduler = scheduler("closing", opened);
+            CountDownLatch executed = new CountDownLatch(1);
+            scheduler.getListenerManager().addJobListener(new JobListenerSupport() {
+                @Override
+                public String getName() {
+                    return "closes";
+                }
+
+                @Override
+                public void jobToBeExecuted(JobExecutionContext context) {
+                    opened.client().close();
+                    executed.countDown();
+                }
+            });
+            Trigger trigger = TriggerBuilder.newTrigger().withIdentity("closing").startNow().build();
+            scheduler.scheduleJob(JobBuilder.newJob(Exclusive.class).withIdentity("closing").storeDurably().build(), trigger);
+            scheduler.start();
+            assertThat(executed.await(30, TimeUnit.SECONDS)).isTrue();
+            await().until(() -> scheduler.getTrigger(trigger.getKey()) == null);
+            scheduler.shutdown(true);
+        }
+    }
+
     /** Asks to be executed again, twice. */
     @DisallowConcurrentExecution
     public static final class Refiring implements Job {

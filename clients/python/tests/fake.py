@@ -48,6 +48,8 @@ class Fake:
         self.script = {verb: collections.deque() for verb in ("ACQUIRE", "RENEW", "RELEASE", "VERSION")}
         self.seen = []
         """(when, connection, words) of each LOCK command but VERSION."""
+        self.answered = 0
+        """How many replies were sent."""
         self.connections = 0
         self.waiting = {}
         self.token = 100
@@ -83,6 +85,7 @@ class Fake:
                 is_silent = is_silent or reply is SILENCE
                 if not is_silent:
                     connection.sendall(reply)
+                    self.answered += 1
 
     def _reply(self, words, number):
         name = words[0].decode().upper()

@@ -180,6 +180,27 @@ def test_superseded_connection_is_used_again_when_the_lock_is_granted_first(fake
     assert by_token[3:] == [b"TOKEN", b"7"], "no connection broke, so nothing was withdrawn"
 
 
+def test_superseded_request_that_was_answered_first_is_not_withdrawn(faked, fake, monkeypatch):
+    monkeypatch.setattr(rules, "WAIT_SILENCE", 0.3)
+
+    async def never(grant):
+        """What is read in the background may be late."""
+
+    def grant(_):
+        answered = fake.answered
+        is_asked_again.set()
+        until(lambda: fake.answered > answered, "the first request is answered")
+        return granted(7)
+
+    monkeypatch.setattr(faked._engine, "_read_older", never)
+    is_asked_again = threading.Event()
+    fake.script["ACQUIRE"].append(lambda _: is_asked_again.wait(60) and error("SUPERSEDED by a later request"))
+    fake.script["ACQUIRE"].append(grant)
+    faked.lock("k").acquire(30).release()
+    [by_token] = fake.of("RELEASE")
+    assert by_token[3:] == [b"TOKEN", b"7"]
+
+
 def test_superseded_request_is_withdrawn_when_granted_after_the_release(faked, fake, monkeypatch):
     monkeypatch.setattr(rules, "WAIT_SILENCE", 0.3)
     is_released = threading.Event()

@@ -281,11 +281,14 @@ class Engine:
 
     async def _listen(self, grant: Grant, asked: _Asked) -> Any:
         """The reply to the newest request, which has superseded the older ones (B11). Silence: later, perhaps."""
-        for old in grant.asked[:-1]:
-            await self._read_off(grant, old, 0.0, asked.sent + rules.SUPERSEDED_WITHIN)
         end = min(grant.ask_at, grant.until) if now() < grant.until else grant.over
         look_again = now() + (0.05 if len(grant.asked) > 1 else grant.look_every)
-        reply = (await asked.line.wait(min(end, look_again, asked.silent_at) - now()))[-1]
+        try:
+            reply = (await asked.line.wait(min(end, look_again, asked.silent_at) - now()))[-1]
+        finally:
+            # The server answers those first: a release need not withdraw them then (B18).
+            for old in grant.asked[:-1]:
+                await self._read_off(grant, old, 0.0, asked.sent + rules.SUPERSEDED_WITHIN)
         if not isinstance(reply, Exception) and not rules.answers_acquire(reply):
             raise ConnectionError(f"the server answered ACQUIRE with neither a token nor nil: {reply!r:.100}")
         return reply

@@ -1,6 +1,8 @@
 """RedLock over independent servers, in both flavours."""
 
 import collections
+import os
+import signal
 import threading
 import time
 
@@ -8,10 +10,11 @@ import pytest
 import redis
 
 import holdfast
-from fake import Fake, error
+from fake import Fake, error, granted
 from holdfast import _engine as engine
 from holdfast import _rules as rules
 from holdfast._rules import State
+from kinds import Threads
 from servers import Server, until
 
 
@@ -151,3 +154,30 @@ def test_released_lock_leaves_nothing_where_a_server_was_away(kind, own_three, n
     hold = kind.redlock(opened(kind, own_three), name, lease=2).acquire(45)
     hold.release()
     until(lambda: all(not server.client().exists(name) for server in own_three), "nothing is left")
+
+
+def test_interrupted_acquisition_leaves_nothing():
+    servers, kind = [Fake() for _ in range(3)], Threads()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    last = max(servers, key=lambda server: str(server.port))
+
+    def interrupt(_):
+        os.kill(os.getpid(), signal.SIGINT)
+        # The votes that are known are given back then; this one comes late.
+        end = time.monotonic() + 1
+        while time.monotonic() < end and not any(server.of("RELEASE") for server in servers):
+            time.sleep(0.01)
+        return granted(7)
+
+    try:
+        last.script["ACQUIRE"].append(interrupt)
+        opened = [kind.open(kind.redis(server.port)) for server in servers]
+        with pytest.raises(KeyboardInterrupt):
+            kind.redlock(opened, "k", lease=60, server_timeout=20).acquire(30)
+        for server in servers:
+            until(lambda server=server: server.of("RELEASE"), "it is released")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for server in servers:
+            server.close()
+        kind.close()

@@ -1079,6 +1079,34 @@ def test_close_sends_nothing_of_acquisitions_that_wait_in_the_client(faked, fake
     assert len(fake.of("ACQUIRE")) == 1
 
 
+def test_close_releases_and_withdraws_at_other_nodes_when_one_is_silent(faked, kind, fake, monkeypatch):
+    other = Fake()
+    try:
+        elsewhere = kind.open(kind.redis(other.port))._engine.router.known(b"k")
+        router, known = faked._engine.router, faked._engine.router.known
+        monkeypatch.setattr(router, "known", lambda key: known(key) if key == b"silent" else elsewhere)
+        for name in ("silent", "held"):
+            faked.lock(name).acquire(30)
+        fake.script["RELEASE"].append(SILENCE)
+        ended = threading.Event()
+        other.script["ACQUIRE"].append(lambda _: ended.wait(60) and NIL)
+        with concurrent.futures.ThreadPoolExecutor() as executor:
+            acquired = executor.submit(faked.lock("asked").acquire, 60)
+            until(lambda: len(other.of("ACQUIRE")) == 2, "it is asked for")
+            closing = in_thread(lambda: (kind.run if isinstance(kind, Tasks) else run)(faked._engine.close(120)))
+            try:
+                until(lambda: len(other.of("RELEASE")) >= 2, "it is released and withdrawn")
+            finally:
+                fake.close()
+                ended.set()
+            with pytest.raises(holdfast.HoldfastError, match="is closed"):
+                acquired.result(60)
+        closing.join(60)
+        assert {(words[1], words[3]) for words in other.of("RELEASE")} == {(b"held", b"TOKEN"), (b"asked", b"ALL")}
+    finally:
+        other.close()
+
+
 def test_close_closes_the_connection_of_an_ephemeral_hold(faked, fake):
     hold = faked.lock("k", ephemeral=True).acquire(30)
     pool = hold._grant.pool

@@ -789,14 +789,36 @@ class Engine:
         return is_released
 
     async def release_all(self, seconds: float) -> None:
-        """Of what is held: without a repetition. Those that hold it are told that it is lost: closed (B38)."""
+        """Releases what is held, for whose holders it is lost then, and when closed withdraws what is asked for (B38).
+
+        Each acquisition reads the reply then, and releases a token: until none is left (B20).
+        """
         end = now() + seconds
         with self.mutex:
-            grants = list(self.grants)
-        for grant in grants:
+            ending = list(self.grants)
+        for grant in ending:
             self.lost(grant, LossReason.CLOSED)
+        while True:
+            with self.mutex:
+                ending += [grant for grant in self._asking if self.is_closed and grant.terms.owner is None]
+            if not ending:
+                return
+            nodes: dict[Pool, list[Grant]] = {}
+            for grant in ending:
+                nodes.setdefault(self.router.known(grant.terms.keys[0]), []).append(grant)
+            # One that is silent does not delay the others.
+            await self.io.gather([functools.partial(self._end_all, of_node, end) for of_node in nodes.values()])
+            if now() >= end:
+                return
+            ending = []
+            await self.io.sleep(TICK)
+
+    async def _end_all(self, grants: list[Grant], end: float) -> None:
+        """Releases or withdraws what is of one node, without a repetition."""
         for pool, batch in self._batches(grants):
-            words = [one for grant in batch for one in grant.releases()]
+            words: list[Words] = []
+            for grant in batch:
+                words += [grant.withdrawal()] if grant.state is State.WAITING else grant.releases()
             try:
                 await self.command(pool, RELEASE, words.copy, max(end - now(), 0.05))
             except Exception as error:
@@ -804,21 +826,6 @@ class Engine:
             finally:
                 if batch[0].pool is not None:
                     pool.close()
-
-    async def _withdraw_all(self, end: float) -> None:
-        """What is asked for. Each acquisition reads the reply then, and releases a token: until none is left (B20)."""
-        while now() < end:
-            with self.mutex:
-                asking = list(self._asking)
-            if not asking:
-                return
-            for pool, batch in self._batches(grant for grant in asking if grant.terms.owner is None):
-                words = [grant.withdrawal() for grant in batch]
-                try:
-                    await self.command(pool, RELEASE, words.copy, max(end - now(), 0.05))
-                except Exception as error:
-                    logger.debug("%d acquisitions could not be withdrawn: %s", len(batch), error)
-            await self.io.sleep(TICK)
 
     async def close(self, seconds: float = EXIT_TIME) -> None:
         """Releases what is held, withdraws what is asked for, and closes the connections."""
@@ -830,7 +837,6 @@ class Engine:
             self.is_closed = True
         try:
             await self.release_all(seconds)
-            await self._withdraw_all(end)
         finally:
             pools = self.router.all()
             lines = [line for pool in pools for line in pool.close()]

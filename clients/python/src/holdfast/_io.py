@@ -208,8 +208,26 @@ class Threads:
 
     async def gather(self, works: Sequence[Work]) -> list[Any]:
         """The results of what runs at the same time, of which errors are elements."""
-        with concurrent.futures.ThreadPoolExecutor(max(len(works), 1)) as executor:
-            futures = [executor.submit(run, work()) for work in works]
+        futures: list[concurrent.futures.Future[Any]] = [concurrent.futures.Future() for _ in works]
+
+        def work(future: concurrent.futures.Future[Any], make: Work) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(run(make()))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        try:
+            for of_work in zip(futures, works, strict=True):
+                try:
+                    threading.Thread(target=work, args=of_work, name="holdfast", daemon=True).start()
+                except RuntimeError:
+                    # There is no thread to be had, as at the end of a program.
+                    work(*of_work)
+            concurrent.futures.wait(futures)
+        finally:
+            # If this thread is interrupted, the caller still learns what they did: none goes on, and none begins.
+            concurrent.futures.wait([future for future in futures if not future.cancel()])
         return [future.exception() or future.result() for future in futures]
 
     async def end(self, attempts: Sequence[int], lines: Sequence[ThreadLine], seconds: float) -> None:

@@ -163,7 +163,7 @@ def test_interrupted_acquisition_leaves_nothing():
 
     def interrupt(_):
         os.kill(os.getpid(), signal.SIGINT)
-        # The votes that are known are given back then; this one comes late.
+        # The votes that are known are released then; this one comes late.
         end = time.monotonic() + 1
         while time.monotonic() < end and not any(server.of("RELEASE") for server in servers):
             time.sleep(0.01)

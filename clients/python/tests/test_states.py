@@ -725,6 +725,34 @@ def test_hooks_are_told_and_may_fail(kind, fake):
     assert told == {"acquired": 1, "released": 1}
 
 
+def test_acquisition_that_is_interrupted_in_its_hook_is_withdrawn(fake, quick):
+    class Hooks(holdfast.Hooks):
+        def acquired(self, name, fence, waited):
+            raise KeyboardInterrupt
+
+    with holdfast.Holdfast(redis.Redis(port=fake.port), hooks=Hooks()) as opened:
+        with pytest.raises(KeyboardInterrupt):
+            opened.lock("k", lease=60).acquire(30)
+        until(lambda: withdrawals(fake), "it is withdrawn")
+        assert not opened._engine.grants, "it would be renewed for ever"
+
+
+@pytest.mark.parametrize("step", ["acquisition", "granted"])
+def test_acquisition_that_is_interrupted_keeps_neither_connection_nor_lock(fake, monkeypatch, step):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with holdfast.Holdfast(redis.Redis(port=fake.port)) as opened:
+        opened.lock("k").acquire(30).release()
+        before = len(fake.of("ACQUIRE"))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(rules.Grant, step, interrupt)
+            opened.lock("k", lease=60).acquire(30)
+        if len(fake.of("ACQUIRE")) > before:
+            until(lambda: withdrawals(fake), "it is withdrawn")
+        until_all_are_read(opened)
+
+
 # What an application's code may raise that is no Exception: sys.exit(), or the end of a task that it awaits.
 STRAY = {"threads": SystemExit, "asyncio": asyncio.CancelledError}
 

@@ -161,7 +161,13 @@ class Engine:
             async with self._turn(terms.keys[0], grant) if is_queued_here else contextlib.nullcontext(True) as is_mine:
                 if is_mine:
                     await self._ask(grant)
-        except BaseException:
+            if grant.state is not State.WAITING:
+                if grant.asked:
+                    await self.io.background(lambda: self._read_older(grant))
+                self._tell("acquired", terms.name, grant.token, now() - grant.began)
+        except BaseException as error:
+            # One that was interrupted after a reply may be held by the server.
+            grant.broke = grant.broke or (grant.sent > 0 and not grant.asked and not isinstance(error, Exception))
             await self._give_up(grant)
             raise
         finally:
@@ -171,9 +177,6 @@ class Engine:
             why = ": the wait was cancelled" if grant.cancel.is_set() else f" within {wait} s"
             said = "" if grant.error is None else f": {grant.error}"
             raise NotAcquiredError(f"lock {terms.name!r} was not acquired{why}{said}", terms.name) from grant.error
-        if grant.asked:
-            await self.io.background(lambda: self._read_older(grant))
-        self._tell("acquired", terms.name, grant.token, now() - grant.began)
         return grant
 
     async def _ask(self, grant: Grant) -> None:
@@ -256,23 +259,23 @@ class Engine:
             # It is not repeated, so over a connection that has just answered.
             await self.command(pool, REST, lambda: [(b"LOCK.VERSION",)], self._bound(grant))
         line = await pool.get(REST, self._bound(grant), terms.lease / 16)
-        sent = now()
-        if grant.cancel.is_set() or sent >= grant.until:
-            pool.put(line)
-            return
-        with self.mutex:
-            # Either close() finds it, or it is not sent.
-            is_sent = not self.is_closed
-            if is_sent:
+        try:
+            sent = now()
+            if grant.cancel.is_set() or sent >= grant.until:
+                pool.put(line)
+                return
+            with self.mutex:
+                # Either close() finds it, or it is not sent.
+                self.enter()
                 self._asking.add(grant)
-        if not is_sent:
-            pool.put(line)
-            self.enter()
-        wait = grant.until - sent if grant.slot is not None else rules.POLL if grant.waits and was_sent else None
-        words = grant.acquisition(sent, wait)
-        extra = pool.replicas_timeout if terms.replicas else 0.0
-        silent_at = sent + extra + (terms.silence if wait is None else rules.WAIT_SILENCE)
-        grant.asked.append(_Asked(line, pool, sent, silent_at if grant.slot is None else math.inf))
+            wait = grant.until - sent if grant.slot is not None else rules.POLL if grant.waits and was_sent else None
+            words = grant.acquisition(sent, wait)
+            extra = pool.replicas_timeout if terms.replicas else 0.0
+            silent_at = sent + extra + (terms.silence if wait is None else rules.WAIT_SILENCE)
+            grant.asked.append(_Asked(line, pool, sent, silent_at if grant.slot is None else math.inf))
+        except BaseException:
+            await pool.discard(line)
+            raise
         grant.sent, grant.over = sent, grant.until + GRACE + extra
         # A request with NEW must not be repeated (B22).
         grant.ask_at = silent_at if grant.slot is not None and terms.owner is None else math.inf
@@ -325,11 +328,11 @@ class Engine:
         """Whether enough of its lease is certain; else it is renewed first (B8)."""
         pool = asked.pool
         pool.succeeded()
-        grant.granted(reply, asked.sent)
         if grant.terms.ephemeral:
             pool.leave(asked.line)
             pool = grant.pool = Pool(self.io, None, 1)
         pool.put(asked.line)
+        grant.granted(reply, asked.sent)
         if grant.left() < grant.lease / 2:
             is_renewed = False
             try:
@@ -388,6 +391,8 @@ class Engine:
     # Withdraw
 
     async def _give_up(self, grant: Grant) -> None:
+        with self.mutex:
+            self.grants.discard(grant)
         if grant.terms.owner is None and (grant.asked or grant.broke):
             await self.io.background(lambda: self._withdraw(grant))
             return

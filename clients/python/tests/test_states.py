@@ -14,7 +14,7 @@ import pytest
 import redis
 
 import holdfast
-from fake import CUT, NIL, SILENCE, Fake, array, error, granted, integer
+from fake import CUT, NIL, SILENCE, VERSION, Fake, array, error, granted, integer
 from holdfast import LossReason
 from holdfast import _api as api
 from holdfast import _engine as engine
@@ -240,6 +240,16 @@ def test_time_over_is_not_acquired_and_withdrawn(faked, fake):
     # The time may have been over before anything was sent.
     until(lambda: withdrawals(fake) or len(fake.of("ACQUIRE")) == 1, "it is withdrawn")
     assert len(fake.of("ACQUIRE")) <= 2
+
+
+def test_wait_that_is_over_before_a_connection_is_there_sends_nothing(faked, fake):
+    connects = threading.Event()
+    fake.script["VERSION"].append(lambda _: connects.wait(60) and VERSION)
+    with pytest.raises(holdfast.NotAcquiredError):
+        faked.lock("k").acquire(0.005)
+    connects.set()
+    until(lambda: faked._engine.router.known(b"k")._idle, "the connection is there")
+    assert fake.seen == []
 
 
 def test_token_too_late_is_renewed_before_it_counts(faked, fake):

@@ -1,16 +1,16 @@
-//! Actors: those who act under one owner or several.
+//! Actors: the threads or tasks that act under one owner or several.
 //!
-//! A client whose acquisitions have an owner each (`vm7:312:thread4##18`) says by the part before the first `##` that
-//! one thread makes them all. Only the search for deadlocks goes by it.
+//! A client may use a new owner for each acquisition (`vm7:312:thread4##18`). The part before the first `##` then names
+//! the thread that makes all of them. Only the search for deadlocks uses actors.
 
 use super::Owner;
 
-/// Who acts: an owner up to its first `##`, or the whole of it if there is none.
+/// The thread or task behind an owner: the owner up to its first `##`, or the whole owner if it has none.
 pub type Actor = Owner;
 
-/// The actor behind an owner.
+/// The name of the actor behind an owner.
 pub fn name(owner: &[u8]) -> &[u8] {
-    // Searched eight bytes at a time; most owners have none.
+    // `contains` searches eight bytes at a time, and most owners have no `#`.
     if !owner.contains(&b'#') {
         return owner;
     }
@@ -18,12 +18,12 @@ pub fn name(owner: &[u8]) -> &[u8] {
     end.and_then(|end| owner.get(..end)).unwrap_or(owner)
 }
 
-/// The same, to be kept.
+/// The actor behind an owner, as a shared string that a table can store.
 pub fn of(owner: &Owner) -> Actor {
-    if is_one_of_several(owner) { name(owner).into() } else { owner.clone() }
+    if has_suffix(owner) { name(owner).into() } else { owner.clone() }
 }
 
-/// Whether an owner is not called as its actor is.
-pub fn is_one_of_several(owner: &[u8]) -> bool {
+/// Whether an owner has a `##`, so that its actor has a shorter name.
+pub fn has_suffix(owner: &[u8]) -> bool {
     name(owner).len() < owner.len()
 }

@@ -1,9 +1,9 @@
-//! What a lock has for each of its owners, as a sorted list: nearly all locks have one owner at a time.
+//! A sorted list of what one lock has for each of its owners. Nearly all locks have one owner at a time.
 
 use super::Owner;
 
-/// Entries, each of an owner, in the order of owners and entries. Adding or removing one moves those behind it. There are about as
-/// many as the lock has holders, which `holdfast.max-holders` bounds.
+/// Entries by owner, sorted by owner and entry. An insertion or removal moves all later entries. There are about as
+/// many entries as the lock has holders, and `holdfast.max-holders` limits those.
 #[derive(Debug)]
 pub struct ByOwner<T>(Vec<(Owner, T)>);
 
@@ -14,7 +14,7 @@ impl<T> Default for ByOwner<T> {
 }
 
 impl<T: Copy + Ord> ByOwner<T> {
-    /// Adds an entry of an owner.
+    /// Adds an entry of an owner, unless it is there already.
     pub fn insert(&mut self, owner: Owner, entry: T) {
         if self.0.is_empty() {
             self.0.reserve_exact(1);
@@ -42,12 +42,12 @@ impl<T: Copy + Ord> ByOwner<T> {
         rest.iter().take_while(move |(of, _)| **of == *owner).map(|(_, entry)| *entry)
     }
 
-    /// All entries. Removing the last one first moves none.
+    /// All entries. To remove them without moving any, begin with the last.
     pub fn all(&self) -> impl DoubleEndedIterator<Item = T> + ExactSizeIterator {
         self.0.iter().map(|(_, entry)| *entry)
     }
 
-    /// Whether there is none.
+    /// Whether the list has no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,57 +1,58 @@
-//! The search for deadlocks: would a request, by waiting, close a cycle of waits among actors?
+//! The search for deadlocks: would a waiting request close a cycle of waits among actors?
 //!
-//! An actor that waits goes on holding what it holds. A request waits
+//! An actor that waits keeps its holds. A request waits for
 //!
-//! * for the holder of each of its locks that is held with limit 1;
-//! * for every request for several keys that stands ahead of it, since that waits for other locks, too. (A request for one
-//!   key that stands ahead waits for the same holder.)
+//! * the holder of each of its locks that is held with limit 1;
+//! * each multi-key request ahead of it in the queue of such a lock or of a free one, since that request also waits for
+//!   other locks. (A single-key request ahead waits for the same holder.)
 //!
-//! An example: `ann` holds `a`, `bob` holds `b` and waits for `a`. Now `ann` asks for `b`. It is held by `bob`, who waits
-//! for `a`, which is held by `ann`: that is the cycle.
+//! An example: `ann` holds `a`; `bob` holds `b` and waits for `a`. Now `ann` requests `b`. `ann` would wait for `bob`,
+//! and `bob` waits for `ann`: that is the cycle.
 //!
-//! Leases are not considered: a cycle that a lease would end is refused all the same, since that end would be a loss. Locks
-//! that several may hold are not followed: another place would do.
+//! The search ignores leases: it refuses a cycle that the end of a lease would break, since that end would be a loss.
+//! It doesn't follow locks that several owners may hold, since any of their holders can make room.
 //!
-//! The search ends when all actors that can be reached are known, or gives up after [`MOST_PLACES`].
+//! The search ends when it has reached all actors that it can, or after it has examined [`MOST_PLACES`] keys and
+//! requests.
 
 use super::{Actor, LockKey, Owner, WaiterId, actor};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// So many keys and requests are looked at.
+/// How many keys and requests one search may examine.
 pub const MOST_PLACES: usize = 1_000;
 
-/// A request that waits, or is about to.
+/// A request that waits, or is about to wait.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its place in the order of arrival.
+    /// Its position in the order of arrival.
     pub id: WaiterId,
     /// The owner.
     pub owner: Owner,
-    /// Keys that it is for, of one database. The search does not leave it, since owners of the same name elsewhere may be
-    /// others.
+    /// Its keys, all of one database. The search stays in that database, since the same owner name may belong to
+    /// another owner in another database.
     pub keys: Rc<[LockKey]>,
 }
 
-/// Who holds and who waits, as far as the requester may know.
+/// The locks and the queues, as far as the requester may see them.
 pub trait View {
-    /// Whether the requester may read this key. If not, it is as if nobody held it and nobody waited for it.
+    /// Whether the requester may read this key. The search treats an unreadable key as free and without waiters.
     fn may_read(&mut self, key: &LockKey) -> bool;
 
     /// How a lock is held.
     fn held(&mut self, key: &LockKey) -> Held;
 
-    /// The requests of an actor that wait, `most` at most.
+    /// Waiting requests of an actor, at most `most`.
     fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request>;
 
-    /// The requests for several keys that stand ahead of this place in the queue of a key, `most` at most.
+    /// The multi-key requests ahead of position `of` in the queue of a key, at most `most`.
     fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request>;
 }
 
 /// How a lock is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// By nobody.
+    /// It has no holder.
     Free,
     /// With limit 1, by this owner.
     Mutex(Owner),
@@ -59,77 +60,78 @@ pub enum Held {
     Shared,
 }
 
-/// One wait of a cycle: this owner waits for this key because of the other owner, whose actor waits next.
+/// One wait in a cycle: `owner` waits for `key` because of `other`, whose actor has the next wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// The owner of the request.
     pub owner: Owner,
     /// The key.
     pub key: LockKey,
-    /// The owner that it waits for …
+    /// The owner that it waits for.
     pub other: Owner,
-    /// … and why.
+    /// Why it waits for that owner.
     pub because: Because,
 }
 
 /// Why one owner waits for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Because {
-    /// The other one holds the key.
+    /// The other owner holds the key.
     Holds,
-    /// The other one waits for the key and for others, and comes first.
+    /// The other owner has a multi-key request for the key that is ahead in the queue.
     Ahead,
 }
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The request closes no cycle.
     Nothing,
-    /// The request would close this cycle, which begins with its owner.
+    /// The request would close this cycle, which begins with the request's owner.
     Cycle(Vec<Link>),
-    /// There was too much to look at.
+    /// The search was aborted: it examined [`MOST_PLACES`] keys and requests without a result.
     GivenUp,
 }
 
-/// Searches for the cycle that `asker` would close by waiting in its place. (It may read its own keys.)
+/// Searches for the cycle that `asker` would close by waiting at its position. (The requester may always read its own
+/// keys.)
 pub fn search(view: &mut impl View, asker: &Request) -> Found {
     let search = Search { view, asker, left: MOST_PLACES, reached: BTreeMap::new() };
     match search.run() {
         Ok(Some(cycle)) => Found::Cycle(cycle),
         Ok(None) => Found::Nothing,
-        Err(TooMuch) => Found::GivenUp,
+        Err(LimitReached) => Found::GivenUp,
     }
 }
 
-struct TooMuch;
+struct LimitReached;
 
 struct Search<'a, V> {
     view: &'a mut V,
     asker: &'a Request,
-    /// How many places may still be looked at.
+    /// How many keys and requests the search may still examine.
     left: usize,
-    /// The actors that were met, and for each a wait for it.
+    /// The actors that the search has reached, each with a wait that leads to it.
     reached: BTreeMap<Actor, Link>,
 }
 
 impl<V: View> Search<'_, V> {
-    fn run(mut self) -> Result<Option<Vec<Link>>, TooMuch> {
+    fn run(mut self) -> Result<Option<Vec<Link>>, LimitReached> {
         let mut waiting = VecDeque::from([self.asker.clone()]);
         let mut is_own = true;
         while let Some(request) = waiting.pop_front() {
             for key in request.keys.iter() {
                 let may_read = is_own || self.view.may_read(key);
-                let in_the_way = if may_read { self.in_the_way(&request, key)? } else { Vec::new() };
-                for (other, because) in in_the_way {
+                let blockers = if may_read { self.blockers(&request, key)? } else { Vec::new() };
+                for (other, because) in blockers {
                     let link = Link { owner: request.owner.clone(), key: key.clone(), other, because };
-                    let who = actor::of(&link.other);
-                    if *who == *actor::name(&self.asker.owner) {
-                        return Ok(Some(self.way_to(link)));
+                    let blocker = actor::of(&link.other);
+                    if *blocker == *actor::name(&self.asker.owner) {
+                        return Ok(Some(self.path_to(link)));
                     }
-                    if !self.reached.contains_key(&who) {
-                        waiting.extend(self.waits_of(&who)?);
-                        self.reached.insert(who, link);
+                    if !self.reached.contains_key(&blocker) {
+                        waiting.extend(self.waits_of(&blocker)?);
+                        self.reached.insert(blocker, link);
                     }
                 }
             }
@@ -138,11 +140,11 @@ impl<V: View> Search<'_, V> {
         Ok(None)
     }
 
-    /// Whom a request waits for at one of its keys.
-    fn in_the_way(&mut self, request: &Request, key: &LockKey) -> Result<Vec<(Owner, Because)>, TooMuch> {
+    /// The owners that a request waits for at one of its keys, and why.
+    fn blockers(&mut self, request: &Request, key: &LockKey) -> Result<Vec<(Owner, Because)>, LimitReached> {
         self.spend(1)?;
         let holder = match self.view.held(key) {
-            // Of several keys, this one may be its own already. Readers and permits are not followed.
+            // A multi-key request may hold this key already. The search doesn't follow shared locks.
             Held::Shared => return Ok(Vec::new()),
             Held::Mutex(holder) if holder == request.owner => return Ok(Vec::new()),
             Held::Mutex(holder) => Some((holder, Because::Holds)),
@@ -150,29 +152,29 @@ impl<V: View> Search<'_, V> {
         };
         let mut ahead = self.view.several_ahead(key, request.id, self.left.saturating_add(1));
         self.spend(ahead.len())?;
-        // The asker stands nowhere yet.
+        // The requester is not in the queue yet.
         let is_ahead = self.asker.id < request.id && self.asker.keys.len() > 1 && self.asker.keys.contains(key);
         ahead.extend(is_ahead.then(|| self.asker.clone()));
-        // A request does not wait for another one of its actor, but for its holds.
+        // A request waits for the holds of its own actor, but not for its other requests.
         ahead.retain(|it| actor::name(&it.owner) != actor::name(&request.owner));
         Ok(holder.into_iter().chain(ahead.into_iter().map(|it| (it.owner, Because::Ahead))).collect())
     }
 
-    fn waits_of(&mut self, who: &Actor) -> Result<Vec<Request>, TooMuch> {
-        let mut waits = self.view.waits_of(who, self.left.saturating_add(1));
+    fn waits_of(&mut self, actor: &Actor) -> Result<Vec<Request>, LimitReached> {
+        let mut waits = self.view.waits_of(actor, self.left.saturating_add(1));
         self.spend(waits.len())?;
         let db = |request: &Request| request.keys.first().map(|key| key.db);
         waits.retain(|it| db(it) == db(self.asker));
         Ok(waits)
     }
 
-    fn spend(&mut self, places: usize) -> Result<(), TooMuch> {
-        self.left = self.left.checked_sub(places).ok_or(TooMuch)?;
+    fn spend(&mut self, places: usize) -> Result<(), LimitReached> {
+        self.left = self.left.checked_sub(places).ok_or(LimitReached)?;
         Ok(())
     }
 
-    /// The way from the asker to the wait that leads back to it.
-    fn way_to(mut self, last: Link) -> Vec<Link> {
+    /// The waits from the requester to `last`, which leads back to the requester.
+    fn path_to(mut self, last: Link) -> Vec<Link> {
         let mut links = VecDeque::new();
         let mut next = Some(last);
         while let Some(link) = next {

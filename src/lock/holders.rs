@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 /// The holders of one lock, indexed by owner and by deadline.
 ///
-/// Holders past their deadline stay until [`Holders::remove`] removes them, but no longer count.
+/// A holder past its deadline stays until [`Holders::remove`] removes it, but no longer counts.
 #[derive(Clone, Debug)]
 pub struct Holders {
     limit: Limit,
@@ -20,7 +20,7 @@ impl Holders {
         Self { limit, by_owner: HashMap::default(), by_deadline: BTreeSet::new() }
     }
 
-    /// A lock held by all of these; each owner is named once. Faster than inserting one after the other.
+    /// A lock held by all of these owners, each named once. Faster than inserting them one by one.
     pub fn collect(limit: Limit, holds: impl Iterator<Item = (Owner, Hold)>) -> Self {
         let most = holds.size_hint().1.unwrap_or(0);
         let mut by_owner = HashMap::with_capacity_and_hasher(most, Default::default());
@@ -34,22 +34,22 @@ impl Holders {
         self.limit
     }
 
-    /// Makes the lock stricter: the smallest limit named applies.
+    /// Lowers the limit to `limit` if that is smaller: the smallest limit that a holder names applies.
     pub fn tighten(&mut self, limit: Limit) {
         self.limit = self.limit.min(limit);
     }
 
-    /// How many there are, those past their deadline included.
+    /// How many holders there are, including those past their deadline.
     pub fn len(&self) -> usize {
         self.by_owner.len()
     }
 
-    /// Whether there is none, not even one past its deadline.
+    /// Whether there are no holders, not even one past its deadline.
     pub fn is_empty(&self) -> bool {
         self.by_owner.is_empty()
     }
 
-    /// What an owner has, whether or not it still counts.
+    /// The hold of an owner, even if it is past its deadline.
     pub fn get(&self, owner: &[u8]) -> Option<&Hold> {
         self.by_owner.get(owner)
     }
@@ -61,7 +61,7 @@ impl Holders {
         Standing { own, holders, limit: self.limit }
     }
 
-    /// Sets what an owner has.
+    /// Sets the hold of an owner.
     pub fn insert(&mut self, owner: Owner, hold: Hold) {
         if let Some(old) = self.by_owner.insert(owner.clone(), hold) {
             self.by_deadline.remove(&(old.deadline, owner.clone()));
@@ -69,14 +69,14 @@ impl Holders {
         self.by_deadline.insert((hold.deadline, owner));
     }
 
-    /// Removes an owner.
+    /// Removes an owner's hold, and returns it.
     pub fn remove(&mut self, owner: &[u8]) -> Option<Hold> {
         let (owner, hold) = self.by_owner.remove_entry(owner)?;
         self.by_deadline.remove(&(hold.deadline, owner));
         Some(hold)
     }
 
-    /// Those past their deadline, the first to expire first.
+    /// The owners past their deadline, earliest deadline first.
     pub fn expired(&self, now: Millis) -> impl Iterator<Item = &Owner> {
         self.by_deadline.iter().take_while(move |(deadline, _)| deadline.has_passed(now)).map(|(_, owner)| owner)
     }
@@ -86,7 +86,7 @@ impl Holders {
         self.by_deadline.iter().map(|(deadline, _)| *deadline).find(|deadline| !deadline.has_passed(now))
     }
 
-    /// The deadline of the first to expire, passed or not.
+    /// The earliest deadline, passed or not.
     pub fn first_deadline(&self) -> Option<Deadline> {
         self.by_deadline.first().map(|(deadline, _)| *deadline)
     }
@@ -96,7 +96,7 @@ impl Holders {
         self.by_deadline.last().map(|(deadline, _)| *deadline)
     }
 
-    /// The latest deadline of those who have one.
+    /// The latest deadline of the holders that have one.
     pub fn last_end(&self) -> Option<Deadline> {
         match self.last_deadline()? {
             Deadline::Never => {

@@ -1,23 +1,23 @@
-//! Internal errors: invariants of the module that do not hold. They are counted (`INFO holdfast`, `internal_errors`), and
-//! each kind is written to the server's log once. None may ever be reported.
+//! Internal errors: violated invariants of the module. Each one is counted (`INFO holdfast`, `internal_errors`), and
+//! each kind is logged once. A correct module reports none.
 //!
-//! Reporting needs no server, so that every part of the module can do it. The event loop writes to the log what is new.
+//! A report needs no server, so that every part of the module can make one. The event loop logs new kinds.
 
 use std::cell::Cell;
 
-/// How many kinds are distinguished. Errors of further kinds are counted, and not logged.
+/// How many kinds are distinguished. Errors of further kinds are counted, but not logged.
 const MOST_KINDS: usize = 32;
 
 thread_local! {
-    // In cells, which have no destructor: one would keep the library from being unloaded.
+    // Cells, because they have no destructor: a destructor would keep the library from being unloaded.
     static COUNT: Cell<u64> = const { Cell::new(0) };
     /// In the order in which they were first reported.
     static KINDS: [Cell<Option<&'static str>>; MOST_KINDS] = const { [const { Cell::new(None) }; MOST_KINDS] };
-    /// How many of the kinds are in the log.
+    /// How many of the kinds have been logged.
     static LOGGED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Reports that an invariant does not hold; `kind` says which, and is written to the log as it is.
+/// Reports a violated invariant. `kind` says which one, and is logged as it is.
 #[cold]
 pub fn report(kind: &'static str) {
     COUNT.set(COUNT.get().saturating_add(1));
@@ -25,7 +25,7 @@ pub fn report(kind: &'static str) {
     KINDS.with(|kinds| kinds.iter().find(is_new).into_iter().for_each(|place| place.set(Some(kind))));
 }
 
-/// `value`, which must be there: its absence is reported as an error of this kind.
+/// Returns `value`, which must be present. Reports an absent value as an error of this kind.
 pub fn expect<T>(value: Option<T>, kind: &'static str) -> Option<T> {
     if value.is_none() {
         report(kind);
@@ -33,17 +33,17 @@ pub fn expect<T>(value: Option<T>, kind: &'static str) -> Option<T> {
     value
 }
 
-/// How many errors were reported since the module was loaded.
+/// How many errors have been reported since the module was loaded.
 pub fn count() -> u64 {
     COUNT.get()
 }
 
-/// The kinds of error that were reported, in order.
+/// The kinds of error that have been reported, in order.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
     KINDS.with(|kinds| kinds.each_ref().map(Cell::get)).into_iter().flatten()
 }
 
-/// The next kind that has to be logged. It is not returned again. (Asked in each turn of the event loop.)
+/// The next kind to log. Each kind is returned once. (The event loop asks at each run of the server's cron.)
 pub fn next_to_log() -> Option<&'static str> {
     let logged = LOGGED.get();
     let kind = KINDS.with(|kinds| kinds.get(logged).and_then(Cell::get))?;
@@ -51,7 +51,7 @@ pub fn next_to_log() -> Option<&'static str> {
     Some(kind)
 }
 
-/// Forgets all errors: the module is about to be unloaded.
+/// Clears all errors, because the module is about to be unloaded.
 pub fn forget() {
     COUNT.set(0);
     LOGGED.set(0);

@@ -19,7 +19,7 @@ impl LockKey {
     }
 }
 
-/// A map from keys that can be queried with borrowed bytes, and that handles whole databases.
+/// A map by key. It can be queried with borrowed bytes, and can swap whole databases.
 #[derive(Debug)]
 pub struct KeyMap<V> {
     /// There are few databases; comparing their numbers is cheaper than hashing them.
@@ -41,12 +41,12 @@ impl<V> KeyMap<V> {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What is kept for a key.
+    /// The value of a key.
     pub fn get(&self, db: i32, name: &[u8]) -> Option<&V> {
         if self.len == 0 {
             return None;
@@ -54,13 +54,13 @@ impl<V> KeyMap<V> {
         self.dbs.get(&db)?.get(name)
     }
 
-    /// A key for which something is kept: its name is shared, not copied.
+    /// The key as it is stored in the map, if it is there: shares its name instead of copying it.
     pub fn key(&self, db: i32, name: &[u8]) -> Option<LockKey> {
         let (name, _) = self.dbs.get(&db)?.get_key_value(name)?;
         Some(LockKey { db, name: name.clone() })
     }
 
-    /// What is kept for a key, to be changed.
+    /// The value of a key, to be changed.
     pub fn get_mut(&mut self, db: i32, name: &[u8]) -> Option<&mut V> {
         if self.len == 0 {
             return None;
@@ -68,7 +68,7 @@ impl<V> KeyMap<V> {
         self.dbs.get_mut(&db)?.get_mut(name)
     }
 
-    /// What is kept for a key, created if there is nothing yet.
+    /// The value of a key, created if it is missing.
     pub fn get_or_default(&mut self, key: &LockKey) -> &mut V
     where
         V: Default,
@@ -80,7 +80,7 @@ impl<V> KeyMap<V> {
         })
     }
 
-    /// Keeps `value` for a key, and returns what was there.
+    /// Sets the value of a key, and returns the old one.
     pub fn insert(&mut self, key: LockKey, value: V) -> Option<V> {
         let old = self.dbs.entry(key.db).or_default().insert(key.name, value);
         if old.is_none() {
@@ -89,7 +89,7 @@ impl<V> KeyMap<V> {
         old
     }
 
-    /// Forgets a key, and returns what was there.
+    /// Removes a key, and returns its value.
     pub fn remove(&mut self, db: i32, name: &[u8]) -> Option<V> {
         let old = self.dbs.get_mut(&db)?.remove(name);
         if old.is_some() {
@@ -109,12 +109,12 @@ impl<V> KeyMap<V> {
         self.dbs.iter().flat_map(|(&db, map)| map.keys().map(move |name| LockKey { db, name: name.clone() }))
     }
 
-    /// Everything that was kept, one after the other.
+    /// All values, which a caller can drop one by one.
     pub fn into_values(self) -> impl Iterator<Item = V> {
         self.dbs.into_values().flat_map(BTreeMap::into_values)
     }
 
-    /// Forgets everything.
+    /// Removes all keys.
     pub fn clear(&mut self) {
         self.dbs.clear();
         self.len = 0;

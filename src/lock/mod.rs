@@ -28,7 +28,7 @@ use std::rc::Rc;
 /// A point in Unix time or a length of time, in milliseconds.
 pub type Millis = u64;
 
-/// The first of some times.
+/// The earliest of these times.
 pub fn earliest<const N: usize>(times: [Option<Millis>; N]) -> Option<Millis> {
     times.into_iter().fold(None, |first: Option<Millis>, at| match (first, at) {
         (Some(first), Some(at)) => Some(first.min(at)),
@@ -36,7 +36,7 @@ pub fn earliest<const N: usize>(times: [Option<Millis>; N]) -> Option<Millis> {
     })
 }
 
-/// Who holds or waits: any bytes that the client chose.
+/// The name in which a client holds a lock or waits for it: any bytes that the client chose.
 pub type Owner = Rc<[u8]>;
 
 /// The end of a lease.
@@ -44,7 +44,7 @@ pub type Owner = Rc<[u8]>;
 pub enum Deadline {
     /// The last millisecond in which the hold counts.
     At(Millis),
-    /// Holds until it is released (a key without expiry).
+    /// The hold lasts until it is released (a key without expiry).
     Never,
 }
 
@@ -54,12 +54,12 @@ impl Deadline {
         Self::At(now.saturating_add(lease))
     }
 
-    /// Whether the lease is over. As with a key's expiry, it still counts in the millisecond of the deadline itself.
+    /// Whether the lease is over. As with a key's expiry, the hold still counts in the millisecond of its deadline.
     pub fn has_passed(self, now: Millis) -> bool {
         matches!(self, Self::At(at) if now > at)
     }
 
-    /// The same moment by a clock that has stepped by so many ms.
+    /// The same moment on a clock that has stepped by `by` ms.
     pub fn stepped(self, by: i64) -> Self {
         match self {
             Self::At(at) => Self::At(at.saturating_add_signed(by)),
@@ -67,7 +67,7 @@ impl Deadline {
         }
     }
 
-    /// Milliseconds left; `None` if it never ends.
+    /// Milliseconds left; `None` if the lease never ends.
     pub fn remaining(self, now: Millis) -> Option<Millis> {
         match self {
             Self::At(at) => Some(at.saturating_sub(now)),
@@ -76,12 +76,12 @@ impl Deadline {
     }
 }
 
-/// How many may hold at once, ordered by strictness: a mutex is the smallest.
+/// How many owners may hold a lock at once, ordered by strictness: a mutex is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Limit {
     /// At most this many holders.
     AtMost(NonZeroU32),
-    /// Any number.
+    /// Any number of holders.
     Shared,
 }
 
@@ -89,7 +89,7 @@ impl Limit {
     /// One holder: the default.
     pub const MUTEX: Self = Self::AtMost(NonZeroU32::MIN);
 
-    /// Whether `holders` at once are within the limit.
+    /// Whether the limit allows this many holders at once.
     pub fn allows(self, holders: usize) -> bool {
         match self {
             Self::AtMost(most) => u64::from(most.get()) >= holders as u64,
@@ -97,7 +97,7 @@ impl Limit {
         }
     }
 
-    /// As stored in the keyspace and shown in replies: `n`, or 0 for no limit.
+    /// The limit as it is stored in the keyspace and shown in replies: `n`, or 0 for no limit.
     pub fn number(self) -> u32 {
         match self {
             Self::AtMost(most) => most.get(),
@@ -105,7 +105,7 @@ impl Limit {
         }
     }
 
-    /// The limit that [`Limit::number`] wrote.
+    /// The limit for a number that [`Limit::number`] returned.
     pub fn from_number(number: u32) -> Self {
         NonZeroU32::new(number).map_or(Self::Shared, Self::AtMost)
     }

@@ -1,27 +1,29 @@
-//! The one admission rule. A mutex, a read-write lock and a semaphore differ only in a number.
+//! The one admission rule. A mutex, a read-write lock and a semaphore differ only in their limit.
 
 use super::{Deadline, Limit, Millis, Token};
 
-/// The largest hold count that is granted. Another client's may be larger (Redisson's `HINCRBY` uses 64 bits).
+/// The largest hold count that the module grants. Another client may write a larger one (Redisson's `HINCRBY` uses 64
+/// bits).
 pub const MAX_HOLDS: u64 = i32::MAX as u64;
 
-/// What one owner has.
+/// The hold of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// How many times it must be released.
+    /// How many times the owner must release it.
     pub holds: u64,
-    /// Fencing token; `None` when another client made the hold and this module has not granted it yet.
+    /// Fencing token; `None` for a new hold, or if another client wrote the hold and this module has not granted it
+    /// yet.
     pub token: Option<Token>,
     /// End of the lease.
     pub deadline: Deadline,
 }
 
-/// Everything that the rule needs to know of a lock, as one owner sees it at one moment.
+/// All that the rule needs to know of a lock, as one owner sees it at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// The hold of the asking owner.
+    /// The hold of the requesting owner.
     pub own: Option<Hold>,
-    /// How many hold, the asking owner included; those past their deadline do not count.
+    /// How many holders there are, including the requesting owner. Those past their deadline do not count.
     pub holders: usize,
     /// The smallest limit that any holder named since the lock was last free; meaningless while the lock is free.
     pub limit: Limit,
@@ -32,21 +34,21 @@ impl Standing {
     pub const FREE: Self = Self { own: None, holders: 0, limit: Limit::Shared };
 }
 
-/// How a request changes the hold count of an owner who already holds.
+/// How a request changes the hold count of an owner that already holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raise {
-    /// One hold more.
+    /// Adds one.
     ByOne,
-    /// Sets it to this number, unless it is already as high: harmless to repeat, also after another owner's request has
-    /// made the lock's limit smaller.
+    /// Sets the count to this number, unless it is already as high. Harmless to repeat, even after another owner's
+    /// request has lowered the lock's limit.
     To(u64),
-    /// Nothing: the request is only for an owner who does not hold.
+    /// Refuses: the request is only for an owner that does not hold the lock.
     New,
 }
 
 impl Raise {
-    /// How many holds an owner gets who had none.
-    pub fn of_none(self) -> u64 {
+    /// The hold count of an owner that had no hold.
+    pub fn initial_count(self) -> u64 {
         match self {
             Self::ByOne | Self::New => 1,
             Self::To(holds) => holds,
@@ -54,42 +56,42 @@ impl Raise {
     }
 }
 
-/// What a request asks for of each of its locks.
+/// What a request demands of each of its locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// How many may hold at once, this owner included.
+    /// How many owners may hold the lock at once, including this one.
     pub limit: Limit,
-    /// What happens to the hold count.
+    /// How the hold count changes if the owner holds the lock already.
     pub raise: Raise,
     /// Length of the lease in ms, beginning at the grant.
     pub lease: Millis,
 }
 
-/// Whether others have to be served first.
+/// Whether other requests have to be served first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// The request is the first in the queue, or there is none.
+    /// The request is at the head of the queue, or the queue is empty.
     Nobody,
-    /// A request waits ahead.
+    /// Another request waits ahead.
     Somebody,
 }
 
-/// The answer to a request.
+/// The decision on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The owner already holds; this is what it has from now on. (If the token is `None`, a new one is to be issued.)
+    /// The owner already holds the lock; this is its hold from now on. (If the token is `None`, the caller issues one.)
     Reenter(Hold),
-    /// A new holder, to be given a token; the lock's limit becomes the one named here.
+    /// The owner becomes a holder. The caller issues the token. This becomes the lock's limit.
     Grant(Hold, Limit),
-    /// Not now.
+    /// The request has to wait.
     Wait,
-    /// The owner already holds, and the request is only for one who does not.
+    /// The owner already holds the lock, and the request is only for an owner that does not.
     NotNew,
-    /// The owner already holds, under this different limit.
+    /// The owner already holds the lock, under this other limit.
     OtherLimit(Limit),
-    /// The owner already holds, and its count can't be raised further.
+    /// The owner already holds the lock, and its hold count can't be raised further.
     TooManyHolds,
-    /// Of several locks, the owner holds some and not all, or not all under one token.
+    /// Of several locks, the owner holds only some, or holds all but under different tokens.
     HoldsSome,
 }
 
@@ -103,7 +105,7 @@ impl Decision {
     }
 }
 
-/// Decides a request. The only place that does.
+/// Decides on a request for one lock. No other code does.
 pub fn decide(standing: &Standing, demand: &Demand, ahead: Ahead, now: Millis) -> Decision {
     let deadline = Deadline::after(now, demand.lease);
     if let Some(own) = standing.own {
@@ -113,15 +115,15 @@ pub fn decide(standing: &Standing, demand: &Demand, ahead: Ahead, now: Millis) -
     if ahead == Ahead::Somebody || !limit.allows(standing.holders.saturating_add(1)) {
         return Decision::Wait;
     }
-    Decision::Grant(Hold { holds: demand.raise.of_none(), token: None, deadline }, limit)
+    Decision::Grant(Hold { holds: demand.raise.initial_count(), token: None, deadline }, limit)
 }
 
-/// Decides a request for several locks, of each of which this was decided: all of them or none. So either all are granted,
-/// or all are re-entered under the one token that they have.
+/// Combines the decisions on each lock of a multi-key request: all or none. So either the owner is granted all, or it
+/// re-enters all under the one token that they have.
 ///
 /// # Errors
 ///
-/// Why it is not granted: it has to wait, or something forbids it.
+/// The decision that prevents the grant: the request has to wait, or is refused.
 pub fn all_or_none(decisions: &[Decision]) -> Result<(), Decision> {
     if let Some(refusal) = decisions.iter().find(|decision| decision.is_refusal()) {
         return Err(*refusal);

@@ -1,8 +1,8 @@
-//! Which request is served next, whatever it was that changed a lock.
+//! Decides which request is served next after a lock has changed, whatever changed it.
 //!
-//! The [`Agenda`] hands out one [`Job`] at a time and is told its result, so the caller, who does the jobs, may stop
-//! between any two of them, let others in, and continue later. No request overtakes meanwhile: a newcomer queues behind all
-//! who wait, served or about to be.
+//! The [`Agenda`] hands out one [`Job`] at a time. The caller does the job and reports its result. It may pause between
+//! two jobs, let the server run other commands, and continue later. No request overtakes meanwhile: a new request
+//! queues behind all that wait, whether or not they have been examined.
 
 use super::{
     Ahead, Decision, Demand, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, WaiterId, all_or_none, decide,
@@ -18,22 +18,22 @@ pub struct NotALock;
 /// What can be seen of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// The lock as the asking owner sees it.
+    /// The lock as the requesting owner sees it.
     Lock(Standing),
     /// The key holds something that is not a lock.
     NotALock,
-    /// Replicas have yet to confirm what the asking owner was granted, or a renewal of it.
+    /// Replicas are still confirming the requesting owner's grant or renewal.
     BeingConfirmed,
-    /// Another server decides on this key, or soon will: no request is granted here.
+    /// Another server decides on this key, or soon will: this one grants no request for it.
     Elsewhere,
-    /// It can't be read in this step: it has too many holders for one of several locks.
+    /// The lock has too many holders to be read together with the other locks of its request.
     TooMuch,
 }
 
-/// The locks: the keyspace, or a model of it.
+/// The source of locks: the keyspace, or a model of it.
 pub trait View {
-    /// The lock as `owner` sees it. A view used for serving may remove what has run out on the way, which changes
-    /// nothing about what is seen.
+    /// The lock as `owner` sees it. An implementation may remove expired holds while it reads, since that doesn't
+    /// change what it returns.
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight;
 }
 
@@ -43,47 +43,48 @@ impl<F: FnMut(&LockKey, &Owner) -> Sight> View for F {
     }
 }
 
-/// How a wait ends in the queue itself.
+/// How the queue ends a wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitEnd {
     /// Granted: a [`Decision::Grant`] or [`Decision::Reenter`] for each key, in the order of the waiter's keys.
     Granted(Vec<Decision>),
-    /// The key became something that is not a lock.
+    /// The key now holds something that is not a lock.
     NotALock,
-    /// The locks can't be read in one step: the one at this place has too many holders for one of several.
+    /// The locks can't be read together: the one with this index has too many holders.
     TooMuch(usize),
-    /// The owner came to hold a lock in another way, which contradicts the request.
+    /// The owner was granted a lock by another request, and that contradicts this one.
     Refused(Decision),
 }
 
-/// Who changed a lock.
+/// What kind of change a lock has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
-    /// A place may have become free, or the queue's head has left.
+    /// A place may have become free, or the head of the queue has left.
     Freed,
     /// Another client wrote the key without this module, so any owner may hold it now.
     Foreign,
 }
 
-/// What is still to be examined.
+/// A part of the queues that is still to be examined.
 #[derive(Clone, Debug)]
 enum Task {
     /// The head of a key's queue.
     Head(LockKey, Change),
-    /// Those who hold the key and also wait for it.
+    /// The owners that hold the key and also wait for it.
     Holders(LockKey),
-    /// The request of this owner, who now holds the key, or may hold it.
+    /// The request of this owner, which now holds the key, or may hold it.
     Owner(LockKey, Owner),
 }
 
-/// What has to be done next.
+/// What the caller has to do next.
 #[derive(Debug)]
 pub enum Job {
-    /// Judge a waiting request: [`Attempt::judge`], then [`Agenda::ended`] if that ends its wait.
+    /// Decide on a waiting request: call [`Attempt::judge`], then [`Agenda::ended`] if that ends the wait.
     Judge(Attempt),
-    /// Find out who holds a lock, then call [`Agenda::held_by`].
+    /// Find out which owners hold a lock, then call [`Agenda::held_by`].
     FindHolders(LockKey),
-    /// Nothing: what was noted makes no difference any more. (A job of its own, so that the caller may stop between any two.)
+    /// Nothing: the recorded change no longer matters. (A job of its own, so that the caller may pause between any
+    /// two.)
     Nothing,
 }
 
@@ -94,22 +95,22 @@ pub struct Attempt {
     owner: Owner,
     keys: Rc<[LockKey]>,
     demand: Demand,
-    /// Whether others are ahead of it in the queue of any of its keys: then it gets none of them.
+    /// Whether another request is ahead of it in the queue of any of its keys. Then it is granted none of them.
     ahead: Ahead,
 }
 
 impl Attempt {
-    /// Whose request it is.
+    /// Id of the request.
     pub fn id(&self) -> WaiterId {
         self.id
     }
 
-    /// How many keys it is for.
+    /// How many keys the request is for.
     pub fn keys(&self) -> usize {
         self.keys.len()
     }
 
-    /// Its only key, if it has just one, and its owner.
+    /// The key and the owner of a single-key request.
     pub fn only_key(&self) -> Option<(LockKey, Owner)> {
         match &*self.keys {
             [key] => Some((key.clone(), self.owner.clone())),
@@ -117,7 +118,7 @@ impl Attempt {
         }
     }
 
-    /// Looks at the locks and decides: all of the keys or none. `None`: it goes on waiting.
+    /// Reads the locks and decides: all of the keys or none. Returns `None` if the request has to go on waiting.
     pub fn judge(&self, locks: &mut impl View, now: Millis) -> Option<WaitEnd> {
         let keys = self.keys.iter().enumerate();
         let decisions: Result<Vec<_>, _> = keys.map(|(place, key)| self.decide(locks, place, key, now)).collect();
@@ -132,7 +133,7 @@ impl Attempt {
         }
     }
 
-    /// Decides on one of the keys; `None`: what its owner has of it will be known later.
+    /// Decides on one of the keys. Returns `None` if that has to wait for the replicas, or for another server.
     fn decide(
         &self,
         locks: &mut impl View,
@@ -157,13 +158,13 @@ impl Attempt {
 #[derive(Debug, Default)]
 pub struct Agenda {
     changed: BTreeMap<LockKey, Change>,
-    /// The changed locks, the one that has waited longest first: under a standing backlog, each has its turn.
+    /// The changed locks, in the order in which they changed, so that a constant backlog starves none of them.
     order: VecDeque<LockKey>,
     tasks: Vec<Task>,
 }
 
 impl Agenda {
-    /// Its pieces, for who drops it as a whole.
+    /// Takes the agenda apart, one entry at a time, so that the caller can free a large one in slices.
     pub fn into_pieces(self) -> impl Iterator<Item = ()> {
         let noted = self.changed.into_iter().map(drop).chain(self.order.into_iter().map(drop));
         noted.chain(self.tasks.into_iter().map(drop))
@@ -183,17 +184,18 @@ impl Agenda {
         }
     }
 
-    /// Records that what an owner waits for may not have to wait for its own grant any more.
+    /// Records that this owner's request for the key has to be examined: the owner's own hold no longer blocks it, or
+    /// has changed.
     pub fn note_owner(&mut self, key: LockKey, owner: Owner) {
         self.tasks.push(Task::Owner(key, owner));
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there is nothing to examine.
     pub fn is_empty(&self) -> bool {
         self.changed.is_empty() && self.tasks.is_empty()
     }
 
-    /// The next thing to do; `None`: nothing is left.
+    /// The next job; `None` if nothing is left.
     pub fn next<T>(&mut self, queue: &Queue<T>) -> Option<Job> {
         let task = match self.tasks.pop() {
             Some(task) => task,
@@ -221,13 +223,14 @@ impl Agenda {
         })
     }
 
-    /// Reports who holds a lock. Those of them who wait for it may re-enter it, or never get it.
+    /// Takes the owners that hold a lock. Those that also wait for it are examined next: such a request re-enters the
+    /// lock, or can never be granted.
     pub fn held_by<T>(&mut self, queue: &Queue<T>, key: &LockKey, holders: Vec<Owner>) {
         let waiting = holders.into_iter().filter(|owner| queue.request_of(owner, key).is_some());
         self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner)));
     }
 
-    /// The wait of a request has ended: it leaves the queue. `None` if it has left already.
+    /// Records that a request's wait has ended, and removes it from the queue. Returns `None` if it has already left.
     pub fn ended<T>(&mut self, queue: &mut Queue<T>, id: WaiterId, end: &WaitEnd) -> Option<Box<Waiter<T>>> {
         let waiter = queue.leave(id)?;
         for (place, key) in waiter.keys.iter().enumerate() {
@@ -245,12 +248,13 @@ impl Agenda {
     }
 }
 
-/// What must be examined in a request because one of its keys has changed; `None` if that can't make a difference to it.
+/// The attempt to serve a request after one of its keys has changed; `None` if the change can't matter to it.
 fn attempt<T>(queue: &Queue<T>, id: WaiterId, change: Change) -> Option<Attempt> {
     let Waiter { owner, keys, demand, .. } = queue.get(id)?;
     let is_first = keys.iter().all(|key| queue.head(key.db, &key.name) == Some(id));
     let ahead = if is_first { Ahead::Nobody } else { Ahead::Somebody };
-    // A place that has become free ends the wait of a request only by a grant.
+    // A place that has become free can only lead to a grant, and only a request at the head of all its queues is
+    // granted.
     let makes_difference = is_first || change == Change::Foreign;
     makes_difference.then(|| Attempt { id, owner: owner.clone(), keys: keys.clone(), demand: *demand, ahead })
 }

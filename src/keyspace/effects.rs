@@ -1,4 +1,5 @@
-//! The one place that writes a lock, replicates what it wrote, notifies and publishes.
+//! Writes locks, replicates the writes, sends keyspace notifications and publishes releases. No other code writes a
+//! lock.
 //!
 //! It replicates effects, as standard commands with absolute times: neither a replica nor an append-only file needs
 //! this module or a clock to apply them.
@@ -15,32 +16,33 @@ use crate::server::ctx::Class;
 use crate::server::{AsText, Ctx, Text, TextRef, events, slice};
 use std::ffi::CStr;
 
-/// The event of a lease that ran out.
+/// The event of a lease that has run out.
 const EXPIRED: &CStr = c"lock.expired";
 
-/// How many holders are removed at a time because their lease ran out, so that other clients do not wait for long.
+/// How many expired holders are removed at a time, so that other clients do not wait for long.
 const SLICE: usize = 256;
 
-/// Whether anybody waits on this server for a lock that becomes free.
+/// Whether requests wait on this server for a lock that becomes free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiters {
-    /// There are some, and they will be served.
+    /// Requests wait, and the module serves them.
     Some,
-    /// There are none: Redisson's waiting clients are notified.
+    /// No request waits: the module notifies Redisson's waiting clients.
     None,
 }
 
 /// Which fields of a hold are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fields {
-    /// Those whose value changes.
+    /// The fields whose value changes.
     Changed,
-    /// All that the hold depends on, since one of them may have an expiry of its own.
+    /// All fields that the hold depends on, since one of them may have its own expiry.
     All,
 }
 
-/// Whether a notification about this key is the one that the module is sending, about what it wrote itself. Within that, another module
-/// may write other keys. (The server hands on the string that it was given, so where its bytes are is enough to tell.)
+/// Whether a notification about this key is the one that the module is sending about its own write. Another module that
+/// receives it may write other keys meanwhile. (The server passes on the string that it was given, so the address of
+/// its bytes identifies it.)
 pub fn is_own_notification(name: &[u8]) -> bool {
     known(|it| it.notifying == Some(name.as_ptr().addr()))
 }
@@ -54,11 +56,11 @@ fn notify(ctx: Ctx, class: Class, event: &CStr, name: &dyn AsText) {
 }
 
 impl Lock<'_> {
-    /// Makes `owner` a holder: the first, or one more.
+    /// Makes `owner` the first holder, or a further one.
     pub fn grant(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
         if self.found.form == Form::Remains {
             self.delete_key();
-            self.now_free();
+            self.mark_free();
         }
         if limit == Limit::MUTEX && self.found.form == Form::Missing {
             self.write_mutex(owner, hold);
@@ -75,9 +77,9 @@ impl Lock<'_> {
         self.notify(Class::Module, c"lock.acquired");
     }
 
-    /// Changes the hold that `owner` has.
+    /// Changes the hold of `owner`.
     pub fn update(&mut self, owner: TextRef, old: &Hold, new: &Hold) {
-        // Giving back a part promises nothing new.
+        // A release of some holds that keeps the deadline promises nothing new.
         let promises = new.holds >= old.holds || new.deadline != old.deadline;
         let fields = if promises { self.fields_to_write(owner) } else { Fields::Changed };
         if old == new && fields == Fields::Changed {
@@ -102,7 +104,7 @@ impl Lock<'_> {
         self.finish();
     }
 
-    /// Lowers the hold count of a holder; token and deadline stay.
+    /// Lowers the hold count of a holder. The token and the deadline stay.
     pub fn lower(&mut self, owner: TextRef, holds: u64) {
         match self.found.form {
             Form::Many => {
@@ -120,12 +122,12 @@ impl Lock<'_> {
         self.finish();
     }
 
-    /// Removes a holder, who gave the lock back.
+    /// Removes a holder whose hold was released or revoked.
     pub fn remove(&mut self, owner: TextRef, waiters: Waiters) {
         let free = self.found.holders <= 1;
         if free {
             self.delete_key();
-            self.now_free();
+            self.mark_free();
         } else {
             self.delete_holders(&[owner.bytes().into()]);
             self.found.own = None;
@@ -138,10 +140,10 @@ impl Lock<'_> {
         }
     }
 
-    /// Removes all holders, because a client broke the lock.
+    /// Removes all holders, because a client has broken the lock.
     pub fn clear(&mut self, waiters: Waiters) {
         self.delete_key();
-        self.now_free();
+        self.mark_free();
         self.finish();
         self.notify(Class::Module, c"lock.forced");
         if waiters == Waiters::None {
@@ -149,12 +151,12 @@ impl Lock<'_> {
         }
     }
 
-    fn now_free(&mut self) {
+    fn mark_free(&mut self) {
         self.found = Found::MISSING;
     }
 
-    /// Removes holders whose lease has run out, one slice at a time, and returns them. Those still there no longer
-    /// count either.
+    /// Removes holders whose lease has run out, one slice at a time, and returns them. Expired holders that remain no
+    /// longer count either.
     pub fn purge(&mut self, now: Millis) -> Vec<Owner> {
         let expired = self.expired(now, SLICE);
         if !expired.is_empty() {
@@ -194,7 +196,7 @@ impl Lock<'_> {
         Self::with_fields(owner, hold, |pairs| self.set(pairs));
     }
 
-    /// Lends the fields of a mutex.
+    /// Calls `work` with the fields and values of a mutex.
     fn with_fields(owner: TextRef, hold: &Hold, work: impl FnOnce(&[(TextRef, TextRef)])) {
         let other;
         let holds = if hold.holds == 1 {
@@ -212,13 +214,13 @@ impl Lock<'_> {
         }
     }
 
-    /// What must be written for a promised deadline to stand.
+    /// Which fields must be written so that none of them expires before the promised deadline.
     fn fields_to_write(&mut self, owner: TextRef) -> Fields {
         if !field_expiry::is_possible() {
             return Fields::Changed;
         }
         let (db, name) = (self.db, self.name.bytes());
-        // For a mutex, all fields are asked about at once.
+        // The query covers all fields of a mutex, so its answer holds for the key. Of many holders, it covers only one.
         let is_mutex = self.found.form != Form::Many;
         if is_mutex && holder_cache::with(|cache| cache.is_without_field_expiry(db, name)) {
             return Fields::Changed;
@@ -279,7 +281,7 @@ impl Lock<'_> {
         self.expire_with_last(was_missing);
     }
 
-    /// The newest token once `hold` is written. A token that no server can have issued is not carried on.
+    /// The newest token once `hold` is written. Drops a token that no server can have issued.
     fn newest_token(&self, hold: &Hold) -> Option<Token> {
         let before = self.cached(|cached| cached.fence).flatten();
         credible(hold.token, self.now).max(credible(before, self.now))
@@ -314,8 +316,8 @@ impl Lock<'_> {
         self.expire_with_last(false);
     }
 
-    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new; and
-    /// while a holder without a deadline of its own remains, the key never expires earlier than it would have.
+    /// Makes the key expire with the last of its holders. A key that has no expiry gets none, unless it is new.
+    /// While a holder without its own deadline remains, the key never expires earlier than before.
     fn expire_with_last(&self, new: bool) {
         let (expiry, last) = (self.key.expiry(), self.cached(|cached| cached.holders.last_end()).flatten());
         let endless = self.cached(|cached| cached.holders.last_deadline()).flatten() == Some(Deadline::Never);
@@ -369,7 +371,8 @@ impl Lock<'_> {
         self.notify(Class::Generic, c"del");
     }
 
-    /// Ends a step of writing.
+    /// Completes a write: informs clients that watch or cache the key, and counts the change for `save` if no
+    /// replicated command does.
     fn finish(&self) {
         slice::count_write();
         self.ctx.signal_modified(&self.name);
@@ -393,7 +396,7 @@ impl Lock<'_> {
         let channel = Text::concat(&[b"redisson_lock__channel:", open, name, close]);
         let sharded = listeners::in_cluster();
         self.ctx.publish(&channel, &words().zero, sharded);
-        // In a cluster it reaches replicas over the cluster's own bus.
+        // In a cluster, the message reaches replicas over the cluster bus.
         if publish == Publish::Replicated && !sharded && listeners::must_replicate() {
             self.ctx.replicate_only(c"PUBLISH", &[&channel, &words().zero]);
         }

@@ -1,32 +1,33 @@
-//! What is known without asking the server each time: found out at load, and kept up to date by what it reports.
+//! Facts that the module need not ask the server for each time. It finds them out at load, and the server reports
+//! changes.
 
 use crate::lock::Fence;
 use crate::server::MainThread;
 
-/// Who may follow the data.
+/// Whether anything may receive the writes of this server: a replica, an append-only file or a monitor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Followers {
-    /// Something may.
+    /// Something may receive them.
     #[default]
     Possible,
-    /// Certainly nothing does.
+    /// Certainly nothing receives them.
     None,
 }
 
-/// All of it.
+/// The known facts, and the last token.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// Who may follow the data.
+    /// Whether anything may receive the writes of this server.
     pub followers: Followers,
     /// Whether the server is part of a cluster.
     pub in_cluster: bool,
     /// How many other modules are loaded.
     pub other_modules: usize,
-    /// Whether fields can have an expiry of their own (`HPEXPIRE`).
+    /// Whether fields can have their own expiry (`HPEXPIRE`).
     pub has_field_expiry: bool,
     /// Whether a new mutex can be written as one command (`RESTORE`).
     pub has_restore: bool,
-    /// While a notification about a write of this module is being sent: where the bytes of its key are.
+    /// While the module sends a notification about its own write: the address of the key's bytes.
     pub notifying: Option<usize>,
     /// The last token.
     pub fence: Fence,
@@ -34,7 +35,7 @@ pub struct Known {
 
 static KNOWN: MainThread<Known> = MainThread::new();
 
-/// Lends it; see [`MainThread::with`].
+/// Calls `work` with the facts; see [`MainThread::with`].
 pub fn known<R>(work: impl FnOnce(&mut Known) -> R) -> R {
     KNOWN.with(work)
 }

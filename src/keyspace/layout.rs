@@ -1,4 +1,4 @@
-//! The fields of the hash and the lock they mean.
+//! Reads a lock: the fields of the hash, and what they mean.
 
 use super::holder_cache::{self, CachedHolders};
 use super::name::Name;
@@ -18,23 +18,23 @@ use std::ops::ControlFlow;
 pub enum NotRead {
     /// The key holds something that is not a lock.
     NotALock,
-    /// It has more holders than may be read in a step with as many other locks.
+    /// It has too many holders to be read in one call together with the other locks.
     TooMuch,
 }
 
-/// Whether a lock that must be read whole may be read as one of so many in a step: all of them together may have as many
-/// fields as the largest lock. A small one may always be read, and so may one alone.
+/// Whether a lock that must be read whole may be read as one of `locks` in one call. All of them together may have as
+/// many fields as the largest lock. A small lock may always be read, and so may a single one.
 fn may_be_read(fields: usize, locks: usize) -> Result<(), NotRead> {
     let is_allowed = locks <= 1 || fields <= SMALL || fields <= most_fields().checked_div(locks).unwrap_or_default();
     if is_allowed { Ok(()) } else { Err(NotRead::TooMuch) }
 }
 
-/// How many holders each of so many locks may have that must be read whole in one step.
+/// How many holders each of `locks` may have if all must be read whole in one call.
 pub fn most_holders_each(locks: usize) -> usize {
     most_holders().checked_div(locks).unwrap_or_default()
 }
 
-/// This many fields cost next to nothing to read.
+/// Reading this many fields costs next to nothing.
 const SMALL: usize = 8;
 
 impl From<NotALock> for NotRead {
@@ -43,7 +43,7 @@ impl From<NotALock> for NotRead {
     }
 }
 
-/// A lock, read once, as one owner sees it.
+/// A lock as one owner sees it, read once.
 #[derive(Debug)]
 pub struct Lock<'a> {
     pub(super) ctx: Ctx<'a>,
@@ -54,11 +54,11 @@ pub struct Lock<'a> {
     pub(super) found: Found,
 }
 
-/// What a read of the key found. Code that writes the lock records here what it has become.
+/// What a read of the key found. Code that writes the lock updates it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) form: Form,
-    /// What the asking owner has.
+    /// The hold of the requesting owner.
     pub(super) own: Option<Own>,
     pub(super) holders: usize,
     pub(super) limit: Limit,
@@ -91,10 +91,10 @@ enum End {
     At(Deadline),
 }
 
-/// What an owner has, except the deadline.
+/// A hold without its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// How many times it must be released.
+    /// How many times the owner must release it.
     pub holds: u64,
     /// Its fencing token; `None` when another client made the hold.
     pub token: Option<Token>,
@@ -103,23 +103,24 @@ pub struct Held {
 /// How a lock is stored in the keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// There is no such key.
+    /// The key does not exist.
     Missing,
-    /// It is free. The hash has no fields but those of a lock: what is left of one, which the next grant deletes.
+    /// Free: no holder counts. The next grant deletes the hash with all its fields. They are those of a lock; others
+    /// occur only beside an expired hold.
     Remains,
-    /// One holder; the deadline is the key's expiry. The newest token, if this module issued one.
+    /// One holder, whose deadline is the key's expiry. The value is the newest token, if this module issued one.
     Mutex(Option<Token>),
-    /// Holders with deadlines of their own, kept in `holder_cache`.
+    /// Holders with their own deadlines, cached in `holder_cache`.
     Many,
 }
 
 impl<'a> Lock<'a> {
-    /// Reads the lock `name` of the selected database, as `owner` sees it: one look-up.
+    /// Reads the lock `name` of the selected database, as `owner` sees it. Takes one look-up.
     pub fn look(ctx: Ctx<'a>, name: impl Into<Name<'a>>, owner: TextRef, now: Millis) -> Result<Self, NotALock> {
         Self::look_one_of(ctx, name, owner, now, 1).map_err(|_| NotALock)
     }
 
-    /// Like [`Lock::look`], where a step reads so many locks.
+    /// Like [`Lock::look`], for a call that reads this many locks.
     pub fn look_one_of(
         ctx: Ctx<'a>,
         name: impl Into<Name<'a>>,
@@ -145,7 +146,7 @@ impl<'a> Lock<'a> {
         Ok(Self { ctx, db, name, key, now, found })
     }
 
-    /// Like [`Lock::look`] if `owner` has a hold; `None` if not, without reading any more of the key.
+    /// Like [`Lock::look`], if `owner` has a hold. Otherwise returns `None`, and reads nothing else of the key.
     pub fn look_if_held(
         ctx: Ctx<'a>,
         name: TextRef<'a>,
@@ -167,7 +168,7 @@ impl<'a> Lock<'a> {
         Ok(Some(Self { ctx, db, name, key, now, found }))
     }
 
-    /// Reads a lock on behalf of no particular owner.
+    /// Reads a lock as a client without a hold sees it.
     pub fn look_as_nobody(ctx: Ctx<'a>, name: TextRef<'a>, now: Millis) -> Result<Self, NotALock> {
         Self::look(ctx, name, words().nobody.as_text(), now)
     }
@@ -177,12 +178,12 @@ impl<'a> Lock<'a> {
         &self.name
     }
 
-    /// The key, for a table.
+    /// The lock's database and key, for use in a table.
     pub fn lock_key(&self) -> LockKey {
         LockKey { db: self.db, name: self.name.kept() }
     }
 
-    /// The context it was read in.
+    /// The context in which the lock was read.
     pub fn ctx(&self) -> Ctx<'a> {
         self.ctx
     }
@@ -192,12 +193,12 @@ impl<'a> Lock<'a> {
         self.db
     }
 
-    /// All that the rule needs to know.
+    /// All that the admission rule needs to know.
     pub fn standing(&self) -> Standing {
         Standing { own: self.own(), holders: self.found.holders, limit: self.found.limit }
     }
 
-    /// The hold of the asking owner.
+    /// The hold of the requesting owner. Its deadline counts only if the key has an expiry: see [`Lock::own_end`].
     pub fn own(&self) -> Option<Hold> {
         self.found.own.map(|Own { held: Held { holds, token }, end }| {
             let deadline = match end {
@@ -208,23 +209,23 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// When the hold of the asking owner ends, whatever stands beside its name: with the key at the latest, and never
-    /// if the key has no expiry.
+    /// The effective deadline of the requesting owner's hold: the key's expiry if that is earlier, and never if the key
+    /// has none.
     pub fn own_end(&self) -> Option<Deadline> {
         self.own().map(|hold| effective(hold, self.key.expiry()).deadline)
     }
 
-    /// The hold of the asking owner, without its deadline.
+    /// The hold of the requesting owner, without its deadline.
     pub fn held(&self) -> Option<Held> {
         self.found.own.map(|own| own.held)
     }
 
-    /// How many hold.
+    /// How many holders count.
     pub fn count(&self) -> usize {
         self.found.holders
     }
 
-    /// The limit under which it is held; `None` while it is free.
+    /// The limit under which the lock is held; `None` while it is free.
     pub fn limit(&self) -> Option<Limit> {
         (self.found.holders > 0).then_some(self.found.limit)
     }
@@ -234,7 +235,7 @@ impl<'a> Lock<'a> {
         self.key.expiry()
     }
 
-    /// When a place becomes free by itself, at the latest; `None` if it is free.
+    /// When the next lease ends, unless its owner renews or releases it before. `None` if the lock is free.
     pub fn next_deadline(&self, now: Millis) -> Option<Deadline> {
         if matches!(self.found.form, Form::Missing | Form::Remains) {
             return None;
@@ -257,7 +258,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// The holders at `now`, those with the latest deadline first.
+    /// The holders at `now`, latest deadline first.
     pub fn holders(&self, now: Millis) -> Vec<(Owner, Hold)> {
         let expiry = self.key.expiry();
         slice::count_fields(self.found.holders);
@@ -287,7 +288,7 @@ impl<'a> Lock<'a> {
         holders
     }
 
-    /// Holders past their deadline whose fields are still there: the first of them, at most this many.
+    /// The first holders past their deadline whose fields are still there, at most `most`.
     pub fn expired(&self, now: Millis, most: usize) -> Vec<Owner> {
         match self.found.form {
             Form::Many if self.key.expiry() != Deadline::Never => {
@@ -297,8 +298,8 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Whether there are as many holders as the server keeps (`holdfast.max-holders`). Holders whose lease has just
-    /// run out count until they are removed, since they have to be read as well.
+    /// Whether the lock has as many holders as allowed (`holdfast.max-holders`). Expired holders count until they are
+    /// removed, since they have to be read as well.
     pub fn is_full(&self) -> bool {
         self.found.form == Form::Many && self.cached(|cached| cached.holders.len() >= most_holders()) == Some(true)
     }
@@ -308,11 +309,11 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// Fields that are not owners and that somebody else added do no harm, but their number is capped, so that a million
-/// of them can't slow every read.
+/// How many fields that are not owners a lock may have. Some that other clients added do no harm, but a million of them
+/// would slow every read.
 const MOST_MARKED: usize = 1000;
 
-/// How long such fields and their values may be in total, in bytes.
+/// How many bytes such fields and their values may have in total.
 const MOST_MARKED_BYTES: usize = 1 << 20;
 
 /// The longest owner, in bytes. A hash with a longer one is not a lock.
@@ -322,7 +323,7 @@ fn most_holders() -> usize {
     usize::try_from(config::MAX_HOLDERS.get()).unwrap_or(usize::MAX)
 }
 
-/// The number of fields of a lock with as many holders as allowed: two for each, and those that are not owners.
+/// How many fields a lock with the most holders has: two for each holder, and those that are not owners.
 fn most_fields() -> usize {
     most_holders().saturating_mul(2).saturating_add(MOST_MARKED)
 }
@@ -331,12 +332,12 @@ fn is_owner(field: TextRef) -> bool {
     field.bytes().first() != Some(&MARK)
 }
 
-/// Reads a hash in which `holds` stands for the owner who asks, and `fence` for the newest token.
+/// Interprets a hash. `holds` is the value of the requesting owner's field, `fence` that of the newest token.
 fn read(
     key: &Key,
     holds: Option<Text>,
     fence: Option<Text>,
-    (ctx, of): (Ctx, (i32, &[u8])),
+    (ctx, lock): (Ctx, (i32, &[u8])),
     owner: TextRef,
     (now, locks): (Millis, usize),
 ) -> Result<Found, NotRead> {
@@ -348,30 +349,30 @@ fn read(
     observe(fence, now);
     match (holds, fence) {
         (Some(holds), Some(_)) if fields == 2 => Ok(own_mutex(&holds, fence)?),
-        _ => read_more(key, fields, fence, (ctx, of), owner, (now, locks)),
+        _ => read_more(key, fields, fence, (ctx, lock), owner, (now, locks)),
     }
 }
 
-/// A mutex held by the asking owner.
+/// A mutex that the requesting owner holds.
 fn own_mutex(holds: &Text, token: Option<Token>) -> Result<Found, NotALock> {
     let held = Held { holds: parse_holds(holds.bytes())?, token };
     let own = Some(Own { held, end: End::OfKey });
     Ok(Found { form: Form::Mutex(token), own, holders: 1, limit: Limit::MUTEX })
 }
 
-/// The time by which the deadlines stored beside owners are judged: if the key has no expiry, none has passed.
+/// The time to compare the holders' own deadlines with: if the key has no expiry, none has passed.
 fn seen_from(expiry: Deadline, now: Millis) -> Millis {
     if expiry == Deadline::Never { 0 } else { now }
 }
 
-/// The effective deadline of a hold in a lock with many holders: if the key has no expiry, nobody's lease ends, and
-/// when the key expires, everybody's does.
+/// A hold in a lock with many holders, with its effective deadline. If the key has no expiry, no lease ends. When the
+/// key expires, all end.
 fn effective(hold: Hold, expiry: Deadline) -> Hold {
     let deadline = if expiry == Deadline::Never { expiry } else { hold.deadline.min(expiry) };
     Hold { deadline, ..hold }
 }
 
-/// Reads a hash that has more fields than the asking owner's hold and the token.
+/// Reads a hash that has more fields than the requesting owner's hold and the token.
 fn read_more(
     key: &Key,
     fields: usize,
@@ -408,19 +409,19 @@ fn read_more(
     let own = own.map(|own| Own::new(&Hold { deadline: own.deadline.min(expiry), ..own }, Form::Many));
     let form = if holders == 0 { Form::Remains } else { Form::Many };
     if is_known && form == Form::Remains {
-        may_be_read(fields, locks)?; // A grant deletes them all.
+        may_be_read(fields, locks)?; // A grant deletes all of its fields.
     }
     Ok(Found { form, own, holders, limit })
 }
 
-/// Reads a hash with one holder, or with none.
+/// Reads a hash with one holder or none.
 fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<Found, NotALock> {
     let mut found = Found { form: Form::Remains, limit: Limit::MUTEX, ..Found::MISSING };
     let mut verdict = Ok(());
     let mut marked = Marked::default();
     slice::count_fields(key.fields().min(MOST_MARKED));
     key.scan(&mut |field, value| {
-        if field.first() == Some(&MARK) && marked.may_be(field, value) {
+        if field.first() == Some(&MARK) && marked.admit(field, value) {
             return ControlFlow::Continue(());
         }
         match parse_holds(value).and_then(|holds| may_own(field).map(|()| holds)) {
@@ -446,14 +447,14 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<Found, 
 struct Marked {
     fields: usize,
     bytes: usize,
-    /// Whether one of them is not a field of a lock. Without an owner's field, the hash is not a lock then, nor the
-    /// remains of one.
+    /// Whether one of them is not a field of a lock. If the hash has no owner's field either, it is neither a lock nor
+    /// what is left of one.
     foreign: bool,
 }
 
 impl Marked {
-    /// Counts one more. Returns whether there may be that many.
-    fn may_be(&mut self, field: &[u8], value: &[u8]) -> bool {
+    /// Counts one more field. Returns whether the lock may have that many.
+    fn admit(&mut self, field: &[u8], value: &[u8]) -> bool {
         self.fields = self.fields.saturating_add(1);
         self.bytes = self.bytes.saturating_add(field.len()).saturating_add(value.len());
         self.foreign |= !is_of_lock(field, value);
@@ -461,7 +462,7 @@ impl Marked {
     }
 }
 
-/// Whether a field that is not an owner is one of a lock: `#fence`, `#limit`, or the details of a holder, `#@<owner>`.
+/// Whether a field that is not an owner belongs to a lock: `#fence`, `#limit`, or the details of a holder, `#@<owner>`.
 fn is_of_lock(field: &[u8], value: &[u8]) -> bool {
     let of_holder = |owner: &[u8]| !owner.is_empty() && may_own(owner).is_ok() && parse_details(value).is_ok();
     [words().fence.bytes(), words().limit.bytes()].contains(&field)
@@ -472,15 +473,15 @@ fn may_own(field: &[u8]) -> Result<(), NotALock> {
     if field.len() <= MAX_OWNER && field.first() != Some(&MARK) { Ok(()) } else { Err(NotALock) }
 }
 
-/// Reads all holders of a lock with many, in one pass, since there may be thousands; and whether the hash has fields that
-/// are none of a lock.
+/// Reads all holders of a lock with many, in one pass, since there may be thousands. Also returns whether the hash has
+/// fields that are not those of a lock.
 fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<(Holders, bool), NotALock> {
     let mut found: HashMap<Owner, Fields> = HashMap::with_capacity_and_hasher(fields / 2, Default::default());
     let mut verdict = Ok(());
     let mut marked = Marked::default();
     slice::count_fields(fields);
     key.scan(
-        &mut |field, value| match found_in(field, value, &mut marked).map(|part| put_together(&mut found, part)) {
+        &mut |field, value| match parse_field(field, value, &mut marked).map(|part| merge_part(&mut found, part)) {
             Ok(()) => ControlFlow::Continue(()),
             Err(NotALock) => {
                 verdict = Err(NotALock);
@@ -497,7 +498,7 @@ fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<(
     Ok((holders, marked.foreign))
 }
 
-/// What the two fields of a holder say; either may come first, or not at all.
+/// The values of a holder's two fields. Either may come first, or be missing.
 #[derive(Default)]
 struct Fields {
     holds: Option<u64>,
@@ -505,7 +506,7 @@ struct Fields {
 }
 
 impl Fields {
-    /// Without an owner's field there is no hold.
+    /// The hold, if the owner's own field is there.
     fn hold(self) -> Option<Hold> {
         let (deadline, token) =
             self.details.map_or((Deadline::Never, None), |(deadline, token)| (deadline, Some(token)));
@@ -513,26 +514,26 @@ impl Fields {
     }
 }
 
-/// What one field of the hash says.
+/// The meaning of one field of the hash.
 enum Part<'a> {
     Holds(&'a [u8], u64),
     Details(&'a [u8], (Deadline, Token)),
     Other,
 }
 
-fn found_in<'a>(field: &'a [u8], value: &[u8], marked: &mut Marked) -> Result<Part<'a>, NotALock> {
+fn parse_field<'a>(field: &'a [u8], value: &[u8], marked: &mut Marked) -> Result<Part<'a>, NotALock> {
     if let Some(owner) = field.strip_prefix(DETAILS) {
         may_own(owner)?;
         return parse_details(value).map(|details| Part::Details(owner, details));
     }
     if field.first() == Some(&MARK) {
-        return if marked.may_be(field, value) { Ok(Part::Other) } else { Err(NotALock) };
+        return if marked.admit(field, value) { Ok(Part::Other) } else { Err(NotALock) };
     }
     may_own(field)?;
     parse_holds(value).map(|holds| Part::Holds(field, holds))
 }
 
-fn put_together(found: &mut HashMap<Owner, Fields>, part: Part) {
+fn merge_part(found: &mut HashMap<Owner, Fields>, part: Part) {
     let (owner, part) = match part {
         Part::Holds(owner, holds) => (owner, Fields { holds: Some(holds), details: None }),
         Part::Details(owner, details) => (owner, Fields { holds: None, details: Some(details) }),
@@ -557,7 +558,7 @@ fn parse_limit(value: &Text) -> Result<Limit, NotALock> {
     number.filter(|&number| i32::try_from(number).is_ok()).map(Limit::from_number).ok_or(NotALock)
 }
 
-/// More than 63 bits is not a time to a server: a replica and an append-only file would refuse it as an expiry.
+/// A server takes no time of more than 63 bits: a replica and an append-only file would refuse it as an expiry.
 fn parse_deadline(value: &[u8]) -> Result<Deadline, NotALock> {
     match parse_number(value).ok_or(NotALock)? {
         NO_END => Ok(Deadline::Never),

@@ -1,4 +1,4 @@
-//! A lock as it is stored in the keyspace.
+//! Locks as they are stored in the keyspace.
 
 pub mod effects;
 mod field_expiry;

@@ -1,20 +1,20 @@
-//! A key or an owner, as the server has it and as tables keep it.
+//! The name of a key or an owner, for the server and for the module's tables.
 
 use crate::server::{AsText, TextRef};
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-/// The server's string, its bytes, and the copy of them that all tables share.
+/// A name as the server's string, as its bytes, and as the copy that all tables share.
 #[derive(Clone, Debug)]
 pub struct Name<'a> {
     text: TextRef<'a>,
     bytes: &'a [u8],
-    /// Made when the first table asks for it.
+    /// Made for the first table that needs it.
     kept: OnceCell<Rc<[u8]>>,
 }
 
 impl<'a> Name<'a> {
-    /// One of which there is a copy already.
+    /// A name that has been copied already.
     pub fn kept_as(text: TextRef<'a>, copy: &Rc<[u8]>) -> Self {
         Self { kept: OnceCell::from(copy.clone()), ..Self::from(text) }
     }
@@ -29,7 +29,7 @@ impl<'a> Name<'a> {
         self.bytes
     }
 
-    /// The copy for a table.
+    /// The shared copy, for a table.
     pub fn kept(&self) -> Rc<[u8]> {
         self.kept.get_or_init(|| self.bytes.into()).clone()
     }

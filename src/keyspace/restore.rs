@@ -1,26 +1,27 @@
-//! A mutex as one command: `RESTORE`, with what `DUMP` would return for it.
+//! Writes a mutex as one command: `RESTORE`, with the value that `DUMP` would return.
 //!
-//! `HSET` and `PEXPIREAT` make four commands, since two are wrapped in `MULTI` and `EXEC`, and handing a command over for
-//! replication costs the server more than carrying it out. A single command takes effect as a whole by itself.
+//! `HSET` and `PEXPIREAT` become four commands, since the server wraps two in `MULTI` and `EXEC`. Handing a command
+//! over for replication costs the server more than running it. A single command is atomic by itself.
 
 use super::known::known;
 use crate::lock::{Hold, Token};
 use crate::server::{Ctx, commands};
 use crc::{CRC_64_REDIS, Crc, Table};
 
-/// Asks whether the server has the command: it may have been renamed.
+/// Asks the server whether it has the command, which may have been renamed.
 pub fn exists(ctx: Ctx) -> bool {
     commands::exists(ctx, c"RESTORE")
 }
 
-/// The hash of a new lock with this holder, in the form that `RESTORE` takes; `None` where it can't be used.
+/// The hash of a new lock with this holder, in the form that `RESTORE` takes; `None` if the module can't use that
+/// command.
 pub fn dump_of_mutex(owner: &[u8], hold: &Hold) -> Option<Vec<u8>> {
     let usable = known(|it| it.has_restore) && owner.len() <= LONGEST;
     usable.then(|| dump(owner, hold.holds, hold.token))
 }
 
-/// The type that snapshots give to a hash in a listpack, and the first snapshot version that has it: that of Redis 7.0,
-/// which every server that can follow this one reads.
+/// The type of a hash in a listpack in snapshots, and the first snapshot version that has it. That is the version of
+/// Redis 7.0, which every server that can replicate from this one reads.
 const HASH_LISTPACK: u8 = 16;
 const VERSION: u16 = 10;
 
@@ -53,7 +54,7 @@ fn dump(owner: &[u8], holds: u64, fence: Option<Token>) -> Vec<u8> {
     bytes
 }
 
-/// A listpack that grows: each element is followed by its own length.
+/// A listpack under construction. The encoded length of each element follows it.
 struct List(Vec<u8>);
 
 impl List {
@@ -89,19 +90,19 @@ mod tests {
     use super::dump;
 
     /// The listpack is what Redis 7.0 returns for `HSET k me 1 #fence 1700000000000000`, `DUMP k`. The length before it
-    /// is written here in the longer of two ways.
+    /// has two encodings; here it is the longer one.
     #[test]
-    fn as_a_server_dumps_it() {
+    fn dump_equals_that_of_a_server() {
         let of_server = b"\x1f\0\0\0\x04\0\x82me\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\n\x06\x00\t\xff\n\x00";
         let ours = dump(b"me", 1, Some(1_700_000_000_000_000));
         assert_eq!(ours[..3], [0x10, 0x40, 0x1f]);
         assert_eq!(ours[3..ours.len() - 8], of_server[..]);
     }
 
-    /// What a string of so many bytes is followed by where Redis 7.0 with `hash-max-listpack-value 1000` answers `HSET k xx… 1`, `DUMP k`:
-    /// its length with its head, in one byte or in two.
+    /// The bytes that follow a string of this length in the `DUMP` of `HSET k xx… 1`, on Redis 7.0 with
+    /// `hash-max-listpack-value 1000`: the length of the string and its head, in one byte or two.
     #[test]
-    fn a_long_owner_is_followed_by_its_length() {
+    fn long_owner_is_followed_by_its_length() {
         for (bytes, length) in [(125, &b"\x7f"[..]), (126, b"\x01\x80"), (200, b"\x01\xca")] {
             let ours = dump(&vec![b'x'; bytes], 1, None);
             let behind = ours.iter().rposition(|byte| *byte == b'x').map(|last| &ours[last + 1..]);

@@ -1,16 +1,16 @@
-//! Fencing tokens, as this server issues them and finds them in keys.
+//! Fencing tokens: issues them, and checks those that are found in keys.
 
 use super::known::known;
 use crate::lock::{Millis, Token, fence};
 use crate::server::clock::Now;
 
-/// The next fencing token.
+/// Issues the next fencing token.
 pub fn next_token(now: Now) -> Token {
     known(|it| it.fence.next(now.micros))
 }
 
-/// The token that a hold keeps when its owner re-enters it; `None` if it gets a new one. Anybody who may write the
-/// key may have written any token into it, and a client never gets one that no server can have issued.
+/// The token that a hold keeps when its owner re-enters it; `None` if it gets a new one. A client with write access to
+/// the key may have written any token there, and the module never returns one that no server can have issued.
 pub fn kept_token(token: Option<Token>, now: Now) -> Option<Token> {
     credible(token, now.millis())
 }
@@ -20,14 +20,14 @@ pub fn credible(token: Option<Token>, now: Millis) -> Option<Token> {
     token.filter(|token| known(|it| it.fence.is_credible(*token, now)))
 }
 
-/// Takes note of a token found in the keyspace.
+/// Records a token found in the keyspace.
 pub fn observe(token: Option<Token>, now: Millis) {
     if let Some(token) = token {
         known(|it| it.fence.observe(token, now));
     }
 }
 
-/// Whether a hold's token may be raised to `fence`: only to what can pass for a token that a server issued.
+/// Checks whether a hold's token may be raised to `token`: it must be one that a server can have issued.
 ///
 /// # Errors
 ///
@@ -40,7 +40,7 @@ pub fn check_fence(token: Token, now: Now) -> Result<(), String> {
     Ok(())
 }
 
-/// From now on, tokens are greater than this one.
+/// Makes all later tokens greater than this one.
 pub fn raise_fence(token: Token, now: Now) {
     observe(Some(token), now.millis());
 }

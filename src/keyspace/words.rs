@@ -1,16 +1,16 @@
-//! The words of the layout, as strings of the server: made once, so that writing a lock allocates no more than it
-//! must.
+//! Words of the layout and of commands, as strings of the server. They are made once, so that a write allocates as
+//! little as possible.
 
 use crate::lock::Millis;
 use crate::server::{Constant, Text};
 
-/// The first character of fields that are not owners.
+/// The first character of the fields that are not owners.
 pub const MARK: u8 = b'#';
-/// The prefix of the field with a holder's deadline and token, where the limit is not 1.
+/// The prefix of a holder's details field (its deadline and token), in a lock whose limit is not 1.
 pub const DETAILS: &[u8] = b"#@";
 
-/// The deadline of a holder without one of its own, whose hold lasts as long as the key: the latest time that servers
-/// know.
+/// The deadline of a holder without its own deadline, whose hold lasts as long as the key: the latest time that servers
+/// accept.
 pub const NO_END: Millis = i64::MAX as Millis;
 
 /// The strings.
@@ -20,19 +20,19 @@ pub struct Words {
     pub fence: Text,
     /// Field: the limit.
     pub limit: Text,
-    /// A name that no owner can have.
+    /// A name that is not a valid owner.
     pub nobody: Text,
     /// A hold count of one.
     pub one: Text,
-    /// What is published when a lock becomes free.
+    /// The message that is published when a lock becomes free.
     pub zero: Text,
-    /// An option of `RESTORE`: whatever the key holds is replaced.
+    /// An option of `RESTORE`: replace the value of the key.
     pub replace: Text,
-    /// An option of `RESTORE`: its expiry is a point in time.
+    /// An option of `RESTORE`: the expiry is a point in time.
     pub absolute: Text,
-    /// The command that asks for a lock.
+    /// The command that acquires a lock.
     pub acquire: Text,
-    /// The command that asks for several.
+    /// The command that acquires several locks.
     pub macquire: Text,
 }
 
@@ -54,12 +54,12 @@ impl Default for Words {
 
 static WORDS: Constant<Words> = Constant::new();
 
-/// The strings, for as long as the module is loaded.
+/// The strings, which last as long as the module is loaded.
 pub fn words() -> &'static Words {
     WORDS.get()
 }
 
-/// The field with a holder's details.
+/// The name of a holder's details field.
 pub fn details_field(owner: &[u8]) -> Text {
     Text::concat(&[DETAILS, owner])
 }

@@ -1,8 +1,8 @@
-//! Holds bound to a connection: watched, so that the server renews their lease while the connection lives, or
-//! ephemeral, so that they end with it.
+//! Bindings: holds that are bound to a connection, which is notified of their loss if it is a session. The server
+//! renews the lease of a watched hold while the session reads its events. An ephemeral hold ends with its connection.
 //!
-//! A binding names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
-//! ends never takes one with it.
+//! A binding names one hold by its token. So the watchdog never renews a later hold of the same owner, and the end of a
+//! connection never releases one.
 
 use super::event_bytes::hold_bytes;
 use super::{ConfirmationId, Why};
@@ -15,120 +15,122 @@ use std::rc::Rc;
 /// How a hold is bound to its connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BindingFlags {
-    /// The server renews the lease while the connection lives.
+    /// The server renews the lease while the session reads its events.
     pub watchdog: bool,
     /// The hold ends with the connection.
     pub ephemeral: bool,
-    /// The session is notified once a request waits for the lock.
+    /// The session is notified once when another request waits for the lock, or is refused because of it.
     pub contention: bool,
 }
 
 impl BindingFlags {
-    /// Not at all.
+    /// No flags.
     pub const NONE: Self = Self { watchdog: false, ephemeral: false, contention: false };
 
-    /// Whether it says how long the hold lasts.
-    fn is_a_term(self) -> bool {
+    /// Whether a flag affects how long the hold lasts.
+    fn affects_lifetime(self) -> bool {
         self.watchdog || self.ephemeral
     }
 }
 
-/// The name of a binding; later bindings have greater names, and none is used twice.
+/// Identifies a binding. Later bindings have greater ids, and no id is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BindingId(pub u64);
 
 impl BindingId {
-    /// No binding has a smaller name.
+    /// No binding has a smaller id.
     pub const FIRST: Self = Self(0);
 }
 
 /// A bound hold.
 #[derive(Clone, Debug)]
 pub struct Binding {
-    /// The connection.
+    /// The client id of the connection.
     pub client: u64,
-    /// How it is bound.
+    /// How the hold is bound.
     pub flags: BindingFlags,
-    /// The lock's key: its name.
+    /// The name of the lock's key.
     pub name: Rc<[u8]>,
     /// The owner.
     pub owner: Owner,
     /// The hold's token.
     pub token: Token,
-    /// How long a renewal lasts, in ms.
+    /// The lease of a renewal by the watchdog, or by a client that names no lease, in ms.
     pub lease: Millis,
-    /// How many replicas must have a renewal before it counts.
+    /// How many replicas must confirm a renewal before it counts.
     pub replicas: u32,
-    /// The hold count, and the limit of the lock: should the key expire only because the clock steps, it is written anew.
+    /// The hold count. If the key expires only because the server's clock steps, the key is written again with this
+    /// count and limit.
     pub holds: u64,
-    /// See `holds`.
+    /// The limit of the lock; see `holds`.
     pub limit: Limit,
-    /// The end of the hold's lease, as far as this module knows.
+    /// The deadline in the key, as far as the module knows, in unstepped time (see `SharedClockSteps`).
     deadline: Deadline,
-    /// What replicas have of it, if it needs any.
+    /// The deadline that replicas have confirmed, if the hold requires replicas.
     confirmed: Option<Confirmed>,
-    /// The session has been notified that a request waits for the lock.
-    told: bool,
-    /// The newest [`Read`] of any session when the hold began or was last renewed.
-    since: Read,
+    /// Whether the session has been notified of contention.
+    notified: bool,
+    /// The newest [`Read`] of any session when the hold was bound or last renewed by the watchdog.
+    read_at_renewal: Read,
     home: Home,
     due: Option<Millis>,
-    steps: Steps,
-    /// How far the clock had stepped when the key followed.
-    followed: Stepped,
+    steps: SharedClockSteps,
+    /// The clock steps that the key's expiry already includes.
+    applied_steps: ClockSteps,
 }
 
-/// What replicas have of a hold's lease.
+/// What replicas have confirmed of a hold's lease.
 #[derive(Clone, Copy, Debug)]
 struct Confirmed {
-    /// The end of the lease as enough of them have it: the earliest that was written since the last confirmed write.
+    /// The earliest of the deadlines written from the last confirmed write on.
     deadline: Deadline,
-    /// The renewal that they are being asked about, and the earliest deadline that was written since.
+    /// The renewal that replicas are asked to confirm, and the earliest of the deadlines written from it on.
     asked: Option<(ConfirmationId, Deadline)>,
 }
 
-/// A `LOCK.EVENTS` of a session; later ones are greater.
+/// The sequence number of a `LOCK.EVENTS`. All sessions share the sequence, so later reads have greater numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Read(u64);
 
-/// How far the server's clock has stepped in all, in ms: shared by everything that goes along, so that a step moves all of it
-/// at once. Moments are kept by the clock as it would be without its steps.
+/// The steps of the server's clock so far, shared by all bindings, so that a step moves all their times at once. Times
+/// are stored as *unstepped* time: as a clock without these steps would show them.
 #[derive(Clone, Debug, Default)]
-struct Steps(Rc<Cell<Stepped>>);
+struct SharedClockSteps(Rc<Cell<ClockSteps>>);
 
-/// How far the clock has stepped in all, and how often: a step and one back leave a key that expired in between to be written.
+/// The sum of all steps of the clock, in ms, and their count. After a step forward and back the sum is as before, but a
+/// key that expired in between must be written again: the count reveals this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Stepped {
-    by: i64,
-    times: u64,
+struct ClockSteps {
+    total: i64,
+    count: u64,
 }
 
-impl Steps {
+impl SharedClockSteps {
     fn total(&self) -> i64 {
-        self.0.get().by
+        self.0.get().total
     }
 
-    /// A moment as it is kept.
-    fn kept(&self, at: Millis) -> Millis {
+    /// Converts a time of the server's clock to unstepped time.
+    fn unstepped(&self, at: Millis) -> Millis {
         at.saturating_add_signed(self.total().saturating_neg())
     }
 
-    /// The same of a deadline.
-    fn kept_deadline(&self, deadline: Deadline) -> Deadline {
+    /// Converts a deadline by the server's clock to unstepped time.
+    fn unstepped_deadline(&self, deadline: Deadline) -> Deadline {
         deadline.stepped(self.total().saturating_neg())
     }
 }
 
-/// The number of a database, shared by everything that is bound or may be revoked in it, so that `SWAPDB` changes
-/// it for all of them at once.
+/// The number of a database, shared by all bindings and undelivered grants in it, so that `SWAPDB` changes the number
+/// for all of them at once.
 pub type Home = Rc<Cell<i32>>;
 
-/// What a binding is made from.
+/// The parameters of a new binding.
 #[derive(Debug)]
 pub struct NewBinding {
-    /// The connection.
+    /// The client id of the connection.
     pub client: u64,
-    /// How it is bound.
+    /// How the hold is bound.
     pub flags: BindingFlags,
     /// The lock.
     pub key: LockKey,
@@ -136,11 +138,11 @@ pub struct NewBinding {
     pub owner: Owner,
     /// The hold's token.
     pub token: Token,
-    /// How long a renewal lasts, in ms.
+    /// The lease of a renewal by the watchdog, or by a client that names no lease, in ms.
     pub lease: Millis,
-    /// How many replicas must have a renewal before it counts.
+    /// How many replicas must confirm a renewal before it counts.
     pub replicas: u32,
-    /// The end of the hold's lease. If replicas are needed, they have it.
+    /// The hold's deadline. If the hold requires replicas, they have confirmed it.
     pub deadline: Deadline,
     /// The hold count.
     pub holds: u64,
@@ -154,55 +156,56 @@ impl Binding {
         LockKey { db: self.home.get(), name: self.name.clone() }
     }
 
-    /// The bytes that are reserved for the events that it may cause.
+    /// The bytes reserved for the events that this binding may cause.
     fn reserved(&self) -> usize {
         hold_bytes(&self.owner, &self.name)
     }
 
-    /// Whether its session has yet to be notified that a request waits for the lock.
-    fn asks(&self) -> bool {
-        self.flags.contention && !self.told
+    /// Whether the session must still be notified of contention.
+    fn is_armed(&self) -> bool {
+        self.flags.contention && !self.notified
     }
 
-    /// Its place among the bindings of its connection.
+    /// The sort key of this binding among those of its connection.
     fn rank(&self, id: BindingId) -> Rank {
-        (if self.flags.watchdog { self.lease } else { Millis::MAX }, self.kept_end(), id)
+        (if self.flags.watchdog { self.lease } else { Millis::MAX }, self.unstepped_end(), id)
     }
 
-    /// When it needs attention, as it is kept: to be renewed, or because its lease has run out.
+    /// When the binding needs attention, in unstepped time: for a renewal, or because its lease has run out.
     fn next_due(&self, now: Millis) -> Option<Millis> {
         let renewal = self.flags.watchdog.then(|| now.saturating_add(interval(self.lease)));
         self.over().into_iter().chain(renewal).min()
     }
 
-    /// The end of the lease, as far as it can be relied on: as the key says, and no later than the replicas know.
+    /// The deadline that the owner can rely on: the one in the key, or the one that replicas have confirmed if that is
+    /// earlier.
     pub fn end(&self) -> Deadline {
-        self.kept_end().stepped(self.steps.total())
+        self.unstepped_end().stepped(self.steps.total())
     }
 
-    fn kept_end(&self) -> Deadline {
+    fn unstepped_end(&self) -> Deadline {
         self.confirmed.map_or(self.deadline, |confirmed| confirmed.deadline.min(self.deadline))
     }
 
-    /// The end of the lease, as the key says it.
+    /// The deadline in the key, as far as the module knows.
     pub fn deadline(&self) -> Deadline {
         self.deadline.stepped(self.steps.total())
     }
 
-    /// The renewal that replicas are being asked about; the next one waits for that.
+    /// The renewal that replicas are asked to confirm. The watchdog starts the next one only when this one is settled.
     pub fn renewal(&self) -> Option<ConfirmationId> {
         self.confirmed?.asked.map(|(renewal, _)| renewal)
     }
 
-    /// The first millisecond after its lease, as it is kept.
+    /// The first millisecond after the lease, in unstepped time.
     fn over(&self) -> Option<Millis> {
-        match self.kept_end() {
+        match self.unstepped_end() {
             Deadline::At(at) => Some(at.saturating_add(1)),
             Deadline::Never => None,
         }
     }
 
-    /// The key has this deadline now, as it is kept.
+    /// Records the key's new deadline, in unstepped time.
     fn moved(&mut self, deadline: Deadline) {
         self.deadline = deadline;
         if let Some(confirmed) = &mut self.confirmed {
@@ -212,45 +215,47 @@ impl Binding {
     }
 }
 
-/// A lease is renewed each time a third of it has passed.
+/// The interval between two renewals of a lease: a third of it.
 fn interval(lease: Millis) -> Millis {
     (lease / 3).max(1)
 }
 
-/// Orders the bindings of a connection: watched ones by their leases, then those that are not watched; those of one lease by
-/// when they end.
+/// The sort key of a connection's bindings. Watched bindings come first, by lease. Bindings with the same lease are
+/// sorted by deadline.
 type Rank = (Millis, Deadline, BindingId);
 
-/// Of a connection with more different leases that are renewed for it, nothing is sure: looking at each would take long.
-const LEASES: usize = 1_000;
+/// [`Bindings::sure`] examines at most this many different leases of a connection, which bounds its time. If there are
+/// more, it returns 0.
+const MAX_LEASES: usize = 1_000;
 
 /// The bindings of a lock.
 #[derive(Debug, Default)]
-struct OfLock {
+struct LockBindings {
     by_owner: ByOwner<BindingId>,
-    /// How many connections had ended when those were last looked for that ended with theirs.
-    looked: u64,
+    /// `Bindings::ends` when [`Bindings::take_broken`] last scanned this lock.
+    ends_at_scan: u64,
 }
 
 /// The bindings of a connection.
 #[derive(Debug, Default)]
-struct OfClient {
+struct ClientBindings {
     ranks: BTreeSet<Rank>,
-    /// The bytes that are reserved for the events that they may cause, if it is a session.
+    /// The bytes reserved for the events that these bindings may cause, if the connection is a session.
     reserved: usize,
 }
 
-/// Bindings, with five indices.
+/// Bindings and their five indices.
 #[derive(Debug, Default)]
 struct Tables {
-    /// In boxes: a tree that grows at its end is hardly more than half full.
+    /// Boxed, because the nodes of a tree that grows only at its end are hardly more than half full.
     by_id: BTreeMap<BindingId, Box<Binding>>,
-    by_client: BTreeMap<u64, OfClient>,
-    by_hold: KeyMap<OfLock>,
-    /// Those whose sessions have yet to be notified that a request waits: of a lock that has one holder, the binding of that.
-    asking: KeyMap<BindingId>,
+    by_client: BTreeMap<u64, ClientBindings>,
+    by_hold: KeyMap<LockBindings>,
+    /// Armed bindings: their sessions must still be notified of contention. There is one for each lock, because
+    /// `CONTENTION` is only for locks with one holder.
+    armed: KeyMap<BindingId>,
     due: BTreeSet<(Millis, BindingId)>,
-    /// Those that were due and not renewed because their session reads nothing, by connection.
+    /// Bindings that were due, but were not renewed because their session had not read its events, by connection.
     unread: BTreeMap<u64, BTreeSet<BindingId>>,
 }
 
@@ -258,22 +263,24 @@ struct Tables {
 #[derive(Debug, Default)]
 pub struct Bindings {
     next_id: u64,
-    /// How many connections that had any have ended.
+    /// How many connections that had bindings have ended.
     ends: u64,
     reads: Read,
-    steps: Steps,
-    /// The first binding that may have a key which has yet to follow a step of the clock; all before it have none.
-    to_follow: Option<BindingId>,
+    steps: SharedClockSteps,
+    /// The first binding whose key may lag behind a step of the clock. The keys of earlier bindings do not lag.
+    first_lagging: Option<BindingId>,
     live: Tables,
-    /// Those that were due when nothing could be renewed, and are to be as soon as it can.
+    /// Bindings that were due, but could not be renewed then: the server took no writes, or the session had not read.
+    /// They are due at once.
     overdue: VecDeque<BTreeSet<BindingId>>,
     homes: BTreeMap<i32, Home>,
-    /// Bindings of connections that have ended.
+    /// Bindings of connections that have ended, which must still be removed.
     ended: VecDeque<BTreeSet<Rank>>,
-    /// Bindings from before this server's role changed.
+    /// Bindings from before the server's role changed, which must still be removed.
     retired: VecDeque<Tables>,
-    /// Bindings whose hold another client may have ended.
-    doubtful: BTreeMap<BindingId, Why>,
+    /// Bindings that must be verified, because the module may not have noticed the end of their hold; and the reason to
+    /// report if it has ended.
+    unverified: BTreeMap<BindingId, Why>,
 }
 
 impl Tables {
@@ -282,8 +289,8 @@ impl Tables {
         of_client.ranks.insert(binding.rank(id));
         of_client.reserved = of_client.reserved.saturating_add(binding.reserved());
         self.by_hold.get_or_default(&binding.key()).by_owner.insert(binding.owner.clone(), id);
-        if binding.asks() {
-            self.asking.insert(binding.key(), id);
+        if binding.is_armed() {
+            self.armed.insert(binding.key(), id);
         }
         self.due.extend(binding.due.map(|due| (due, id)));
         self.by_id.insert(id, Box::new(binding));
@@ -309,8 +316,8 @@ impl Tables {
             }
         }
         let db = binding.home.get();
-        if self.asking.get(db, &binding.name) == Some(&id) {
-            self.asking.remove(db, &binding.name);
+        if self.armed.get(db, &binding.name) == Some(&id) {
+            self.armed.remove(db, &binding.name);
         }
         if let Some(of_lock) = self.by_hold.get_mut(db, &binding.name) {
             of_lock.by_owner.remove(&binding.owner, id);
@@ -321,15 +328,15 @@ impl Tables {
         Some(binding)
     }
 
-    /// Its session is to be notified once a request waits.
-    fn ask(&mut self, id: BindingId) {
+    /// Arms the notification of contention for a binding.
+    fn arm(&mut self, id: BindingId) {
         if let Some(binding) = self.by_id.get_mut(&id) {
-            (binding.flags.contention, binding.told) = (true, false);
-            self.asking.insert(binding.key(), id);
+            (binding.flags.contention, binding.notified) = (true, false);
+            self.armed.insert(binding.key(), id);
         }
     }
 
-    /// Changes a binding's deadline, and its place among the bindings of its connection.
+    /// Changes a binding's deadline, and with it the binding's rank.
     fn change(&mut self, id: BindingId, change: impl FnOnce(&mut Binding)) {
         let Some(binding) = self.by_id.get_mut(&id) else { return };
         let before = binding.rank(id);
@@ -357,34 +364,36 @@ impl Tables {
     }
 }
 
-/// Whether enough replicas have a renewal.
+/// Whether enough replicas have confirmed a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confirms {
-    /// They have it.
+    /// They have.
     Yes,
-    /// They have not had it in time.
+    /// They have not confirmed it in time.
     No,
 }
 
 impl Bindings {
-    /// Binds a hold to a connection, whatever it was bound to before. If the same hold was bound to the same connection,
-    /// that binding's flags stay as well; and of a request without flags its lease, and the replicas if it names none. Returns the
-    /// binding that the owner had before, if it was of another hold or to another connection.
+    /// Binds a hold to a connection. This replaces the binding that the owner had for this lock.
+    ///
+    /// If the same hold was bound to the same connection, the flags of the earlier binding are kept as well. Without
+    /// `WATCHDOG` and `EPHEMERAL` such a request keeps the lease, too; if it also names no replicas, nothing changes
+    /// but `CONTENTION`. Returns the earlier binding if it belonged to another hold or another connection.
     pub fn bind(&mut self, new: NewBinding, now: Millis) -> Option<Binding> {
         let id = self.id(new.key.db, &new.key.name, &new.owner);
         let bound = id.and_then(|id| self.get(id)).filter(|it| it.token == new.token);
-        let keeps = bound.is_some_and(|it| it.client == new.client && !new.flags.is_a_term());
+        let keeps = bound.is_some_and(|it| it.client == new.client && !new.flags.affects_lifetime());
         if keeps && new.replicas == 0 {
-            // A lease for once, or a hold more: what the binding promises stays.
-            id.filter(|_| new.flags.contention).into_iter().for_each(|id| self.live.ask(id));
+            // The request renews the lease once, or adds a hold. The binding's lease and flags stay.
+            id.filter(|_| new.flags.contention).into_iter().for_each(|id| self.live.arm(id));
             return None;
         }
         let before = id.and_then(|id| self.live.remove(id));
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
-        let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
-        let followed = of_hold.map_or(steps.0.get(), |it| it.followed);
+        let (deadline, steps) = (self.steps.unstepped_deadline(new.deadline), self.steps.clone());
+        let applied_steps = of_hold.map_or(steps.0.get(), |it| it.applied_steps);
         let mut flags = new.flags;
-        let told = !flags.contention && of_hold.is_some_and(|it| it.told);
+        let notified = !flags.contention && of_hold.is_some_and(|it| it.notified);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
         if let Some(before) = of_hold.filter(|it| it.client == new.client) {
             flags.watchdog |= before.flags.watchdog;
@@ -404,12 +413,12 @@ impl Bindings {
             limit: new.limit,
             deadline,
             confirmed: (new.replicas > 0).then_some(Confirmed { deadline, asked: None }),
-            told,
-            since: self.reads,
+            notified,
+            read_at_renewal: self.reads,
             home,
             due: None,
             steps,
-            followed,
+            applied_steps,
         };
         let (id, client, token) = (self.next_id(), binding.client, binding.token);
         self.add(binding, now);
@@ -419,7 +428,7 @@ impl Bindings {
         before.filter(|it| it.client != client || it.token != token)
     }
 
-    /// The database with this number, for everything that must follow it when it is swapped with another.
+    /// The number of this database, shared by everything that must follow `SWAPDB`.
     pub fn home(&mut self, db: i32) -> Home {
         self.homes.entry(db).or_insert_with(|| Rc::new(Cell::new(db))).clone()
     }
@@ -427,16 +436,16 @@ impl Bindings {
     fn add(&mut self, mut binding: Binding, now: Millis) {
         let id = self.next_id();
         self.next_id = self.next_id.wrapping_add(1);
-        binding.due = binding.next_due(self.steps.kept(now));
+        binding.due = binding.next_due(self.steps.unstepped(now));
         self.live.add(id, binding);
     }
 
-    /// The name that the next binding gets.
+    /// The id that the next binding gets.
     pub fn next_id(&self) -> BindingId {
         BindingId(self.next_id)
     }
 
-    /// The name of the binding of a hold of `owner`, whatever its token.
+    /// The id of the binding of a hold of `owner`, whatever its token.
     pub fn id(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<BindingId> {
         self.live.by_hold.get(db, name)?.by_owner.of(owner).next()
     }
@@ -461,27 +470,28 @@ impl Bindings {
         Some(self.get(self.id(db, name, owner)?)?.client)
     }
 
-    /// Whether a session that holds a lock has yet to be notified that a request waits for it.
+    /// Whether a session that holds this lock must still be notified of contention.
     pub fn asks(&self, db: i32, name: &[u8]) -> bool {
-        self.live.asking.get(db, name).is_some()
+        self.live.armed.get(db, name).is_some()
     }
 
-    /// The binding of a lock whose session has yet to be notified that a request waits for it: it is being notified.
+    /// Returns the binding of a lock whose session must still be notified of contention, and records that it is
+    /// notified now.
     pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Option<&Binding> {
-        // Mostly no session asks, and to find that out costs less than to remove nothing.
-        let id = *self.live.asking.get(db, name)?;
-        self.live.asking.remove(db, name);
+        // Usually no notification is armed, and this check costs less than a removal that finds nothing.
+        let id = *self.live.armed.get(db, name)?;
+        self.live.armed.remove(db, name);
         let binding = self.live.by_id.get_mut(&id)?;
-        binding.told = true;
+        binding.notified = true;
         Some(binding)
     }
 
-    /// How many locks may be held unused until a request waits for them.
+    /// How many locks a client may hold unused, because its session will be notified of contention.
     pub fn kept(&self) -> usize {
-        self.live.asking.len()
+        self.live.armed.len()
     }
 
-    /// The shortest lease that is renewed for a connection.
+    /// The shortest lease that the server renews for a connection.
     pub fn shortest_lease(&self, client: u64) -> Option<Millis> {
         let (lease, ..) = self.live.by_client.get(&client)?.ranks.first()?;
         Some(*lease).filter(|lease| *lease != Millis::MAX)
@@ -492,20 +502,21 @@ impl Bindings {
         self.live.by_client.contains_key(&client)
     }
 
-    /// The bytes that are reserved for the events that a connection's holds may cause.
+    /// The bytes reserved for the events that a connection's holds may cause.
     pub fn reserved(&self, client: u64) -> usize {
         self.live.by_client.get(&client).map_or(0, |it| it.reserved)
     }
 
-    /// How many thousandths of its lease every hold that is renewed for a connection has left at least, counted from
-    /// `since`; 0 if there is none: a hold that the client believes in may have been released by another one meanwhile.
+    /// The least fraction of its lease that any watched hold of a connection has left, in thousandths, counted from
+    /// `since`. Returns 0 if no hold is watched: another connection may have released a hold that the client believes
+    /// it has.
     pub fn sure(&self, client: u64, since: Millis) -> u64 {
         const WHOLE: u64 = 1_000;
         let Some(of_client) = self.live.by_client.get(&client) else { return 0 };
-        let since = self.steps.kept(since);
+        let since = self.steps.unstepped(since);
         let mut least = None;
         let mut longer_than: Millis = 0;
-        for _ in 0..LEASES {
+        for _ in 0..MAX_LEASES {
             let next = (longer_than.saturating_add(1), Deadline::At(0), BindingId(0));
             let watched = of_client.ranks.range(next..).next().filter(|(lease, ..)| *lease != Millis::MAX);
             let Some((lease, deadline, _)) = watched else { return least.unwrap_or(0) };
@@ -516,31 +527,32 @@ impl Bindings {
         0
     }
 
-    /// Forgets the binding of a hold, and returns it if there was one.
+    /// Removes the binding of a hold, and returns it if there was one.
     pub fn unbind(&mut self, db: i32, name: &[u8], owner: &[u8]) -> Option<Binding> {
         self.live.remove(self.id(db, name, owner)?)
     }
 
-    /// Forgets the bindings of all holds of a lock, and returns them.
+    /// Removes the bindings of all holds of a lock, and returns them.
     pub fn unbind_all(&mut self, db: i32, name: &[u8]) -> Vec<Binding> {
         let ids: Vec<BindingId> = self.live.of_lock(db, name).collect();
         ids.into_iter().filter_map(|id| self.live.remove(id)).collect()
     }
 
-    /// Forgets a binding, and returns it.
+    /// Removes a binding, and returns it.
     pub fn remove(&mut self, id: BindingId) -> Option<Binding> {
         self.live.remove(id)
     }
 
-    /// What a binding promised is withdrawn, and its hold goes on. It stays if the connection is to learn of a loss.
-    pub fn promise_nothing(&mut self, id: BindingId, stays: bool, now: Millis) {
-        if let Some(binding) = self.live.remove(id).filter(|_| stays) {
+    /// Clears the flags of a binding; its hold goes on. The binding itself is removed unless it `is_kept` for a
+    /// session, which is notified if the hold is lost.
+    pub fn promise_nothing(&mut self, id: BindingId, is_kept: bool, now: Millis) {
+        if let Some(binding) = self.live.remove(id).filter(|_| is_kept) {
             self.add(Binding { flags: BindingFlags::NONE, ..binding }, now);
         }
     }
 
-    /// This module changed the hold of `owner`: it has this token and deadline now. If the binding belonged to another
-    /// hold, forgets it and returns it.
+    /// Records that the module changed the hold of `owner`, which had the token `before`: it has this token and
+    /// deadline now. If the binding belongs to another hold, removes it and returns it.
     pub fn changed(
         &mut self,
         (db, name, owner): (i32, &[u8], &[u8]),
@@ -559,9 +571,10 @@ impl Bindings {
         None
     }
 
-    /// The deadline of a bound hold has moved: its watchdog comes in time for the new one, if that is earlier.
+    /// Records the new deadline of a bound hold. Its next renewal comes after a third of the time left, unless it is
+    /// due earlier.
     pub fn deadline_moved(&mut self, id: BindingId, deadline: Deadline, now: Millis) {
-        let (deadline, now) = (self.steps.kept_deadline(deadline), self.steps.kept(now));
+        let (deadline, now) = (self.steps.unstepped_deadline(deadline), self.steps.unstepped(now));
         self.live.change(id, |binding| binding.moved(deadline));
         let Some(binding) = self.get(id) else { return };
         let left = deadline.remaining(now).map(|left| now.saturating_add(interval(left)));
@@ -571,7 +584,7 @@ impl Bindings {
         self.live.set_due(id, due);
     }
 
-    /// The hold of `owner`, if it is bound, has this count now, and its lock this limit.
+    /// Records the hold count of `owner`, if its hold is bound, and the limit of the lock.
     pub fn counted(&mut self, (db, name, owner): (i32, &[u8], &[u8]), holds: u64, limit: Option<Limit>) {
         let id = self.id(db, name, owner);
         if let Some(binding) = id.and_then(|id| self.live.by_id.get_mut(&id)) {
@@ -579,70 +592,74 @@ impl Bindings {
         }
     }
 
-    /// The server's clock has stepped by so many ms: all bindings go along, and their keys have to follow.
+    /// Records that the server's clock has stepped by so many ms. The times of all bindings move by the step, and their
+    /// keys must follow.
     pub fn stepped(&mut self, by: i64) {
-        let Stepped { by: before, times } = self.steps.0.get();
-        self.steps.0.set(Stepped { by: before.saturating_add(by), times: times.wrapping_add(1) });
-        self.to_follow = Some(BindingId(0));
+        let ClockSteps { total: before, count } = self.steps.0.get();
+        self.steps.0.set(ClockSteps { total: before.saturating_add(by), count: count.wrapping_add(1) });
+        self.first_lagging = Some(BindingId(0));
     }
 
-    /// Whether any key may have yet to follow a step of the clock.
+    /// Whether the key of any binding may still lag behind a step of the clock.
     pub fn any_lags(&self) -> bool {
-        self.to_follow.is_some_and(|from| self.live.by_id.range(from..).next().is_some())
+        self.first_lagging.is_some_and(|from| self.live.by_id.range(from..).next().is_some())
     }
 
-    /// Whether the key of this binding has.
+    /// Whether the key of this binding lags behind a step of the clock.
     pub fn lags(&self, id: BindingId) -> bool {
-        self.get(id).is_some_and(|binding| binding.followed != self.steps.0.get())
+        self.get(id).is_some_and(|binding| binding.applied_steps != self.steps.0.get())
     }
 
-    /// Whether the key of the hold of `owner` has.
+    /// Whether the key of the hold of `owner`, if it is bound, lags behind a step of the clock.
     pub fn lags_of(&self, db: i32, name: &[u8], owner: &[u8]) -> bool {
         self.id(db, name, owner).is_some_and(|id| self.lags(id))
     }
 
-    /// The next binding whose key may have.
+    /// Takes the next binding whose key may lag behind a step of the clock.
     pub fn next_lagging(&mut self) -> Option<BindingId> {
-        let next = self.live.by_id.range(self.to_follow?..).next().map(|(id, _)| *id);
-        self.to_follow = next.map(|BindingId(id)| BindingId(id.wrapping_add(1)));
+        let next = self.live.by_id.range(self.first_lagging?..).next().map(|(id, _)| *id);
+        self.first_lagging = next.map(|BindingId(id)| BindingId(id.wrapping_add(1)));
         next
     }
 
-    /// The bindings of this lock whose key has.
+    /// The bindings of this lock whose key lags behind a step of the clock.
     pub fn lagging_of(&self, db: i32, name: &[u8]) -> Vec<BindingId> {
         self.live.of_lock(db, name).filter(|id| self.lags(*id)).collect()
     }
 
-    /// The key of a binding is about to follow. Returns the binding and by how many ms; `None` if it has.
+    /// Records that the caller adjusts the key of a binding to all steps of the clock. Returns the binding and by how
+    /// many ms its key lags; `None` if it does not lag.
     pub fn follows(&mut self, id: BindingId) -> Option<(Binding, i64)> {
         let now = self.steps.0.get();
         let binding = self.live.by_id.get_mut(&id)?;
-        let before = std::mem::replace(&mut binding.followed, now);
-        (before != now).then(|| (Binding::clone(binding), now.by.saturating_sub(before.by)))
+        let before = std::mem::replace(&mut binding.applied_steps, now);
+        (before != now).then(|| (Binding::clone(binding), now.total.saturating_sub(before.total)))
     }
 
-    /// Others have touched the key of a binding, and that has not been verified yet: if the hold is gone, they may have ended it.
+    /// Whether another client has touched the key of a binding, and the module has not verified the binding since. If
+    /// the hold is gone, that client may have ended it.
     pub fn is_touched(&self, id: BindingId) -> bool {
-        self.doubtful.get(&id).is_some_and(|why| *why != Why::Expired)
+        self.unverified.get(&id).is_some_and(|why| *why != Why::Expired)
     }
 
-    /// Another client gave a bound hold another deadline. Its end must not be missed, but that is no reason to renew it
-    /// earlier. (A key that has yet to follow a step of the clock says nothing.)
+    /// Records the deadline that the key has, which another client may have changed. The binding is due at that
+    /// deadline, but is not renewed earlier because of it. (A key that lags behind a step of the clock is ignored.)
     pub fn deadline_seen(&mut self, id: BindingId, deadline: Deadline) {
         if self.lags(id) {
             return;
         }
-        let deadline = self.steps.kept_deadline(deadline);
+        let deadline = self.steps.unstepped_deadline(deadline);
         self.live.change(id, |binding| binding.moved(deadline));
         let Some(binding) = self.get(id) else { return };
         let due = binding.due.into_iter().chain(binding.over()).min();
         self.live.set_due(id, due);
     }
 
-    /// A binding that is due. A watched one is due again a third of its lease later, or at its end, whatever happens now.
+    /// Takes a binding that is due. A watched binding is due again after a third of its lease, or at its deadline if
+    /// that comes first, whatever the caller does now.
     pub fn take_due(&mut self, now: Millis) -> Option<BindingId> {
         let id = self.take_overdue().or_else(|| self.first_due(now))?;
-        let now = self.steps.kept(now);
+        let now = self.steps.unstepped(now);
         let watched = self.get(id).filter(|binding| binding.flags.watchdog);
         let next = watched.and_then(|binding| {
             let over = binding.over().filter(|over| *over > now);
@@ -652,9 +669,9 @@ impl Bindings {
         Some(id)
     }
 
-    /// The binding that is due for longest.
+    /// The binding that has been due for longest.
     pub fn first_due(&self, now: Millis) -> Option<BindingId> {
-        self.live.due.first().filter(|(due, _)| *due <= self.steps.kept(now)).map(|(_, id)| *id)
+        self.live.due.first().filter(|(due, _)| *due <= self.steps.unstepped(now)).map(|(_, id)| *id)
     }
 
     fn take_overdue(&mut self) -> Option<BindingId> {
@@ -667,27 +684,30 @@ impl Bindings {
         }
     }
 
-    /// A session asks for its events. What was not renewed only because it had not asked is due at once.
+    /// Records that a session reads its events. Bindings that were not renewed only because the session had not read
+    /// are due at once.
     pub fn read_by(&mut self, client: u64) -> Read {
         self.reads = Read(self.reads.0.wrapping_add(1));
         self.overdue.extend(self.live.unread.remove(&client));
         self.reads
     }
 
-    /// Whether a hold's session, whose last read this was, has read nothing since the hold was renewed.
+    /// Whether the session of a hold has not read its events since the hold was bound or last renewed. `last` is the
+    /// session's last read.
     pub fn is_unread(&self, binding: &Binding, last: Read) -> bool {
-        last <= binding.since
+        last <= binding.read_at_renewal
     }
 
-    /// A hold was renewed.
+    /// Records that the watchdog renewed a hold.
     pub fn renewed(&mut self, id: BindingId) {
         let reads = self.reads;
         if let Some(binding) = self.live.by_id.get_mut(&id) {
-            binding.since = reads;
+            binding.read_at_renewal = reads;
         }
     }
 
-    /// A binding that is due is not renewed before its session reads. Until then, only its end is of interest.
+    /// Defers the renewal of a due binding until its session reads its events. Until then, the binding is due only at
+    /// its deadline.
     pub fn wait_for_reader(&mut self, id: BindingId) {
         let Some(binding) = self.get(id) else { return };
         let (client, over) = (binding.client, binding.over());
@@ -695,7 +715,8 @@ impl Bindings {
         self.live.set_due(id, over);
     }
 
-    /// A binding that is due can't be renewed now. Until it can, only its end is of interest.
+    /// Defers the renewal of a due binding until the server takes writes. Until then, the binding is due only at its
+    /// deadline.
     pub fn put_off(&mut self, id: BindingId) {
         let over = self.get(id).and_then(Binding::over);
         self.live.set_due(id, over);
@@ -705,12 +726,12 @@ impl Bindings {
         }
     }
 
-    /// A binding whose hold is over needs no more attention.
+    /// Records that the lease of a hold is over: its binding is not due again.
     pub fn is_over(&mut self, id: BindingId) {
         self.live.set_due(id, None);
     }
 
-    /// Replicas are being asked whether they have the renewal of a hold that was just made.
+    /// Records that replicas are asked to confirm the renewal that was just made.
     pub fn asked(&mut self, id: BindingId, renewal: ConfirmationId) {
         if let Some(binding) = self.live.by_id.get_mut(&id)
             && let Some(confirmed) = &mut binding.confirmed
@@ -719,7 +740,7 @@ impl Bindings {
         }
     }
 
-    /// Enough replicas have a renewal. Or not: then what they knew before stands.
+    /// Records whether enough replicas have confirmed a renewal. If not, the deadline that they confirmed before stays.
     pub fn answered(&mut self, id: BindingId, renewal: ConfirmationId, answer: Confirms) {
         self.live.change(id, |binding| {
             if let Some(confirmed) = &mut binding.confirmed
@@ -731,7 +752,7 @@ impl Bindings {
         });
     }
 
-    /// When the next binding is due.
+    /// When the next binding is due; 0 if one is overdue.
     pub fn next_due(&self) -> Option<Millis> {
         if !self.overdue.is_empty() {
             return Some(0);
@@ -739,12 +760,12 @@ impl Bindings {
         self.live.due.first().map(|(due, _)| due.saturating_add_signed(self.steps.total()))
     }
 
-    /// Whether there is work to do at once.
+    /// Whether there is work to do now.
     pub fn has_work(&self) -> bool {
-        !(self.ended.is_empty() && self.retired.is_empty() && self.doubtful.is_empty()) || self.any_lags()
+        !(self.ended.is_empty() && self.retired.is_empty() && self.unverified.is_empty()) || self.any_lags()
     }
 
-    /// Whether there are bindings that ended with this server's role.
+    /// Whether bindings from before a change of the server's role must still be removed.
     pub fn has_retired(&self) -> bool {
         !self.retired.is_empty()
     }
@@ -754,13 +775,13 @@ impl Bindings {
         self.live.by_id.len()
     }
 
-    /// Whether none is.
+    /// Whether no hold is bound.
     pub fn is_empty(&self) -> bool {
         self.live.by_id.is_empty()
     }
 
-    /// A connection has ended, and its bindings with it. Returns whether it had any. They no longer count, and are
-    /// removed one at a time by [`Bindings::next_ended`].
+    /// Records that a connection has ended. Its bindings are no longer live; [`Bindings::next_ended`] removes them one
+    /// at a time. Returns whether there were any.
     pub fn client_gone(&mut self, client: u64) -> bool {
         let ended = self.live.by_client.remove(&client);
         self.live.unread.remove(&client);
@@ -775,16 +796,16 @@ impl Bindings {
         self.live.by_client.contains_key(&binding.client)
     }
 
-    /// Whether there are bindings of connections that have ended.
+    /// Whether bindings of ended connections must still be removed.
     pub fn have_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Removes those bindings of a lock whose connection has ended and took the hold along. All are gone through once after each
-    /// end, and not at each look.
+    /// Removes the ephemeral bindings of a lock whose connections have ended, and returns them. The bindings of a lock
+    /// are scanned once after connections have ended, not at each look at the lock.
     pub fn take_broken(&mut self, db: i32, name: &[u8]) -> Vec<Binding> {
         let Some(of_lock) = self.live.by_hold.get_mut(db, name) else { return Vec::new() };
-        if std::mem::replace(&mut of_lock.looked, self.ends) == self.ends {
+        if std::mem::replace(&mut of_lock.ends_at_scan, self.ends) == self.ends {
             return Vec::new();
         }
         let is_broken = |binding: &Binding| binding.flags.ephemeral && !self.is_live(binding);
@@ -806,18 +827,18 @@ impl Bindings {
         }
     }
 
-    /// Ends all bindings because this server's role has changed. They are removed by [`Bindings::next_retired`].
+    /// Retires all bindings, because the server's role has changed. [`Bindings::next_retired`] removes them.
     pub fn retire_all(&mut self, discarded: &mut Discarded) {
         discarded.add(std::mem::take(&mut self.ended).into_iter().flatten());
         discarded.add(std::mem::take(&mut self.overdue).into_iter().flatten());
-        discarded.add(std::mem::take(&mut self.doubtful));
+        discarded.add(std::mem::take(&mut self.unverified));
         let live = std::mem::take(&mut self.live);
         if !live.by_id.is_empty() {
             self.retired.push_back(live);
         }
     }
 
-    /// Removes the next binding that ended with this server's role.
+    /// Removes the next retired binding.
     pub fn next_retired(&mut self) -> Option<Binding> {
         loop {
             let tables = self.retired.front_mut()?;
@@ -828,34 +849,34 @@ impl Bindings {
         }
     }
 
-    /// Another client wrote a lock, or a part of it expired: the bindings of its holds must be verified. What a client wrote
-    /// follows no step of the clock that was before it, but all that come later.
+    /// Marks the bindings of a lock to be verified: another client wrote the lock, or a part of it expired. What a
+    /// client wrote is not adjusted to earlier steps of the clock, but to all later ones.
     pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
         if why != Why::Expired && self.any_lags() {
-            self.lagging_of(db, name).into_iter().for_each(|id| self.stays(id));
+            self.lagging_of(db, name).into_iter().for_each(|id| self.skip_steps(id));
         }
         for id in self.live.of_lock(db, name) {
-            // What a client has written may expire in the same turn.
-            let before = self.doubtful.entry(id).or_insert(why);
+            // What a client has written may expire in the same event-loop iteration. The write counts.
+            let before = self.unverified.entry(id).or_insert(why);
             *before = if why == Why::Expired { *before } else { why };
         }
     }
 
-    /// The key of a binding stays as it is, whatever step of the clock it had yet to follow.
-    fn stays(&mut self, id: BindingId) {
+    /// Records that the key of a binding is not to be adjusted to the steps of the clock so far.
+    fn skip_steps(&mut self, id: BindingId) {
         let now = self.steps.0.get();
-        self.live.by_id.get_mut(&id).into_iter().for_each(|binding| binding.followed = now);
+        self.live.by_id.get_mut(&id).into_iter().for_each(|binding| binding.applied_steps = now);
     }
 
     /// Marks one binding to be verified, because the data set was replaced.
     pub fn doubt_one(&mut self, id: BindingId) {
-        self.stays(id);
-        self.doubtful.entry(id).or_insert(Why::Changed);
+        self.skip_steps(id);
+        self.unverified.entry(id).or_insert(Why::Changed);
     }
 
-    /// The next binding to be verified, and why its hold was lost if it was.
+    /// Takes the next binding to be verified, and the reason to report if its hold is lost.
     pub fn next_doubtful(&mut self) -> Option<(BindingId, Why)> {
-        self.doubtful.pop_first()
+        self.unverified.pop_first()
     }
 
     /// The first binding from `id` on, before `end`.
@@ -866,10 +887,10 @@ impl Bindings {
         self.live.by_id.range(id..end).next().map(|(id, _)| *id)
     }
 
-    /// Two databases were swapped, and their locks with them.
+    /// Follows `SWAPDB`: two databases were swapped, and their locks with them.
     pub fn swap(&mut self, one: i32, other: i32) {
         self.live.by_hold.swap(one, other);
-        self.live.asking.swap(one, other);
+        self.live.armed.swap(one, other);
         let (first, second) = (self.homes.remove(&one), self.homes.remove(&other));
         for (home, db) in [(first, other), (second, one)] {
             if let Some(home) = home {
@@ -905,10 +926,10 @@ impl Bindings {
         };
         let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
         let due = it.by_id.values().filter(|binding| binding.due.is_some()).count();
-        // (What has ended unnoticed may have asked, too, for the same lock.)
-        let asks = |key: LockKey| {
-            let binding = it.asking.get(key.db, &key.name).and_then(|id| it.by_id.get(id));
-            binding.is_some_and(|binding| binding.asks() && binding.key() == key)
+        // (The index may lack an armed binding: if its hold ended unnoticed, the binding of the next hold replaced it.)
+        let is_armed = |key: LockKey| {
+            let binding = it.armed.get(key.db, &key.name).and_then(|id| it.by_id.get(id));
+            binding.is_some_and(|binding| binding.is_armed() && binding.key() == key)
         };
         let unread = it.unread.iter().all(|(client, ids)| {
             !ids.is_empty() && ids.iter().all(|id| it.by_id.get(id).is_some_and(|binding| binding.client == *client))
@@ -918,7 +939,7 @@ impl Bindings {
             && holds == it.by_id.len()
             && clients
             && due == it.due.len()
-            && it.asking.keys().all(asks)
+            && it.armed.keys().all(is_armed)
             && it.by_client.values().all(|it| !it.ranks.is_empty())
     }
 }

@@ -1,9 +1,9 @@
-//! What ends with its connection, as plain tables: which requests wait, which replies are pending, which holds are bound to which connection,
-//! what is being confirmed, and what the next turn of the event loop has to do about all this.
+//! State that ends with its connection, as plain tables: waiting requests, pending replies, bindings of holds to
+//! connections, pending confirmations, and the work that all these leave for the next event-loop iteration.
 //!
-//! A table knows no server and calls nothing, so it can be tested alone. All tables are in one place. Each call of the server
-//! borrows them once ([`with`]) and hands them down as `&mut State`. What the server reports meanwhile is put aside
-//! (`notices`).
+//! The tables never call the server, so they can be tested alone. [`State`] contains all of them. Each call of the
+//! server borrows it once ([`with`]) and hands it down as `&mut State`. What the server reports meanwhile is stored as
+//! a notice (`notices`).
 
 pub mod bindings;
 pub mod confirmations;
@@ -36,14 +36,14 @@ use crate::server::{MainThread, slice};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// All of these tables.
+/// All tables.
 #[derive(Debug, Default)]
 pub struct State {
-    /// Who waits for which lock, in order.
+    /// The queues of waiting requests.
     pub queue: Queue<Asker>,
-    /// Which locks have changed and must be looked at.
+    /// Locks that have changed and must be examined.
     pub agenda: Agenda,
-    /// Whether the server has stalled.
+    /// Detects stalls of the server.
     pub stalls: Stalls,
     /// Pending replies.
     pub pending: PendingReplies<Blocked>,
@@ -53,29 +53,30 @@ pub struct State {
     pub bindings: Bindings,
     /// Undelivered grants and renewals.
     pub undelivered: Undelivered,
-    /// What the replicas have yet to confirm.
+    /// Grants and renewals that replicas have yet to confirm.
     pub confirmations: Confirmations,
-    /// Locks of which something has expired. If that ended a hold, it is reported.
+    /// Locks of which the key or fields have expired. The holds that ended this way have yet to be reported.
     pub expired: VecDeque<(LockKey, Expiry)>,
-    /// What must be looked at anew because a data set was replaced.
+    /// The pass over all waiters and bindings, because a data set was replaced.
     pub sweep: Sweep,
-    /// Tickets of the requests that this server left undecided when its role changed, as far as they have yet to be looked at.
+    /// Tickets of the requests that were undecided when the server's role changed, as far as they have yet to be
+    /// examined.
     pub undecided: Range<Ticket>,
-    /// What was dropped and has yet to be freed.
+    /// Dropped tables that have yet to be freed.
     pub discarded: Discarded,
-    /// How far the server's clock is ahead of one that takes no steps, in ms. Known while it matters.
+    /// How many ms the server's clock is ahead of the steady clock. Known only while there is a session or a binding.
     ahead: Option<i64>,
 }
 
-/// The server's clock has stepped if it is so many ms away from where it was, by a clock that takes no steps.
+/// The server's clock has stepped if its lead over the steady clock has changed by at least this many ms.
 const STEP: u64 = 100;
 
-/// How far the server's clock is ahead of the one that takes no steps.
+/// How many ms the server's clock is ahead of the steady clock, which never steps.
 fn ahead(now: Now, steady: Millis) -> i64 {
     now.millis().cast_signed().saturating_sub(steady.cast_signed())
 }
 
-/// The same, read so that nothing comes between the two clocks.
+/// Measures the same. Repeats the measurement if the thread was interrupted between the readings of the two clocks.
 fn ahead_now() -> i64 {
     let read = || {
         let steady = steady_millis();
@@ -103,12 +104,13 @@ pub enum Expiry {
 
 static STATE: MainThread<State> = MainThread::new();
 
-/// Lends the state; see [`MainThread::with`].
+/// Lends the state to `work`; see [`MainThread::with`].
 pub fn with<R>(work: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(work)
 }
 
-/// As [`with`]; `None` if it is lent already: the server calls the module while that is at work.
+/// As [`with`], but returns `None` if the state is already lent: the server calls the module while the module is at
+/// work.
 pub fn try_with<R>(work: impl FnOnce(&mut State) -> R) -> Option<R> {
     STATE.try_with(work)
 }
@@ -116,24 +118,24 @@ pub fn try_with<R>(work: impl FnOnce(&mut State) -> R) -> Option<R> {
 /// A request that was withdrawn.
 #[derive(Debug)]
 pub struct Withdrawn {
-    /// What ends the block of its client.
+    /// The handle that unblocks its client.
     pub block: Option<Blocked>,
-    /// Whether it was granted already.
+    /// Whether the request had been granted.
     pub was_granted: bool,
 }
 
-/// What is left to do about a withdrawn grant.
+/// What the caller must still do about a withdrawn grant.
 #[derive(Debug)]
 pub enum WithdrawnGrant {
-    /// Nothing: the reply or event of the grant has become that of the withdrawal.
+    /// Nothing: the reply or event of the grant now reports the withdrawal.
     Answered,
-    /// This request awaited replicas, and has yet to be answered.
+    /// This request was waiting for replicas, and must still be answered.
     Unconfirmed(Box<Waiter<Asker>>),
 }
 
 impl State {
-    /// Records how a request ended, for its recipient; `now` is when it ended. The one place that asks who that is. Returns the
-    /// grant that is revoked if the recipient is gone.
+    /// Records the outcome of a request for its recipient: a blocked client, or a session. `now` is when the request
+    /// ended. Returns the grant that is revoked because the recipient is gone.
     pub fn end(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Option<GrantId> {
         let ended = match request.asker.on_behalf {
             pending::OnBehalf::Itself => {
@@ -143,7 +145,7 @@ impl State {
             }
             pending::OnBehalf::Session => {
                 slice::count_event();
-                self.tell(request, outcome, now)
+                self.notify_outcome(request, outcome, now)
             }
         };
         let Err(Outcome::Granted(_, grant)) = ended else { return None };
@@ -151,8 +153,8 @@ impl State {
         Some(grant)
     }
 
-    /// Notifies a session how its request ended; `Err`: it has ended itself.
-    fn tell(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Result<(), Outcome> {
+    /// Notifies a session of the outcome of its request. Returns the outcome as an error if the session has ended.
+    fn notify_outcome(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Result<(), Outcome> {
         let session = request.asker.client;
         if self.pending.take(request.asker.ticket).is_none() {
             return Err(outcome);
@@ -166,24 +168,24 @@ impl State {
         if let (Some(grant), Some(event)) = (grant, event) {
             self.undelivered.set_event(grant, event);
         }
-        self.call_reader(session);
+        self.wake_reader(session);
         Ok(())
     }
 
-    /// A grant can't be delivered: what it added is revoked as soon as something may be written.
+    /// Revokes a grant that can't be delivered: what it added is undone as soon as the server takes writes.
     pub fn revoke(&mut self, id: GrantId) {
-        self.look_behind(id);
+        self.recheck_owner_requests(id);
         self.undelivered.revoke(id);
     }
 
-    /// Replicas have confirmed a grant.
+    /// Records that replicas have confirmed a grant.
     pub fn confirmed(&mut self, id: GrantId) {
-        self.look_behind(id);
+        self.recheck_owner_requests(id);
         self.undelivered.confirmed(id);
     }
 
-    /// A grant does not await replicas any more: other requests of its owner for its keys waited for that.
-    fn look_behind(&mut self, id: GrantId) {
+    /// Schedules the other requests of a grant's owner for its keys, which waited while replicas confirmed it.
+    fn recheck_owner_requests(&mut self, id: GrantId) {
         let grant = self.undelivered.get(id).filter(|_| self.undelivered.is(id, Progress::Confirming));
         let Some(grant) = grant.filter(|grant| self.queue.waits(&grant.owner)) else { return };
         for hold in &grant.holds {
@@ -192,27 +194,27 @@ impl State {
         }
     }
 
-    /// Whether replicas have yet to confirm what an owner was granted of a lock, or a renewal of it.
+    /// Whether replicas have yet to confirm a grant of this lock to `owner`, or a renewal of its hold.
     pub fn awaits_replicas(&self, db: i32, name: &[u8], owner: &[u8]) -> bool {
         !self.undelivered.is_empty() && self.undelivered.confirming(db, name, owner).is_some()
     }
 
-    /// Notifies the session that a hold is bound to, if it is one, of what happened to the hold.
+    /// Sends an event about a bound hold to its session. Does nothing if the connection is not a session.
     pub fn notify(&mut self, binding: &Binding, kind: Kind) {
         self.sessions.notify(binding, kind);
-        self.call_reader(binding.client);
+        self.wake_reader(binding.client);
     }
 
-    /// A request waits for a lock, or was refused because of it: notifies the session that holds it, if that asked for it
-    /// (`CONTENTION`).
+    /// Sends `contended` to the session that holds a lock: another request waits for it, or was refused because of it.
+    /// Does nothing unless the session asked for this (`CONTENTION`) and has not been notified yet.
     pub fn contended(&mut self, db: i32, name: &[u8]) {
         let Some(binding) = self.bindings.take_asking(db, name) else { return };
         let binding = binding.clone();
         self.notify(&binding, Kind::Contended(binding.token));
     }
 
-    /// Takes note of the time. Returns whether the server's clock has stepped since the last time: then the deadlines of
-    /// bound holds have gone along, and sessions' times.
+    /// Compares the clocks. Returns whether the server's clock has stepped since the last call: then the deadlines of
+    /// bound holds, and the times of sessions, have been moved by the step.
     pub fn has_stepped(&mut self, now: Now) -> bool {
         if self.bindings.is_empty() && self.sessions.is_empty() {
             self.ahead = None;
@@ -225,7 +227,7 @@ impl State {
         let is = ahead_now();
         let by = is.saturating_sub(before);
         if by.unsigned_abs() < STEP {
-            return false; // The thread was paused between its two readings.
+            return false; // The thread was paused between the readings of the two clocks.
         }
         self.ahead = Some(is);
         let bindings = &self.bindings;
@@ -236,7 +238,7 @@ impl State {
         true
     }
 
-    /// Whether the server's clock seems to have stepped since [`State::has_stepped`] was asked.
+    /// Whether the server's clock seems to have stepped since the last call of [`State::has_stepped`].
     pub fn seems_stepped(&self, now: Now) -> bool {
         self.ahead.is_some_and(|before| ahead(now, steady_millis()).abs_diff(before) >= STEP)
     }
@@ -246,31 +248,31 @@ impl State {
         self.ahead.get_or_insert_with(ahead_now);
         let client = new.client;
         let other = self.bindings.bind(new, now);
-        self.hurry_reader(client, now);
+        self.wake_reader_early(client, now);
         self.sessions.expect_again(client, now);
         other
     }
 
-    /// What a binding promised is withdrawn, and its hold goes on: a session is still notified of its loss.
+    /// Clears the flags of a binding; its hold goes on. A session keeps the binding, so that it is notified of a loss.
     pub fn promise_nothing(&mut self, id: BindingId, now: Millis) {
         let stays = self.bindings.get(id).is_some_and(|binding| self.sessions.is_open(binding.client));
         self.bindings.promise_nothing(id, stays, now);
     }
 
-    /// Whether a session may have so many bytes more: for events that it may yet get.
+    /// Whether the events of a session may take so many more bytes, if `most` are allowed.
     pub fn has_room_for(&self, session: u64, bytes: usize, most: u64) -> bool {
         let used = self.sessions.bytes(session).saturating_add(self.bindings.reserved(session));
         used.saturating_add(bytes) as u64 <= most
     }
 
-    /// Whether a session has something bound or waiting, so that it has to ask for its events.
+    /// Whether a hold is bound to a session, or a request waits on its behalf: then the session must read its events.
     pub fn is_needed(&self, session: u64) -> bool {
         self.bindings.has_any(session) || self.sessions.has_waits(session)
     }
 
-    /// A session got a shorter lease to renew: lets it be answered, if it would otherwise learn too late
-    /// that it is alive.
-    fn hurry_reader(&mut self, session: u64, now: Millis) {
+    /// Answers a session's blocked `LOCK.EVENTS` early if the answer would come too late for the session's shortest
+    /// lease, which a new binding may have shortened.
+    fn wake_reader_early(&mut self, session: u64, now: Millis) {
         let Some(reader) = self.sessions.reader(session) else { return };
         let Some(Stage::Reading(it)) = self.pending.get(reader) else { return };
         let latest = self.bindings.shortest_lease(session).map(|lease| now.saturating_add(sessions::pace(lease)));
@@ -279,18 +281,18 @@ impl State {
         }
     }
 
-    /// How many ms apart the heartbeats of a session are now. `default_lease` counts while the session keeps no hold
-    /// alive.
+    /// The interval between the heartbeats of a session, in ms. `default_lease` counts if the server renews no hold for
+    /// the session.
     pub fn pace(&self, session: u64, default_lease: Millis) -> Millis {
         sessions::pace(self.bindings.shortest_lease(session).unwrap_or(default_lease))
     }
 
-    /// Whether there may be a request of this owner that another one repeats.
+    /// Whether there may be a pending request of this owner that a new one repeats.
     pub fn may_be_repeated(&self, owner: &[u8]) -> bool {
         !self.undelivered.is_empty() || !self.queue.is_empty() && self.queue.waits(&owner.into())
     }
 
-    /// The request of an owner for a key that waits in the queue, and the one that awaits replicas.
+    /// The pending requests of an owner for a key: the one in the queue, and the one that waits for replicas.
     pub fn requests_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = &Waiter<Asker>> {
         let queued = self.queue.request_of(owner, key).and_then(|id| self.queue.get(id));
         let grant = self.undelivered.confirming(key.db, &key.name, owner).and_then(|id| self.undelivered.get(id));
@@ -305,13 +307,13 @@ impl State {
         }
     }
 
-    /// Whether the recipient of a reply is still there.
+    /// Whether the recipient of a grant's reply is still there.
     pub fn is_awaited(&self, grant: &Grant) -> bool {
         let is_open = grant.on_behalf == pending::OnBehalf::Itself || self.sessions.is_open(grant.client);
         is_open && self.pending.get(grant.ticket).is_some()
     }
 
-    /// Removes a request whose client is gone from every table. Its grant is revoked.
+    /// Removes a request whose client is gone from every table, and revokes its grant.
     pub fn withdraw(&mut self, ticket: Ticket) -> Option<Withdrawn> {
         let (request, granted, block) = match self.pending.take(ticket)? {
             Stage::Waiting(id) => (self.leave(id), None, None),
@@ -336,15 +338,16 @@ impl State {
         Some(Withdrawn { block, was_granted: granted.is_some() })
     }
 
-    /// An owner withdraws an undelivered grant while it releases its hold of this lock: the
-    /// rest is revoked. Returns what is left to do, unless it is a renewal that replicas have confirmed.
+    /// Withdraws an undelivered grant, because its owner releases this lock. The caller releases the hold of this lock;
+    /// the rest of the grant is revoked. Returns what the caller must still do; `None` for a renewal that replicas have
+    /// confirmed.
     pub fn withdraw_granted(&mut self, id: GrantId, key: &LockKey) -> Option<WithdrawnGrant> {
         let is_confirming = self.undelivered.is(id, Progress::Confirming);
         let Grant { ticket, client, event, basis, .. } = *self.undelivered.get(id)?;
         if basis == Basis::Renewal && !is_confirming {
             return None;
         }
-        self.look_behind(id);
+        self.recheck_owner_requests(id);
         self.undelivered.remove_hold(id, &key.name);
         self.undelivered.revoke(id);
         if let Some(event) = event {
@@ -360,7 +363,7 @@ impl State {
         Some(WithdrawnGrant::Answered)
     }
 
-    /// A hold that was bound is over: it is ended as soon as something may be written.
+    /// Records that a formerly bound hold is over, so that it is ended as soon as the server takes writes.
     pub fn end_later(&mut self, binding: Binding) {
         let (name, token, deadline) = (binding.name.clone(), binding.token, binding.end());
         let hold = GrantedHold { name, token, deadline, undo: u64::MAX, binding: None };
@@ -378,13 +381,14 @@ impl State {
         self.undelivered.revoke(id);
     }
 
-    /// Whether any lock may have holds that are over without anybody having ended them yet. (Asked before each look at a
-    /// lock: what is only undelivered does not count, or thousands of readers that are granted together would be looked through for each of them.)
+    /// Whether any lock may have holds that are over but have not been ended yet. This is checked before each look at a
+    /// lock. So grants that are merely undelivered do not count: when thousands of readers are granted a lock together,
+    /// each grant would scan all the others.
     pub fn may_have_broken(&self) -> bool {
         self.undelivered.is_revoked() || self.bindings.have_ended() || self.has_news_to_tell()
     }
 
-    /// Whether the hold that `owner` has under this token is over without anybody having ended it yet.
+    /// Whether the hold that `owner` has under this token is over but has not been ended yet.
     pub fn is_broken(&self, (db, name, owner): (i32, &[u8], &[u8]), token: Option<Token>) -> bool {
         let is_over = |binding: &Binding| binding.flags.ephemeral && !self.bindings.is_live(binding);
         self.may_have_broken()
@@ -392,28 +396,29 @@ impl State {
                 || self.undelivered.ends(db, name, owner, |client| self.sessions.is_open(client)))
     }
 
-    /// Removes what has to be revoked of a lock before anything is judged by it.
+    /// Removes what must be revoked of a lock, before any decision is based on the lock.
     pub fn take_revoked(&mut self, db: i32, name: &[u8]) -> Vec<Revocation> {
-        // Here, so that what waits for replicas to confirm one of them is looked at, too.
+        // `State::revoke` also schedules the requests that wait until replicas have confirmed one of these grants.
         let sessions = &self.sessions;
         let failed = self.undelivered.failed(db, name, sessions.ends(), |client| sessions.is_open(client));
         failed.into_iter().for_each(|id| self.revoke(id));
         self.undelivered.take_revoked(db, name)
     }
 
-    /// A session asks for its events.
+    /// Records that a session reads its events.
     pub fn read_by(&mut self, session: u64) {
         let read = self.bindings.read_by(session);
         self.sessions.reads(session, read);
     }
 
-    /// Whether a hold must not be renewed because its session reads nothing: since the hold began or was last renewed.
+    /// Whether a hold must not be renewed, because its session has read no events since the hold was bound or last
+    /// renewed.
     pub fn is_unread(&self, binding: &Binding) -> bool {
         self.bindings.is_unread(binding, self.sessions.last_read(binding.client))
     }
 
-    /// Lets the reader of an event queue be answered with what has arrived.
-    fn call_reader(&mut self, session: u64) {
+    /// Answers a session's blocked `LOCK.EVENTS`, if there are unread events.
+    fn wake_reader(&mut self, session: u64) {
         if let Some(reader) = self.sessions.reader(session).filter(|_| self.sessions.unread(session) > 0) {
             self.answer_reader(session, reader);
         }
@@ -424,8 +429,8 @@ impl State {
         self.pending.call(reader);
     }
 
-    /// The client of `ticket`, which was blocked until a session's next events, at most until `until`, is blocked no
-    /// longer.
+    /// Records that the client of `ticket` is no longer blocked in `LOCK.EVENTS`. `until` is when that call would have
+    /// timed out.
     pub fn reads_no_more(&mut self, session: u64, ticket: Ticket, until: Option<Millis>) {
         self.sessions.set_reader(session, None);
         if let Some(until) = until {
@@ -433,19 +438,19 @@ impl State {
         }
     }
 
-    /// Whether anybody waits for a lock.
+    /// Whether any request waits for a lock.
     pub fn is_contended(&self, db: i32, name: &[u8]) -> bool {
         self.queue.waiting(db, name) > 0
     }
 
-    /// Takes a waiter out of the queue, without a grant: those behind it may have their turn.
+    /// Removes a waiter from the queue without a grant, and schedules the requests behind it.
     pub fn leave(&mut self, id: WaiterId) -> Option<Box<Waiter<Asker>>> {
         let waiter = self.queue.leave(id)?;
         self.gave_up(&waiter);
         Some(waiter)
     }
 
-    /// A waiter has left the queue, for whatever reason.
+    /// Records that a waiter has left the queue, for whatever reason.
     pub fn left(&mut self, waiter: &Waiter<Asker>) {
         slice::count_keys(waiter.keys.len());
         if let Some(until) = waiter.until {
@@ -453,7 +458,7 @@ impl State {
         }
     }
 
-    /// A waiter has left the queue without a grant: those behind it may have their turn.
+    /// Records that a waiter has left the queue without a grant, and schedules the requests behind it.
     pub fn gave_up(&mut self, waiter: &Waiter<Asker>) {
         self.left(waiter);
         for key in waiter.keys.iter().filter(|key| self.queue.waiting(key.db, &key.name) > 0) {
@@ -461,12 +466,13 @@ impl State {
         }
     }
 
-    /// When the next thing is due that needs no write: a wait that times out, a session to be answered.
+    /// When the next work is due that writes nothing: a wait times out, or a blocked `LOCK.EVENTS` must be answered.
     pub fn next_timeout(&self) -> Option<Millis> {
         self.pending.timeouts.first().map(|(at, _)| *at)
     }
 
-    /// When the next thing is due that may write, confirmations and silent sessions apart: at once (0) if there is work.
+    /// When the next work is due that may write; 0 if there is some now. Confirmations and silent sessions are not
+    /// included.
     pub fn next_work(&self) -> Option<Millis> {
         if self.has_work() {
             return Some(0);
@@ -474,26 +480,26 @@ impl State {
         earliest([self.queue.first_look(), self.bindings.next_due()])
     }
 
-    /// Whether there is work to do at once.
+    /// Whether there is work to do now.
     pub fn has_work(&self) -> bool {
         let quiet = self.agenda.is_empty() && self.expired.is_empty() && self.sweep.is_over();
         !quiet || self.undelivered.is_revoked() || self.bindings.has_work() || self.has_news_to_tell()
     }
 
-    /// Whether there is work to do at once that writes nothing.
+    /// Whether there is work to do now that writes nothing.
     pub fn has_news_to_tell(&self) -> bool {
         let is_undecided = !self.undecided.is_empty();
         is_undecided || self.bindings.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
     }
 
-    /// The next request that this server left undecided when its role changed.
+    /// Takes the next request that was undecided when the server's role changed.
     pub fn next_undecided(&mut self) -> Option<Ticket> {
         let next = self.pending.first_in(&self.undecided);
         self.undecided.start = next.map_or(self.undecided.end, Ticket::next);
         next
     }
 
-    /// Drops the work that only a master does, on a replica.
+    /// Drops the work that only a primary does, because the server is a replica.
     pub fn forget_changes(&mut self) {
         self.undelivered.clear();
         self.forget_touches();
@@ -504,14 +510,15 @@ impl State {
         self.discarded.add(std::mem::take(&mut self.agenda).into_pieces());
     }
 
-    /// Whether anything would be lost with the module: a request waits, a reply is pending, or a hold is bound.
+    /// Whether unloading the module would lose anything: a waiting request, a pending confirmation, a binding, or an
+    /// unread event.
     pub fn are_in_use(&self) -> bool {
         let (_, _, unread) = self.sessions.sizes();
         !(self.queue.is_empty() && self.confirmations.is_empty() && self.bindings.is_empty()) || unread > 0
     }
 
-    /// This server's role has changed, so pending work belongs to another server. (Not what is to be revoked: it may have
-    /// been a replica for less than a turn.)
+    /// Drops pending work, because the server's role has changed and the work belongs to another server. Keeps the
+    /// grants to be revoked: the server may have been a replica for less than an event-loop iteration.
     pub fn forget_work(&mut self) {
         self.forget_touches();
         self.sweep = Sweep::default();

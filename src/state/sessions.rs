@@ -1,11 +1,11 @@
-//! Sessions: connections that stand for a whole process. Everything that happens to the requests and holds of a
-//! session goes into its event queue, which it reads.
+//! Sessions: connections that represent a process. The event queue of a session reports what happens to its requests
+//! and holds.
 //!
-//! A connection becomes a session by `LOCK.SESSION`, and by nothing else; nothing is kept for any other connection.
+//! A connection becomes a session only by `LOCK.SESSION`. Other connections have no entry here.
 //!
-//! Events that a session may yet get are reserved in bytes when a request is admitted: a waiting request reserves its event,
-//! and a bound hold the two that it may cause. So a session's events never take more memory than it was admitted for,
-//! whatever other clients do.
+//! Bytes for possible events are reserved when a request is admitted: a waiting request reserves its event, and a bound
+//! hold the two events that it may cause. So a session's events never take more memory than was admitted for
+//! it, whatever other clients do.
 
 use super::bindings::Read;
 use super::event_bytes::event_bytes;
@@ -16,12 +16,12 @@ use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// A session gets this many heartbeats during its shortest lease: if it does not, enough of the lease is
-/// left to do something about it.
-const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
+/// A session gets this many heartbeats during its shortest lease. If one does not arrive, enough of the lease is left
+/// for the client to react.
+const HEARTBEATS_PER_LEASE: Millis = 8;
 
-/// The fewest and the most ms between two heartbeats.
-const PACES: (Millis, Millis) = (10, 10_000);
+/// The shortest and the longest interval between two heartbeats, in ms.
+const PACE_LIMITS: (Millis, Millis) = (10, 10_000);
 
 /// The error in the event of a request that its owner withdrew.
 pub const WITHDRAWN: &str = "CANCELLED the request was withdrawn by LOCK.RELEASE with ALL";
@@ -38,12 +38,12 @@ pub struct Event {
 }
 
 impl Event {
-    /// How many bytes it takes.
+    /// The bytes that the event takes.
     fn bytes(&self) -> usize {
         event_bytes(&self.owner, self.keys.iter().map(|key| &*key.name))
     }
 
-    /// The server's clock has stepped by so many ms, and what was granted goes along.
+    /// Moves the deadline of a grant by a step of the server's clock, in ms.
     fn stepped(&mut self, by: i64) {
         if let Kind::Granted(_, deadline) = &mut self.kind {
             *deadline = deadline.stepped(by);
@@ -54,17 +54,18 @@ impl Event {
 /// What happened to a request or a hold of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The wait ended with a grant, under this token and until then.
+    /// The request was granted, or the renewal confirmed. The hold has this token, and lasts at least until this
+    /// deadline.
     Granted(Token, Deadline),
     /// The wait timed out.
     TimedOut,
-    /// The wait ended with this error.
+    /// The request ended with this error.
     Refused(String),
     /// The hold with this token is lost.
     Lost(Token, Why),
     /// The hold with this token is no longer watched by this server.
     Unbound(Token, Why),
-    /// A request waits for the lock that is held with this token.
+    /// Another request waits for the lock that is held with this token, or was refused because of it.
     Contended(Token),
 }
 
@@ -73,20 +74,20 @@ pub enum Kind {
 pub enum Why {
     /// Its lease ran out.
     Expired,
-    /// A client broke the lock.
+    /// A client released the lock by force (`LOCK.FORCE`).
     Forced,
     /// Another command deleted or overwrote it.
     Changed,
-    /// Its key is now served elsewhere.
+    /// Its key is now served by another node.
     Moved,
     /// This server is now a replica.
     Replica,
-    /// The hold is bound to another connection now.
+    /// The hold is now bound to another connection.
     Taken,
 }
 
 impl Why {
-    /// As clients read it.
+    /// The name that clients read.
     pub fn name(self) -> &'static str {
         match self {
             Self::Expired => "expired",
@@ -99,13 +100,13 @@ impl Why {
     }
 }
 
-/// An event, and, if it reports a grant, that grant.
-type Letter = (Event, Option<Unheard>);
+/// An unread event, and the grant that it reports, if any.
+type QueuedEvent = (Event, Option<Unheard>);
 
-/// A grant that a session has not heard of.
+/// A grant whose event the session has not read.
 #[derive(Clone, Copy, Debug)]
 pub struct Unheard {
-    /// The grant, which is in flight until then.
+    /// The grant, which is undelivered until the event is read.
     pub grant: GrantId,
     /// When it was granted.
     pub since: Now,
@@ -113,68 +114,68 @@ pub struct Unheard {
 
 #[derive(Debug, Default)]
 struct Session {
-    /// What is waited for on its behalf: locks, and renewals that are being confirmed.
+    /// The tickets of the session's pending requests: those for locks, and renewals that are being confirmed.
     waits: BTreeSet<Ticket>,
-    /// The bytes that are reserved for their events and holds.
+    /// The bytes reserved for the events of these requests, and of their holds.
     reserved: usize,
-    /// Unread events, in order.
-    mail: BTreeMap<u64, Letter>,
-    next_letter: u64,
-    /// The bytes that unread events take.
+    /// Unread events by position.
+    events: BTreeMap<u64, QueuedEvent>,
+    next_position: u64,
+    /// The bytes that the unread events take.
     unread_bytes: usize,
-    /// The ticket of the client that is blocked until its next event.
+    /// The ticket of the `LOCK.EVENTS` that is blocked until the next event.
     reader: Option<Ticket>,
     last_read: Read,
     silence: Silence,
-    /// Within how many ms the next question is answered, as the last heartbeat said.
+    /// Within how many ms the next `LOCK.EVENTS` is answered, as the last heartbeat said.
     promised: Option<Millis>,
 }
 
-/// Whether a session that was promised a heartbeat has to ask for its events.
+/// Detects that a session which was promised a heartbeat no longer reads its events.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
-    /// When it has been silent for too long, as it is kept.
-    at: Option<Millis>,
-    /// After how many ms that is.
-    after: Millis,
-    /// It had nothing bound and nothing waiting when it should have asked: the time begins anew when it has.
+    /// When the session counts as silent, in unstepped time (see `Sessions::stepped`).
+    deadline: Option<Millis>,
+    /// The time from a heartbeat until then, in ms.
+    patience: Millis,
+    /// When the session should have read, it had no bound hold and no waiting request. Its time starts anew when it has
+    /// one.
     is_idle: bool,
-    /// It was blocked in another command of its own when it should have asked.
+    /// When the session should have read, it was blocked in another command of its own.
     was_blocked: bool,
 }
 
-/// How many ms apart the heartbeats are for a session whose shortest lease is this.
+/// The interval between the heartbeats of a session whose shortest lease is `lease`, in ms.
 pub fn pace(lease: Millis) -> Millis {
-    let (shortest, longest) = PACES;
-    (lease / SIGNS_OF_LIFE_A_LEASE).clamp(shortest, longest)
+    let (shortest, longest) = PACE_LIMITS;
+    (lease / HEARTBEATS_PER_LEASE).clamp(shortest, longest)
 }
 
 /// All sessions.
 #[derive(Debug, Default)]
 pub struct Sessions {
     by_client: BTreeMap<u64, Session>,
-    /// Those that have ended. What they leave behind is dealt with piece by piece, since there may be a hundred thousand
-    /// pieces.
-    departed: VecDeque<Session>,
-    /// When sessions have been silent for too long, as it is kept.
+    /// Ended sessions. What they leave behind is removed in slices, since it may be a hundred thousand entries.
+    ended: VecDeque<Session>,
+    /// When sessions count as silent, in unstepped time.
     silences: BTreeSet<(Millis, u64)>,
-    /// How far the server's clock has stepped in all, in ms. Moments are kept by the clock as it would be without its steps,
-    /// so that a step moves all of them at once.
+    /// The sum of all steps of the server's clock, in ms. Times are stored as *unstepped* time: as a clock without
+    /// these steps would show them. So a step moves all of them at once.
     stepped: i64,
     waits: usize,
-    letters: usize,
-    /// How many have ended.
+    unread_events: usize,
+    /// How many sessions have ended.
     ends: u64,
 }
 
-/// What an ended session leaves to be done.
+/// What an ended session leaves behind.
 #[derive(Debug)]
 pub enum Remains {
-    /// This request no longer waits.
+    /// A pending request, which must be withdrawn.
     Wait(Ticket),
-    /// This grant was never heard of.
+    /// A grant whose event was not read, which must be revoked.
     Grant(GrantId),
-    /// An event that was never read, which leaves nothing to be done.
+    /// Any other unread event, which needs no work.
     Event,
 }
 
@@ -184,12 +185,12 @@ impl Sessions {
         self.by_client.entry(client).or_default();
     }
 
-    /// Whether there is none.
+    /// Whether there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.by_client.is_empty()
     }
 
-    /// How many have ended.
+    /// How many sessions have ended.
     pub fn ends(&self) -> u64 {
         self.ends
     }
@@ -199,22 +200,22 @@ impl Sessions {
         self.by_client.contains_key(&client)
     }
 
-    /// The bytes that a session's unread events take, and those that are reserved for its waiting requests.
+    /// The bytes that a session's unread events take, and those that are reserved for its pending requests.
     pub fn bytes(&self, client: u64) -> usize {
         self.by_client.get(&client).map_or(0, |it| it.reserved.saturating_add(it.unread_bytes))
     }
 
-    /// Whether any request waits for a session.
+    /// Whether a session has any pending request.
     pub fn has_waits(&self, client: u64) -> bool {
         self.by_client.get(&client).is_some_and(|it| !it.waits.is_empty())
     }
 
-    /// How many sessions there are, how many requests wait on their behalf, and how many events are unread.
+    /// How many sessions there are, how many requests they have pending, and how many events are unread.
     pub fn sizes(&self) -> (usize, usize, usize) {
-        (self.by_client.len(), self.waits, self.letters)
+        (self.by_client.len(), self.waits, self.unread_events)
     }
 
-    /// Records that a request waits on behalf of a session, and reserves so many bytes for it.
+    /// Records a pending request of a session, and reserves so many bytes for it.
     pub fn add_wait(&mut self, client: u64, ticket: Ticket, bytes: usize) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         session.waits.insert(ticket);
@@ -222,7 +223,7 @@ impl Sessions {
         self.waits = self.waits.saturating_add(1);
     }
 
-    /// A request no longer waits on behalf of its session, if it has one.
+    /// Removes a pending request from its session, if it belongs to one.
     pub fn remove_wait(&mut self, request: &Waiter<Asker>) {
         let Some(session) = self.by_client.get_mut(&request.asker.client) else { return };
         if session.waits.remove(&request.asker.ticket) {
@@ -231,12 +232,12 @@ impl Sessions {
         }
     }
 
-    /// Notifies a session how one of its requests ended. What was granted lasts at least until then. Returns the place of
-    /// the event, if it is one.
+    /// Notifies a session of the outcome of one of its requests. What was granted lasts at least until the given
+    /// deadline. Returns the event's position in the queue; `None` if each key has an event of its own.
     ///
     /// # Errors
     ///
-    /// The outcome, if there is no such session any more.
+    /// The outcome, if the session has ended.
     pub fn tell(
         &mut self,
         request: Box<Waiter<Asker>>,
@@ -248,7 +249,7 @@ impl Sessions {
         if !self.is_open(client) {
             return Err(outcome);
         }
-        let (kind, unheard) = match outcome {
+        let (kind, unread_grant) = match outcome {
             Outcome::Granted(Answer::Token(token) | Answer::TokenAndWait(token, _), grant) => {
                 (Kind::Granted(token, until), Some(Unheard { grant, since: now }))
             }
@@ -259,8 +260,8 @@ impl Sessions {
                         |token| Kind::Granted(token, until),
                     );
                     let event = Event { kind, keys: Rc::from([key.clone()]), owner: owner.clone() };
-                    let unheard = token.map(|_| Unheard { grant, since: now });
-                    self.put(client, event, unheard);
+                    let unread_grant = token.map(|_| Unheard { grant, since: now });
+                    self.put(client, event, unread_grant);
                 }
                 return Ok(None);
             }
@@ -268,10 +269,10 @@ impl Sessions {
             Outcome::Withdrawn => (Kind::Refused(WITHDRAWN.into()), None),
             Outcome::Refused(error) => (Kind::Refused(error), None),
         };
-        Ok(self.put(client, Event { kind, keys, owner }, unheard))
+        Ok(self.put(client, Event { kind, keys, owner }, unread_grant))
     }
 
-    /// Notifies the session that a hold is bound to, if it is one, of what happened to the hold.
+    /// Sends an event about a bound hold to its session. Does nothing if the connection is not a session.
     pub fn notify(&mut self, binding: &Binding, kind: Kind) {
         if self.is_open(binding.client) {
             let event = Event { kind, keys: Rc::from([binding.key()]), owner: binding.owner.clone() };
@@ -279,59 +280,59 @@ impl Sessions {
         }
     }
 
-    /// Adds an event, and returns its place.
-    fn put(&mut self, client: u64, mut event: Event, unheard: Option<Unheard>) -> Option<u64> {
+    /// Appends an event to the queue, and returns its position.
+    fn put(&mut self, client: u64, mut event: Event, unread_grant: Option<Unheard>) -> Option<u64> {
         let stepped = self.stepped;
         let session = self.by_client.get_mut(&client)?;
-        let at = session.next_letter;
-        session.next_letter = at.wrapping_add(1);
+        let at = session.next_position;
+        session.next_position = at.wrapping_add(1);
         session.unread_bytes = session.unread_bytes.saturating_add(event.bytes());
         event.stepped(stepped.saturating_neg());
-        session.mail.insert(at, (event, unheard));
-        self.letters = self.letters.saturating_add(1);
+        session.events.insert(at, (event, unread_grant));
+        self.unread_events = self.unread_events.saturating_add(1);
         Some(at)
     }
 
     /// Removes an unread event.
-    fn take(&mut self, client: u64, at: u64) -> Option<Letter> {
+    fn take(&mut self, client: u64, at: u64) -> Option<QueuedEvent> {
         let session = self.by_client.get_mut(&client)?;
-        let mut letter = session.mail.remove(&at)?;
-        session.unread_bytes = session.unread_bytes.saturating_sub(letter.0.bytes());
-        self.letters = self.letters.saturating_sub(1);
-        letter.0.stepped(self.stepped);
-        Some(letter)
+        let mut queued = session.events.remove(&at)?;
+        session.unread_bytes = session.unread_bytes.saturating_sub(queued.0.bytes());
+        self.unread_events = self.unread_events.saturating_sub(1);
+        queued.0.stepped(self.stepped);
+        Some(queued)
     }
 
-    /// The next unread event of a session.
-    pub fn read(&mut self, client: u64) -> Option<Letter> {
-        let (first, _) = self.by_client.get(&client)?.mail.first_key_value()?;
+    /// Takes the next unread event of a session.
+    pub fn read(&mut self, client: u64) -> Option<QueuedEvent> {
+        let (first, _) = self.by_client.get(&client)?.events.first_key_value()?;
         self.take(client, *first)
     }
 
     /// How many unread events a session has.
     pub fn unread(&self, client: u64) -> usize {
-        self.by_client.get(&client).map_or(0, |it| it.mail.len())
+        self.by_client.get(&client).map_or(0, |it| it.events.len())
     }
 
     /// How many keys the next event of a session names.
     pub fn next_size(&self, client: u64) -> usize {
-        let next = self.by_client.get(&client).and_then(|it| it.mail.first_key_value());
+        let next = self.by_client.get(&client).and_then(|it| it.events.first_key_value());
         next.map_or(0, |(_, (event, _))| event.keys.len())
     }
 
-    /// Records the reader that waits for the next event of a session; `None`: there is none.
+    /// Records the `LOCK.EVENTS` that is blocked until the next event of a session; `None`: there is none.
     pub fn set_reader(&mut self, client: u64, reader: Option<Ticket>) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.reader = reader;
         }
     }
 
-    /// The reader that waits for the next event of a session.
+    /// The ticket of the `LOCK.EVENTS` that is blocked until the next event of a session.
     pub fn reader(&self, client: u64) -> Option<Ticket> {
         self.by_client.get(&client)?.reader
     }
 
-    /// A session asks for its events.
+    /// Records that a session reads its events.
     pub fn reads(&mut self, client: u64, read: Read) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.last_read = read;
@@ -340,35 +341,36 @@ impl Sessions {
         self.expect(client, None);
     }
 
-    /// The last time that a session asked for its events.
+    /// The last time that a session read its events.
     pub fn last_read(&self, client: u64) -> Read {
         self.by_client.get(&client).map_or(Read::default(), |it| it.last_read)
     }
 
-    /// A session must ask for its events by then, or is silent; `None`: it has asked, or needs not.
+    /// Sets the time by which a session must read its events, or else counts as silent; `None`: it has read, or need
+    /// not.
     fn expect(&mut self, client: u64, by: Option<Millis>) {
         let by = by.map(|by| by.saturating_add_signed(self.stepped.saturating_neg()));
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        if let Some(before) = std::mem::replace(&mut session.silence.at, by) {
+        if let Some(before) = std::mem::replace(&mut session.silence.deadline, by) {
             self.silences.remove(&(before, client));
         }
         self.silences.extend(by.map(|by| (by, client)));
     }
 
-    /// A session that was promised a heartbeat must ask for its events within so many ms from now on.
+    /// Requires a session, which was promised a heartbeat, to read its events within so many ms from now.
     pub fn expect_within(&mut self, client: u64, after: Millis, now: Millis) {
         if let Some(session) = self.by_client.get_mut(&client) {
-            session.silence.after = after;
+            session.silence.patience = after;
         }
         self.expect(client, Some(now.saturating_add(after)));
     }
 
-    /// When the first session will have been silent for too long.
+    /// When the first session counts as silent.
     pub fn first_silence(&self) -> Option<Millis> {
         self.silences.first().map(|(at, _)| at.saturating_add_signed(self.stepped))
     }
 
-    /// A session that should have asked for its events by now.
+    /// Takes a session that has not read its events in time.
     pub fn take_silent(&mut self, now: Millis) -> Option<u64> {
         let client = self.silences.first()?.1;
         self.first_silence().filter(|at| *at <= now)?;
@@ -376,96 +378,98 @@ impl Sessions {
         Some(client)
     }
 
-    /// A session that should have asked for its events has nothing bound and nothing waiting, so nothing is expected of it
-    /// before it has: see [`Sessions::expect_again`].
+    /// Records that a silent session has no bound hold and no waiting request. It need not read its events before it
+    /// has one: see [`Sessions::expect_again`].
     pub fn expect_nothing(&mut self, client: u64) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.silence.is_idle = true;
         }
     }
 
-    /// A session has something bound or waiting: if nothing was expected of it, it must ask for its events from now on.
+    /// Records that a session has a bound hold or a waiting request. If it did not have to read its events, its time
+    /// starts now.
     pub fn expect_again(&mut self, client: u64, now: Millis) {
         let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return };
         if std::mem::take(&mut silence.is_idle) {
-            let by = now.saturating_add(silence.after);
+            let by = now.saturating_add(silence.patience);
             self.expect(client, Some(by));
         }
     }
 
-    /// A session that should have asked for its events may have been unable to, as long as it `is_blocked` in another command
-    /// of its own, and once after that. Returns whether it may: then it is expected anew.
+    /// Excuses a silent session that `is_blocked` in another command of its own, or was when it was last checked: it
+    /// could not read. Its time then starts anew. Returns whether it is excused.
     pub fn excuse_blocked(&mut self, client: u64, is_blocked: bool, now: Millis) -> bool {
         let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
         let may_be = std::mem::replace(&mut silence.was_blocked, is_blocked) || is_blocked;
         if may_be {
-            let by = now.saturating_add(silence.after);
+            let by = now.saturating_add(silence.patience);
             self.expect(client, Some(by));
         }
         may_be
     }
 
-    /// All who wait for events.
+    /// The tickets of all sessions that are blocked in `LOCK.EVENTS`.
     pub fn readers(&self) -> impl Iterator<Item = Ticket> {
         self.by_client.values().filter_map(|session| session.reader)
     }
 
-    /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is bound.
+    /// Records that the server's clock has stepped by so many ms. The times of sessions, and the deadlines in their
+    /// events, which are those of bound holds, move by the step.
     pub fn stepped(&mut self, by: i64) {
         self.stepped = self.stepped.saturating_add(by);
     }
 
-    /// A heartbeat promises that the session's next question will be answered within `pace` ms.
+    /// Records that a heartbeat promised to answer the session's next `LOCK.EVENTS` within `pace` ms.
     pub fn promise_pace(&mut self, client: u64, pace: Millis) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.promised = Some(pace);
         }
     }
 
-    /// Within how many ms a question is to be answered: within `pace` ms, or sooner if that was promised.
+    /// Within how many ms a `LOCK.EVENTS` must be answered: `pace`, or less if the last heartbeat promised that.
     pub fn promised_pace(&self, client: u64, pace: Millis) -> Millis {
         let promised = self.by_client.get(&client).and_then(|it| it.promised);
         promised.map_or(pace, |promised| promised.min(pace))
     }
 
-    /// The event at this place, if it reports this grant and is unread, reports this error instead.
+    /// Lets the event at this position report this error, if it is unread and reports this grant.
     pub fn refuse(&mut self, client: u64, at: u64, grant: GrantId, error: &str) {
-        let letter = self.by_client.get_mut(&client).and_then(|session| session.mail.get_mut(&at));
-        if let Some((event, unheard)) = letter
-            && unheard.take_if(|unheard| unheard.grant == grant).is_some()
+        let queued = self.by_client.get_mut(&client).and_then(|session| session.events.get_mut(&at));
+        if let Some((event, unread_grant)) = queued
+            && unread_grant.take_if(|unread_grant| unread_grant.grant == grant).is_some()
         {
             event.kind = Kind::Refused(error.into());
         }
     }
 
-    /// A connection has ended, and its session, if it was one, with it. Returns whether it was. What it leaves behind
-    /// is removed by [`Sessions::next_remains`].
+    /// Records that a connection has ended, and its session with it. [`Sessions::next_remains`] removes what the
+    /// session leaves behind. Returns whether the connection was a session.
     pub fn client_gone(&mut self, client: u64) -> bool {
         self.expect(client, None);
         let Some(session) = self.by_client.remove(&client) else { return false };
         self.ends = self.ends.wrapping_add(1);
         self.waits = self.waits.saturating_sub(session.waits.len());
-        self.letters = self.letters.saturating_sub(session.mail.len());
-        self.departed.push_back(session);
+        self.unread_events = self.unread_events.saturating_sub(session.events.len());
+        self.ended.push_back(session);
         true
     }
 
-    /// Whether ended sessions have left anything behind.
+    /// Whether ended sessions must still be removed.
     pub fn has_departed(&self) -> bool {
-        !self.departed.is_empty()
+        !self.ended.is_empty()
     }
 
-    /// The next thing that an ended session has left behind.
+    /// Takes the next entry that an ended session has left behind.
     pub fn next_remains(&mut self) -> Option<Remains> {
         loop {
-            let departed = self.departed.front_mut()?;
-            if let Some((_, (_, unheard))) = departed.mail.pop_first() {
-                return Some(unheard.map_or(Remains::Event, |unheard| Remains::Grant(unheard.grant)));
+            let ended = self.ended.front_mut()?;
+            if let Some((_, (_, unread_grant))) = ended.events.pop_first() {
+                return Some(unread_grant.map_or(Remains::Event, |unread_grant| Remains::Grant(unread_grant.grant)));
             }
-            if let Some(ticket) = departed.waits.pop_first() {
+            if let Some(ticket) = ended.waits.pop_first() {
                 return Some(Remains::Wait(ticket));
             }
-            self.departed.pop_front();
+            self.ended.pop_front();
         }
     }
 }
@@ -475,11 +479,11 @@ impl Sessions {
     /// Whether the counters agree with what is stored.
     pub fn is_consistent(&self) -> bool {
         let waits = self.by_client.values().map(|it| it.waits.len()).sum::<usize>();
-        let letters = self.by_client.values().map(|it| it.mail.len()).sum::<usize>();
+        let unread_events = self.by_client.values().map(|it| it.events.len()).sum::<usize>();
         let of_each = |it: &Session| {
-            it.unread_bytes == it.mail.values().map(|(event, _)| event.bytes()).sum::<usize>()
+            it.unread_bytes == it.events.values().map(|(event, _)| event.bytes()).sum::<usize>()
                 && (!it.waits.is_empty() || it.reserved == 0)
         };
-        (waits, letters) == (self.waits, self.letters) && self.by_client.values().all(of_each)
+        (waits, unread_events) == (self.waits, self.unread_events) && self.by_client.values().all(of_each)
     }
 }

@@ -1,8 +1,8 @@
-//! Undelivered grants and renewals: they are made, but their reply, or the `LOCK.EVENTS` reply that
-//! carries their event, has not been composed. If their client is gone before that, what they added is revoked.
+//! Undelivered grants and renewals. They have been made, but their reply, or the `LOCK.EVENTS` reply that carries their
+//! event, has not been composed. If the client disconnects before that, what they added is revoked.
 //!
-//! An owner may have several for one key. What each may still undo is kept per hold, so that revoking one never takes
-//! what another one has promised: see [`Undelivered::keep`].
+//! An owner may have several of them for one key. What each may still undo is stored per hold. So revoking one never
+//! takes a hold that another one has promised: see [`Undelivered::keep`].
 
 use super::bindings::{BindingId, Home};
 use super::pending::{OnBehalf, Ticket};
@@ -10,18 +10,18 @@ use crate::lock::{ByOwner, Deadline, KeyMap, LockKey, Owner, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// The name of a grant; none is used twice.
+/// Identifies a grant; no id is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantId(pub(super) u64);
 
-/// What a grant did to the holds of its owner.
+/// How a grant changed the hold of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
-    /// The owner had none.
+    /// The owner had no hold.
     New,
-    /// It added one.
+    /// It added one to the hold count.
     OneMore,
-    /// The owner named a count (`HOLDS`), and had holds already.
+    /// The request named a hold count (`HOLDS`), and the owner already had the hold.
     Repetition,
     /// Only the lease changed.
     Renewal,
@@ -38,38 +38,39 @@ pub struct GrantedHold {
     pub deadline: Deadline,
     /// By how much the hold count is lowered if the grant is revoked.
     pub undo: u64,
-    /// The binding that the grant made, if the hold had none: without the grant, it promises nothing.
+    /// The binding that the grant made, if the hold had none. If the grant is revoked and the hold goes on, the flags
+    /// of this binding are cleared.
     pub binding: Option<BindingId>,
 }
 
 /// A grant or a renewal that is undelivered.
 #[derive(Debug)]
 pub struct Grant {
-    /// The database of the locks, which it follows through `SWAPDB`.
+    /// The database of the locks, which follows `SWAPDB`.
     pub home: Home,
     /// The owner.
     pub owner: Owner,
-    /// The connection on whose behalf it was made: the asker's, or a session's.
+    /// The client id of the connection on whose behalf it was made: the caller's, or a session's.
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
     /// The ticket of the pending reply.
     pub ticket: Ticket,
-    /// What it did.
+    /// How it changed the owner's holds.
     pub basis: Basis,
     /// Its holds.
     pub holds: Vec<GrantedHold>,
-    /// The place of its event among those of its session.
+    /// The position of its event in the queue of its session.
     pub event: Option<u64>,
 }
 
 impl Grant {
-    /// All of it lasts at least until then.
+    /// The earliest deadline of its holds.
     pub fn deadline(&self) -> Deadline {
         self.holds.iter().map(|hold| hold.deadline).min().unwrap_or(Deadline::At(0))
     }
 
-    /// Whether its owner relies on a hold that others may have granted, too.
+    /// Whether its owner relies on a hold that other grants may have added, too.
     fn is_claim(&self) -> bool {
         matches!(self.basis, Basis::New | Basis::Repetition)
     }
@@ -79,18 +80,18 @@ impl Grant {
     }
 }
 
-/// What has to be revoked of one hold.
+/// What must be revoked of one hold.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Revocation {
     /// The lock.
     pub key: LockKey,
     /// The owner.
     pub owner: Owner,
-    /// The token that it was granted under. A hold under another one stays.
+    /// The token of the hold. A hold with another token stays.
     pub token: Token,
-    /// By how much the hold count is lowered; without any left, the hold ends.
+    /// By how much the hold count is lowered. At 0, the hold ends.
     pub undo: u64,
-    /// The binding that promises nothing any more if the hold does not end.
+    /// The binding whose flags are cleared if the hold does not end.
     pub binding: Option<BindingId>,
 }
 
@@ -101,25 +102,25 @@ impl Revocation {
     }
 }
 
-/// How far an undelivered grant is.
+/// The stage of an undelivered grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Replicas have yet to confirm it.
     Confirming,
-    /// Its reply or event is on the way.
+    /// Its reply or event has yet to be composed.
     Delivering,
-    /// Its client is gone, or too few replicas confirmed it: it is being revoked.
+    /// It is being revoked: for example, its client is gone, or too few replicas confirmed it.
     Revoked,
 }
 
-/// Those of one key.
+/// The undelivered grants of one key.
 #[derive(Debug, Default)]
-struct OfKey {
+struct KeyGrants {
     by_owner: ByOwner<GrantId>,
-    /// Those among them that have to be revoked, as far as is known.
+    /// The grants among them that are known to need revocation.
     revoked: BTreeSet<GrantId>,
-    /// How many sessions had ended when those were last looked for whose session has ended.
-    looked: u64,
+    /// How many sessions had ended when [`Undelivered::failed`] last scanned this key.
+    ends_at_scan: u64,
 }
 
 /// All undelivered grants and renewals.
@@ -127,7 +128,7 @@ struct OfKey {
 pub struct Undelivered {
     next_id: u64,
     by_id: BTreeMap<GrantId, (Grant, Progress)>,
-    by_hold: KeyMap<OfKey>,
+    by_hold: KeyMap<KeyGrants>,
     revoked: VecDeque<GrantId>,
 }
 
@@ -150,54 +151,55 @@ impl Undelivered {
         self.by_id.get(&id).filter(|(_, progress)| *progress != Progress::Revoked).map(|(grant, _)| grant)
     }
 
-    /// Those of this key and owner that are not being revoked, oldest first.
+    /// The grants for this key and owner that are not being revoked, oldest first.
     pub fn of(&self, db: i32, name: &[u8], owner: &[u8]) -> Vec<GrantId> {
         let of_key = self.by_hold.get(db, name).into_iter();
         of_key.flat_map(|of_key| of_key.by_owner.of(owner)).filter(|id| self.get(*id).is_some()).collect()
     }
 
-    /// The one of this key and owner that replicas have yet to confirm.
+    /// The grant for this key and owner that replicas have yet to confirm.
     pub fn confirming(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<GrantId> {
         self.by_hold.get(db, name)?.by_owner.of(owner).find(|id| self.is(*id, Progress::Confirming))
     }
 
-    /// Whether a grant is so far.
+    /// Whether a grant is at this stage.
     pub fn is(&self, id: GrantId, progress: Progress) -> bool {
         self.by_id.get(&id).is_some_and(|(_, is)| *is == progress)
     }
 
-    /// Replicas have confirmed a grant.
+    /// Records that replicas have confirmed a grant.
     pub fn confirmed(&mut self, id: GrantId) {
         if let Some((_, progress)) = self.by_id.get_mut(&id) {
             *progress = Progress::Delivering;
         }
     }
 
-    /// The event of a grant has this place among those of its session.
+    /// Records the position of a grant's event in the queue of its session.
     pub fn set_event(&mut self, id: GrantId, event: u64) {
         if let Some((grant, _)) = self.by_id.get_mut(&id) {
             grant.event = Some(event);
         }
     }
 
-    /// A grant has made this binding of a hold that had none.
+    /// Records the binding that a grant made for a hold that had none.
     pub fn set_binding(&mut self, id: GrantId, name: &[u8], binding: Option<BindingId>) {
         if let Some(hold) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)) {
             hold.binding = binding;
         }
     }
 
-    /// How many there are.
+    /// How many grants are undelivered.
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Whether there is none.
+    /// Whether no grant is undelivered.
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
 
-    /// Those of the hold of this key and owner under this token. An earlier hold may have ended before its grant was delivered.
+    /// The grants of the hold of this key and owner under this token. An earlier hold may have ended before its grant
+    /// was delivered.
     fn of_hold(&self, (db, name, owner): (i32, &[u8], &[u8]), token: Token) -> Vec<GrantId> {
         let mut ids = self.of(db, name, owner);
         let is_its = |hold: &GrantedHold| *hold.name == *name && hold.token == token;
@@ -210,8 +212,9 @@ impl Undelivered {
         self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)).map(|hold| &mut hold.undo)
     }
 
-    /// Another grant of this hold has been, or is being, delivered: of what others may still undo, only
-    /// `budget` stays. Returns what they may not undo any more: if that grant is not delivered after all, it must be undone with it.
+    /// Records that another grant of this hold has been, or is being, delivered. Of what the undelivered grants may
+    /// still undo, only `budget` stays. Returns what they may no longer undo: if that other grant is not delivered
+    /// after all, it must undo this as well.
     pub fn keep(&mut self, (db, name, owner): (i32, &[u8], &[u8]), token: Token, mut budget: u64) -> u64 {
         let mut kept: u64 = 0;
         for id in self.of_hold((db, name, owner), token) {
@@ -225,7 +228,7 @@ impl Undelivered {
         kept
     }
 
-    /// The lease of a hold ends no later than this now.
+    /// Records that the lease of a hold now ends at `deadline` at the latest.
     pub fn shorten(&mut self, (db, name, owner): (i32, &[u8], &[u8]), deadline: Deadline) {
         for id in self.of(db, name, owner) {
             if let Some(hold) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)) {
@@ -234,8 +237,8 @@ impl Undelivered {
         }
     }
 
-    /// The reply or event of a grant has been composed: it stands. Another one that repeats it undoes nothing any more of what
-    /// this one has added.
+    /// Removes a grant whose reply or event has been composed: it stands. Undelivered repetitions of it no longer undo
+    /// what this grant has added.
     pub fn delivered(&mut self, id: GrantId) -> Option<Grant> {
         let grant = self.forget(id)?;
         let db = grant.home.get();
@@ -277,7 +280,7 @@ impl Undelivered {
         }
     }
 
-    /// A grant can't be delivered: what it may undo has to be revoked, unless another one relies on it.
+    /// Records that a grant can't be delivered. What it may undo must be revoked, unless another grant relies on it.
     pub fn revoke(&mut self, id: GrantId) {
         let Some((grant, progress)) = self.by_id.get_mut(&id) else { return };
         if *progress == Progress::Revoked {
@@ -301,8 +304,9 @@ impl Undelivered {
         }
     }
 
-    /// What a repetition would undo, others undo that are still undelivered: each re-entry the hold that it added, and the last grant
-    /// that relies on the same hold the rest, for what those before it rely on as well.
+    /// Passes what a repetition may undo to other undelivered grants of the same hold. Each re-entry takes one, the
+    /// hold that it added. The last grant that relies on the same hold takes the rest, also for those before it, which
+    /// rely on it as well.
     fn leave_to_others(&mut self, id: GrantId) {
         let Some((grant, _)) = self.by_id.get(&id) else { return };
         let (db, owner, holds) = (grant.home.get(), grant.owner.clone(), grant.holds.clone());
@@ -311,11 +315,11 @@ impl Undelivered {
             let is = |id: &GrantId, is: fn(&Grant) -> bool| self.get(*id).is_some_and(is);
             let reentries = others.iter().filter(|other| is(other, |grant| grant.basis == Basis::OneMore));
             let claim = others.iter().rfind(|other| is(other, Grant::is_claim));
-            let heirs: Vec<(GrantId, u64)> =
+            let successors: Vec<(GrantId, u64)> =
                 reentries.map(|id| (*id, 1)).chain(claim.map(|id| (*id, u64::MAX))).collect();
             let mut left = hold.undo;
-            for (heir, most) in heirs {
-                let Some(undo) = self.undo_mut(heir, &hold.name) else { continue };
+            for (successor, most) in successors {
+                let Some(undo) = self.undo_mut(successor, &hold.name) else { continue };
                 let before = *undo;
                 *undo = before.saturating_add(left).min(most);
                 left = left.saturating_sub(undo.saturating_sub(before));
@@ -324,12 +328,12 @@ impl Undelivered {
         }
     }
 
-    /// Whether anything has to be revoked.
+    /// Whether anything must be revoked.
     pub fn is_revoked(&self) -> bool {
         !self.revoked.is_empty()
     }
 
-    /// Removes the next hold of which something has to be revoked.
+    /// Takes the next hold of which something must be revoked.
     pub fn next_revoked(&mut self) -> Option<Revocation> {
         loop {
             let id = *self.revoked.front()?;
@@ -348,25 +352,25 @@ impl Undelivered {
         }
     }
 
-    /// Those of a lock that have to be revoked, since their session is not `open` any more. For that, all are gone through once
-    /// after each of the `ends` of sessions, and not at each look.
+    /// The grants of a lock that must be revoked, because their session is no longer `open`. All grants of the lock are
+    /// scanned once after sessions have ended (`ends` counts them), not at each look at the lock.
     pub fn failed(&mut self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<GrantId> {
         let Some(of_key) = self.by_hold.get_mut(db, name) else { return Vec::new() };
-        if std::mem::replace(&mut of_key.looked, ends) == ends {
+        if std::mem::replace(&mut of_key.ends_at_scan, ends) == ends {
             return Vec::new();
         }
         let ids: Vec<GrantId> = of_key.by_owner.all().collect();
         ids.into_iter().filter(|id| self.has_failed(*id, &open)).collect()
     }
 
-    /// Removes what has to be revoked of a lock.
+    /// Takes what must be revoked of a lock.
     pub fn take_revoked(&mut self, db: i32, name: &[u8]) -> Vec<Revocation> {
         let ids: Vec<GrantId> =
             self.by_hold.get(db, name).into_iter().flat_map(|it| it.revoked.iter().copied()).collect();
         ids.into_iter().filter_map(|id| self.remove_hold(id, name)).filter(Revocation::changes).collect()
     }
 
-    /// Whether a hold that is new has to be revoked.
+    /// Whether a grant that created a hold of `owner` must be revoked, so that the hold ends.
     pub fn ends(&self, db: i32, name: &[u8], owner: &[u8], open: impl Fn(u64) -> bool) -> bool {
         let ids = self.by_hold.get(db, name).into_iter().flat_map(|of_key| of_key.by_owner.of(owner));
         let is_new = |id: &GrantId| {
@@ -377,14 +381,14 @@ impl Undelivered {
         ids.filter(is_new).any(|id| self.has_failed(id, &open))
     }
 
-    /// Whether it can't be delivered, also if that is only now found out.
+    /// Whether a grant can't be delivered, even if this has not been recorded yet.
     fn has_failed(&self, id: GrantId, open: impl Fn(u64) -> bool) -> bool {
         self.by_id.get(&id).is_some_and(|(grant, progress)| {
             *progress == Progress::Revoked || grant.on_behalf == OnBehalf::Session && !open(grant.client)
         })
     }
 
-    /// Takes a hold out of a grant: whatever becomes of the others, this one is dealt with.
+    /// Removes a hold from a grant, whatever happens to the grant's other holds. Returns what must be revoked of it.
     pub fn remove_hold(&mut self, id: GrantId, name: &[u8]) -> Option<Revocation> {
         let (grant, _) = self.by_id.get_mut(&id)?;
         let at = grant.holds.iter().position(|hold| *hold.name == *name)?;
@@ -394,12 +398,12 @@ impl Undelivered {
         Some(Revocation { key, owner, token, undo, binding })
     }
 
-    /// Drops all of them: this server revokes nothing any more.
+    /// Drops all grants: this server no longer revokes anything.
     pub fn clear(&mut self) {
         *self = Self { next_id: self.next_id, ..Self::default() };
     }
 
-    /// The server's clock has stepped by so many ms, and holds that are bound go along.
+    /// Records that the server's clock has stepped by so many ms: the deadlines of bound holds move by the step.
     pub fn stepped(&mut self, by: i64, is_bound: impl Fn(i32, &[u8], &Owner, Token) -> bool) {
         for (_, (grant, _)) in self.by_id.iter_mut() {
             let (db, owner) = (grant.home.get(), &grant.owner);
@@ -409,7 +413,8 @@ impl Undelivered {
         }
     }
 
-    /// Two databases were swapped, and their locks with them. (The homes of the grants follow by themselves.)
+    /// Follows `SWAPDB`: two databases were swapped, and their locks with them. (The [`Home`] of each grant follows by
+    /// itself.)
     pub fn swap(&mut self, one: i32, other: i32) {
         self.by_hold.swap(one, other);
     }
@@ -420,7 +425,7 @@ impl Undelivered {
     /// Whether each hold is in the index, and nothing else is.
     pub fn is_consistent(&self) -> bool {
         let of_key = |key: LockKey| self.by_hold.get(key.db, &key.name);
-        let of_hold = |of: &OfKey| of.by_owner.all().len();
+        let of_hold = |of: &KeyGrants| of.by_owner.all().len();
         let indexed: usize = self.by_hold.keys().map(|key| of_key(key).map_or(0, of_hold)).sum();
         let holds: usize = self.by_id.values().map(|(grant, _)| grant.holds.len()).sum();
         let found = self.by_id.iter().all(|(id, (grant, progress))| {
@@ -428,8 +433,8 @@ impl Undelivered {
             let is_found =
                 |hold: &GrantedHold| of_key(hold).is_some_and(|of| of.by_owner.of(&grant.owner).any(|it| it == *id));
             let is_revoked = |hold: &GrantedHold| of_key(hold).is_some_and(|of| of.revoked.contains(id));
-            let is_to_be = *progress == Progress::Revoked;
-            grant.holds.iter().all(|hold| is_found(hold) && is_revoked(hold) == is_to_be)
+            let must_be_revoked = *progress == Progress::Revoked;
+            grant.holds.iter().all(|hold| is_found(hold) && is_revoked(hold) == must_be_revoked)
         });
         found && indexed == holds
     }

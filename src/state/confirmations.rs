@@ -1,4 +1,4 @@
-//! What the replicas have yet to confirm.
+//! Grants and renewals that replicas have yet to confirm.
 
 use super::{Answer, Asker, BindingId, GrantId};
 use crate::lock::{Millis, Waiter};
@@ -6,14 +6,14 @@ use crate::server::clock::Now;
 use crate::server::replicas::{Offset, Offsets};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// For this many ms after the replicas were asked, the end of every turn of the event loop checks for their answers,
-/// which takes some ten microseconds. After that, they are checked once per millisecond.
+/// For this many ms after the replicas were asked, the module checks for their answers at the end of every event-loop
+/// iteration, which takes some ten microseconds. After that, it checks once per millisecond.
 const PROMPT: Millis = 5;
 
-/// After this many ms without enough confirmations, the replicas are asked again: one may just have reconnected.
+/// After this many ms without enough confirmations, the module asks the replicas again: one may just have reconnected.
 const ASK_AGAIN: Millis = 100;
 
-/// Names a confirmation; later ones have greater names, and what is written later is confirmed no earlier.
+/// Identifies a confirmation. Later ones have greater ids, and what is written later is confirmed no earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfirmationId(pub(super) u64);
 
@@ -22,14 +22,14 @@ pub struct ConfirmationId(pub(super) u64);
 pub struct Confirmation {
     /// What depends on it.
     pub what: What,
-    /// How many replicas it needs.
+    /// How many replicas must confirm it.
     pub needed: u32,
-    /// The replication offset that they must have reached. Known once the step that wrote it has been replicated: in
-    /// the next turn.
+    /// The replication offset that they must have reached; `None` until they are asked. It is known only once the
+    /// command that wrote has been replicated.
     pub target: Option<Offset>,
     /// When it began.
     pub began: Now,
-    /// When it is given up.
+    /// When it times out.
     pub until: Millis,
 }
 
@@ -58,27 +58,27 @@ impl Confirmation {
 /// A confirmation that is no longer pending.
 #[derive(Debug)]
 pub enum Settled {
-    /// Enough replicas have it.
+    /// Enough replicas have confirmed it.
     Confirmed(Confirmation),
-    /// Its time is up; this many replicas have it.
+    /// It timed out; this many replicas have confirmed it.
     Missed(Confirmation, usize),
 }
 
-/// All that are pending.
+/// All pending confirmations.
 #[derive(Debug, Default)]
 pub struct Confirmations {
     next_id: u64,
     by_id: BTreeMap<ConfirmationId, Confirmation>,
-    /// By how many replicas they need. Of those that need as many, earlier ones are confirmed first.
+    /// By the number of replicas that they need. Of those that need as many, earlier ones are confirmed first.
     by_need: BTreeMap<u32, BTreeSet<ConfirmationId>>,
     by_end: BTreeSet<(Millis, ConfirmationId)>,
     asked_at: Millis,
-    /// Asked in this turn of the event loop, so the question has not even been sent yet.
+    /// The replicas were asked in this event-loop iteration, so the question has not been sent yet.
     asked_just_now: bool,
 }
 
 impl Confirmations {
-    /// Adds one.
+    /// Adds a confirmation.
     pub fn begin(&mut self, confirmation: Confirmation) -> ConfirmationId {
         let id = ConfirmationId(self.next_id);
         self.next_id = self.next_id.wrapping_add(1);
@@ -88,12 +88,12 @@ impl Confirmations {
         id
     }
 
-    /// What depends on one.
+    /// What depends on a confirmation.
     pub fn get(&self, id: ConfirmationId) -> Option<&What> {
         self.by_id.get(&id).map(|it| &it.what)
     }
 
-    /// Removes one, because it is settled or its client is gone.
+    /// Removes a confirmation, because it is settled or its client is gone.
     pub fn remove(&mut self, id: ConfirmationId) -> Option<Confirmation> {
         let it = self.by_id.remove(&id)?;
         self.by_end.remove(&(it.until, id));
@@ -111,12 +111,12 @@ impl Confirmations {
         self.by_id.len()
     }
 
-    /// Whether none is.
+    /// Whether none is pending.
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
 
-    /// The replicas are being asked about everything written up to `written`.
+    /// Records that the replicas are asked about everything written up to `written`.
     pub fn asked(&mut self, written: Offset, now: Millis) {
         self.asked_at = now;
         self.asked_just_now = true;
@@ -125,38 +125,38 @@ impl Confirmations {
         }
     }
 
-    /// When the replicas have to be asked: at once (0) if something was written that they were not asked about.
+    /// When to ask the replicas: at once (0) if something was written about which they were not asked.
     pub fn next_ask(&self, now: Millis) -> Option<Millis> {
         let (_, newest) = self.by_id.last_key_value()?;
         // (The clock may have been set back since.)
         Some(newest.target.map_or(0, |_| self.asked_at.min(now).saturating_add(ASK_AGAIN)))
     }
 
-    /// Whether to check for answers at the end of this turn of the event loop.
+    /// Whether to check for answers at the end of this event-loop iteration.
     pub fn expects_news(&mut self, now: Millis) -> bool {
         let asked_before = !std::mem::take(&mut self.asked_just_now);
         asked_before && !self.is_empty() && now <= self.asked_at.saturating_add(PROMPT)
     }
 
-    /// Whether some are confirmed.
+    /// Whether any is confirmed.
     pub fn any_confirmed(&self, offsets: &Offsets) -> bool {
         self.confirmed(offsets).next().is_some()
     }
 
-    /// Those that are confirmed. Looks at no more of the others than there are replicas.
+    /// The confirmed ones. Examines at most as many unconfirmed ones as there are replicas.
     fn confirmed<'a>(&'a self, offsets: &'a Offsets) -> impl Iterator<Item = ConfirmationId> + 'a {
         let replicas = u32::try_from(offsets.confirmed.len()).unwrap_or(u32::MAX);
         let is_confirmed = |id: &&ConfirmationId| self.by_id.get(*id).is_some_and(|it| it.is_confirmed(offsets));
         self.by_need.range(..=replicas).flat_map(move |(_, ids)| ids.iter().take_while(is_confirmed).copied())
     }
 
-    /// Those that are confirmed and those whose time is up, at most this many.
+    /// Confirmations that are confirmed or have timed out, at most this many.
     pub fn settled(&self, offsets: &Offsets, now: Millis, most: usize) -> Vec<ConfirmationId> {
         let over = self.by_end.iter().take_while(|(until, _)| now >= *until).map(|(_, id)| *id);
         self.confirmed(offsets).chain(over).take(most).collect()
     }
 
-    /// Removes one that [`Confirmations::settled`] named.
+    /// Removes a confirmation that [`Confirmations::settled`] returned.
     pub fn take(&mut self, id: ConfirmationId, offsets: &Offsets) -> Option<Settled> {
         let it = self.remove(id)?;
         if it.is_confirmed(offsets) {

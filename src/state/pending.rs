@@ -1,4 +1,5 @@
-//! Requests that are not answered at once, and the replies that are pending for them: a blocked client gets a reply, a session an event.
+//! Requests that are not answered at once, and their pending replies: a blocked client gets a reply, a session an
+//! event.
 
 use super::event_bytes::{event_bytes, hold_bytes};
 use super::{BindingFlags, ConfirmationId, GrantId};
@@ -13,52 +14,52 @@ pub use crate::server::callbacks::Ticket;
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// What the rule needs to know.
+    /// What the admission rule needs to know.
     pub demand: Demand,
-    /// How the hold is bound to the connection.
+    /// How the hold is to be bound to the connection.
     pub flags: BindingFlags,
-    /// How many replicas must have the grant before it counts.
+    /// How many replicas must confirm the grant before it counts.
     pub replicas: u32,
 }
 
-/// Who asks, on which terms, and how the answer is delivered. With it, a [`Waiter`] is all that is known of a request. It is in one place:
-/// in the queue, or among the confirmations.
+/// The client that makes a request, with the request's terms and the way in which it is answered. A [`Waiter`] contains
+/// it, and is the only record of the request. It is in one place: in the queue, or among the confirmations.
 #[derive(Debug)]
 pub struct Asker {
     /// The ticket of the pending reply.
     pub ticket: Ticket,
-    /// The connection on whose behalf it asks: its own, or a session's.
+    /// The client id of the connection on whose behalf the request is made: the client's own, or a session's.
     pub client: u64,
-    /// Whether that is a session, which gets an event. Else the client is blocked, and gets a reply.
+    /// Whether that is a session, which gets an event. Otherwise the client is blocked, and gets a reply.
     pub on_behalf: OnBehalf,
-    /// What ends the block.
+    /// The handle that unblocks the client.
     pub block: Option<Blocked>,
     /// How the hold is to be bound to the connection.
     pub flags: BindingFlags,
-    /// How many replicas must have the grant before it counts.
+    /// How many replicas must confirm the grant before it counts.
     pub replicas: u32,
-    /// Of a request for a longer lease. In a box, since no such request waits in the queue.
+    /// What a renewal names; `None` for a request to acquire. Boxed, since no renewal waits in the queue.
     pub renewal: Option<Box<Renewal>>,
-    /// What a grant is answered with.
+    /// The form of the reply to a grant.
     pub form: TokenForm,
     /// When the request arrived, by [`crate::server::clock::steady_micros`].
     pub arrived: u64,
 }
 
 impl Waiter<Asker> {
-    /// What it asks for.
+    /// What the request asks for.
     pub fn terms(&self) -> Terms {
         Terms { demand: self.demand, flags: self.asker.flags, replicas: self.asker.replicas }
     }
 
-    /// How many bytes of its session are reserved for it.
+    /// The bytes of its session that are reserved for it.
     pub fn bytes(&self) -> usize {
         let names = self.keys.iter().map(|key| &*key.name);
         wait_bytes(&self.owner, self.asker.renewal.is_some(), names)
     }
 }
 
-/// What a request for a longer lease of locks that are held names: under which token they are held, and to which they are raised.
+/// The tokens that a renewal names: the one that the holds must have, and the one to which it is raised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewal {
     /// `TOKEN`.
@@ -67,13 +68,13 @@ pub struct Renewal {
     pub fence: Option<Token>,
 }
 
-/// What the reply to a grant says.
+/// The form of the reply to a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenForm {
     /// The token.
     #[default]
     Alone,
-    /// The token, and how long the request waited here.
+    /// The token, and how long the request waited on this server.
     WithWaited,
 }
 
@@ -90,27 +91,27 @@ impl TokenForm {
 /// On whose behalf a request is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBehalf {
-    /// The connection that it arrived on.
+    /// The connection on which it arrived.
     Itself,
     /// A session.
     Session,
 }
 
-/// How many bytes are reserved for a request that waits: for the event that says how it ends (of a renewal, one for each
-/// key), and for its holds once they are bound.
+/// The bytes that are reserved for a pending request: for the event that reports its outcome (for a renewal, one for
+/// each key), and for its holds once they are bound.
 pub fn wait_bytes<'a>(owner: &[u8], renews: bool, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
     let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
     holds.saturating_add(if renews { holds / 2 } else { event_bytes(owner, names) })
 }
 
-/// How a session reads its events.
+/// How a session reads its events: the options of a `LOCK.EVENTS`.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// How many at once, at most.
+    /// The most events in one reply.
     pub most: usize,
-    /// Whether each reply has a heartbeat.
+    /// Whether each reply ends with a heartbeat.
     pub signs: SignsOfLife,
-    /// When it asked.
+    /// When the `LOCK.EVENTS` arrived.
     pub asked: Millis,
     /// When it is answered at the latest.
     pub until: Option<Millis>,
@@ -122,20 +123,20 @@ pub enum SignsOfLife {
     /// No: without events, the reply is null.
     #[default]
     Unwanted,
-    /// Yes, and often enough for the holds that are renewed for it.
+    /// Yes, and often enough for the holds that the server renews for the session.
     Wanted,
 }
 
-/// How a request that was not answered at once ended.
+/// The outcome of a request that was not answered at once.
 #[derive(Debug)]
 pub enum Outcome {
     /// Granted or renewed; undelivered until the answer is composed.
     Granted(Answer, GrantId),
-    /// Null.
+    /// The wait is over without a grant: a blocked client gets null.
     TimedOut,
-    /// Null; its owner withdrew it.
+    /// Its owner withdrew it: a blocked client gets null.
     Withdrawn,
-    /// An error.
+    /// It failed with this error.
     Refused(String),
 }
 
@@ -146,18 +147,18 @@ pub enum Answer {
     Token(Token),
     /// The same, and how many ms the request waited on this server.
     TokenAndWait(Token, Millis),
-    /// For several, each with its own token; null for those that were not held.
+    /// For several locks, each with its own token; null for those that were not held.
     Tokens(Vec<Option<Token>>),
 }
 
-/// The stage of a pending reply. The larger ones are in boxes, since most are those of requests that wait.
+/// The stage of a pending reply. The larger ones are boxed, since most replies are pending for waiting requests.
 #[derive(Debug)]
 pub enum Stage<B> {
     /// The request is in the queue.
     Waiting(WaiterId),
-    /// The grant awaits confirmation by replicas.
+    /// Replicas have yet to confirm the grant or renewal.
     Confirming(ConfirmationId),
-    /// A blocked client is to be answered at the end of this turn of the event loop.
+    /// The request has ended, and its blocked client must still be answered.
     Ending(Box<End<B>>),
     /// A session is blocked until its next events.
     Reading(Box<Reader<B>>),
@@ -166,36 +167,36 @@ pub enum Stage<B> {
 /// The end of a blocked client's request.
 #[derive(Debug)]
 pub struct End<B> {
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// When that was.
+    /// When the request ended.
     pub at: Now,
-    /// What ends the block; `None` once that is done.
+    /// The handle that unblocks the client; `None` once it has been used.
     pub block: Option<B>,
 }
 
 /// A session that is blocked until its next events.
 #[derive(Debug)]
 pub struct Reader<B> {
-    /// Its connection.
+    /// The client id of its connection.
     pub client: u64,
     /// How it reads them.
     pub reading: Reading,
-    /// What ends the block; `None` once that is done.
+    /// The handle that unblocks the client; `None` once it has been used.
     pub block: Option<B>,
 }
 
 /// All pending replies.
 #[derive(Debug)]
 pub struct PendingReplies<B> {
-    /// The last one that was given.
+    /// The last ticket that was issued.
     last: Ticket,
     pending: BTreeMap<Ticket, Stage<B>>,
     /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
-    /// Those among them whose wait the server may be about to end itself.
-    put_off: VecDeque<Ticket>,
-    /// When waits time out.
+    /// Blocked clients whose answer is postponed, because the server may be about to end their wait itself.
+    postponed: VecDeque<Ticket>,
+    /// When waits and blocked `LOCK.EVENTS` time out.
     pub timeouts: BTreeSet<(Millis, Ticket)>,
 }
 
@@ -205,35 +206,35 @@ impl<B> Default for PendingReplies<B> {
             last: Ticket::default(),
             pending: BTreeMap::new(),
             ending: VecDeque::new(),
-            put_off: VecDeque::new(),
+            postponed: VecDeque::new(),
             timeouts: BTreeSet::new(),
         }
     }
 }
 
 impl<B> PendingReplies<B> {
-    /// A new name for an answer.
+    /// Issues a new ticket.
     pub fn ticket(&mut self) -> Ticket {
         self.last = self.last.next();
         self.last
     }
 
-    /// All tickets that were given until now.
+    /// All tickets that were issued so far.
     pub fn tickets(&self) -> Range<Ticket> {
         Ticket::default()..self.last.next()
     }
 
-    /// The first of these tickets that is pending.
+    /// The first of these tickets whose reply is pending.
     pub fn first_in(&self, tickets: &Range<Ticket>) -> Option<Ticket> {
         self.pending.range(tickets.clone()).next().map(|(ticket, _)| *ticket)
     }
 
-    /// Records at which stage a reply is.
+    /// Records the stage of a reply.
     pub fn set(&mut self, ticket: Ticket, stage: Stage<B>) {
         self.pending.insert(ticket, stage);
     }
 
-    /// The stage of a reply; `None`: it is not pending.
+    /// The stage of a reply; `None` if it is not pending.
     pub fn get(&self, ticket: Ticket) -> Option<&Stage<B>> {
         self.pending.get(&ticket)
     }
@@ -243,12 +244,12 @@ impl<B> PendingReplies<B> {
         self.pending.len()
     }
 
-    /// Whether none is.
+    /// Whether no reply is pending.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// Removes the first time limit that is over, and returns whose it is.
+    /// Removes the first timeout that is over, and returns its ticket.
     pub fn take_timeout(&mut self, now: Millis) -> Option<Ticket> {
         self.timeouts.first().filter(|(until, _)| *until <= now)?;
         self.timeouts.pop_first().map(|(_, ticket)| ticket)
@@ -259,7 +260,7 @@ impl<B> PendingReplies<B> {
         self.pending.remove(&ticket)
     }
 
-    /// The request of a blocked client has ended.
+    /// Records the outcome of a blocked client's request, and schedules the answer.
     ///
     /// # Errors
     ///
@@ -271,19 +272,19 @@ impl<B> PendingReplies<B> {
         Ok(())
     }
 
-    /// The request of a blocked client, which is about to be answered, ends in this way instead.
+    /// Replaces the outcome of a blocked client's request that has not been answered yet.
     pub fn end_otherwise(&mut self, ticket: Ticket, outcome: Outcome) {
         if let Some(Stage::Ending(end)) = self.pending.get_mut(&ticket) {
             end.outcome = outcome;
         }
     }
 
-    /// Lets a blocked client be answered although its request has no outcome yet: the reader of an event queue.
+    /// Schedules the answer to a blocked `LOCK.EVENTS`, which has no outcome.
     pub fn call(&mut self, ticket: Ticket) {
         self.ending.push_back(ticket);
     }
 
-    /// The next blocked client to be answered now.
+    /// Takes the next blocked client to be answered now.
     pub fn next_ending(&mut self) -> Option<(Ticket, B)> {
         while let Some(ticket) = self.ending.pop_front() {
             if let Some(block) = self.block(ticket).and_then(Option::take) {
@@ -297,13 +298,13 @@ impl<B> PendingReplies<B> {
     pub fn put_off(&mut self, ticket: Ticket, back: B) {
         if let Some(block) = self.block(ticket) {
             *block = Some(back);
-            self.put_off.push_back(ticket);
+            self.postponed.push_back(ticket);
         }
     }
 
-    /// The next client whose answer was postponed.
+    /// Takes the next client whose answer was postponed.
     pub fn next_put_off(&mut self) -> Option<B> {
-        while let Some(ticket) = self.put_off.pop_front() {
+        while let Some(ticket) = self.postponed.pop_front() {
             let block = self.block(ticket).and_then(Option::take);
             if block.is_some() {
                 return block;
@@ -312,7 +313,7 @@ impl<B> PendingReplies<B> {
         None
     }
 
-    /// What ends the block of a client that may be answered.
+    /// The handle that unblocks a client that may be answered.
     fn block(&mut self, ticket: Ticket) -> Option<&mut Option<B>> {
         match self.pending.get_mut(&ticket)? {
             Stage::Ending(end) => Some(&mut end.block),
@@ -321,11 +322,12 @@ impl<B> PendingReplies<B> {
         }
     }
 
-    /// The server's clock has stepped by so many ms: those who read their events are answered when they would have been.
+    /// Records that the server's clock has stepped by so many ms. Blocked `LOCK.EVENTS` are answered when they would
+    /// have been without the step.
     pub fn stepped(&mut self, by: i64, readers: impl Iterator<Item = Ticket>) {
         let moved = |at: Millis| at.saturating_add_signed(by);
-        // Some are just being answered.
-        let all: BTreeSet<Ticket> = readers.chain(self.ending.iter().chain(&self.put_off).copied()).collect();
+        // Sessions whose answer is already scheduled are no longer among `readers`.
+        let all: BTreeSet<Ticket> = readers.chain(self.ending.iter().chain(&self.postponed).copied()).collect();
         for ticket in all {
             let Some(Stage::Reading(reader)) = self.pending.get_mut(&ticket) else { continue };
             let reading = &mut reader.reading;

@@ -1,37 +1,37 @@
-//! Stalls of the server: while it was busy with something else, it has read nothing from its connections.
+//! Stalls of the server: while it was busy or stopped, it read nothing from its connections.
 
 use crate::lock::Millis;
 
-/// A deadline more than this many ms in the past was missed: the server was busy with something else.
+/// Work that was due more than this many ms ago is late: the server was busy or stopped.
 const LATE: Millis = 2;
 
-/// Whether the work of a turn is put off because the server has stalled.
+/// Whether work is postponed because the server has stalled.
 #[derive(Debug, Default)]
 pub struct Stalls {
-    /// How many turns the event loop has made.
-    turn: u64,
-    /// The turn in which work was last postponed to the next one, and when that was.
-    put_off: Option<(u64, Millis)>,
+    /// The number of the current event-loop iteration.
+    iteration: u64,
+    /// The iteration in which work was last postponed to the next one, and when that was.
+    postponed: Option<(u64, Millis)>,
 }
 
 impl Stalls {
-    /// The event loop has sent its replies and read from its connections.
+    /// Begins an event-loop iteration. When its timers run, the server has read from its connections.
     pub fn next_turn(&mut self) {
-        self.turn = self.turn.wrapping_add(1);
+        self.iteration = self.iteration.wrapping_add(1);
     }
 
-    /// Postpones everything to the next turn of the event loop if the server has stalled, by what is due `first`. Returns whether
-    /// it has.
+    /// Postpones the work of this event-loop iteration to the next one if the server has stalled. `first` is when the
+    /// earliest of it was due. Returns whether the work is postponed.
     ///
-    /// If a lease ran out a while ago, or a session should have been heard by then, the server was busy
-    /// meanwhile (a long script, a stopped process) and has not yet read from its connections: a waiter may be long gone.
-    /// It waits for one turn and no longer: what is still left of what was put off is a backlog, and is worked off turn
-    /// by turn.
+    /// If a lease ran out a while ago, or a session should have read its events by then, the server was busy meanwhile
+    /// (a long script, a stopped process). It has not read from its connections since, so a waiter may be long gone.
+    /// Work is postponed by one iteration and no more: what remains of it after that is a backlog, which the following
+    /// iterations work off.
     pub fn put_off(&mut self, first: Option<Millis>, now: Millis) -> bool {
         let Some(first) = first.filter(|at| at.saturating_add(LATE) < now) else { return false };
-        if self.put_off.is_none_or(|(_, until)| first > until) {
-            self.put_off = Some((self.turn, now));
+        if self.postponed.is_none_or(|(_, until)| first > until) {
+            self.postponed = Some((self.iteration, now));
         }
-        self.put_off.is_some_and(|(turn, _)| turn == self.turn)
+        self.postponed.is_some_and(|(iteration, _)| iteration == self.iteration)
     }
 }

@@ -1,4 +1,4 @@
-//! `LOCK.ACQUIRE` and the path of a request that may wait, which `LOCK.MACQUIRE` shares.
+//! `LOCK.ACQUIRE`, and the handling of a request that may wait, which `LOCK.MACQUIRE` shares.
 
 use super::args::{self, Options, Word};
 use crate::event_loop;
@@ -51,42 +51,43 @@ impl Command for Acquire {
 
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
-        let (name, owner) = args::of_one::<Self>(call, &mut options)?;
+        let (name, owner) = args::read_one::<Self>(call, &mut options)?;
         event_loop::run(call.ctx, |state, now| {
             let asker = args::asker(state, call, &options)?;
-            let mut asking = Asking::new(state, call.ctx, owner.as_text(), asker, &options, now);
-            if let Some(replied) = asking.repeated(&[name]) {
+            let mut acquisition = Acquisition::new(state, call.ctx, owner.as_text(), asker, &options, now);
+            if let Some(replied) = acquisition.repeated(&[name]) {
                 return Ok(replied);
             }
-            asking.has_room_for_events(&[name])?;
-            holds::end_broken(asking.state, call.ctx, name, now);
-            let (ahead, now) = (ahead(asking.state, call.ctx, name), now.millis());
+            acquisition.has_room_for_events(&[name])?;
+            holds::end_broken(acquisition.state, call.ctx, name, now);
+            let (ahead, now) = (ahead(acquisition.state, call.ctx, name), now.millis());
             let mut lock = match ahead {
                 Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
                 Ahead::Somebody => {
                     match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
                         Ok(Some(lock)) => lock,
-                        // An owner that holds nothing here queues behind the others, whatever else is in the key.
-                        Ok(None) => return asking.queue(&[name], &[]),
+                        // An owner without a hold queues behind the other requests, whatever else the key contains.
+                        Ok(None) => return acquisition.queue(&[name], &[]),
                         Err(_) => return Err(WRONGTYPE.into()),
                     }
                 }
             };
-            let decision = decide(&lock.standing(), &asking.terms.demand, ahead, now);
-            asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
+            let decision = decide(&lock.standing(), &acquisition.terms.demand, ahead, now);
+            acquisition.carry_out(std::slice::from_mut(&mut lock), &[decision])
         })
     }
 }
 
-/// Whether a newcomer has to queue behind others.
+/// Whether a new request has to queue behind others.
 pub(super) fn ahead(state: &State, ctx: Ctx, name: TextRef) -> Ahead {
-    // Mostly no request waits for anything, and neither the database nor the bytes of the key have to be asked for.
+    // Normally no request waits for anything, and the server need not be asked for the database or the bytes of the
+    // key.
     let is_contended = !state.queue.is_empty() && state.is_contended(ctx.db(), name.bytes());
     if is_contended { Ahead::Somebody } else { Ahead::Nobody }
 }
 
-/// A request for one lock or several, in progress.
-pub(super) struct Asking<'a, 'b> {
+/// A request for one lock or several, while its command runs.
+pub(super) struct Acquisition<'a, 'b> {
     pub(super) state: &'b mut State,
     ctx: Ctx<'a>,
     owner: Name<'a>,
@@ -94,15 +95,15 @@ pub(super) struct Asking<'a, 'b> {
     on_behalf: OnBehalf,
     wait: Wait,
     form: TokenForm,
-    /// How long it has waited elsewhere.
+    /// How long the client had waited before it sent this request (`WAITED`).
     waited: Millis,
     pub(super) terms: Terms,
     now: Now,
-    /// Made once, when it is needed.
+    /// Made at its first use.
     request: OnceCell<Request>,
 }
 
-impl<'a, 'b> Asking<'a, 'b> {
+impl<'a, 'b> Acquisition<'a, 'b> {
     pub(super) fn new(
         state: &'b mut State,
         ctx: Ctx<'a>,
@@ -127,7 +128,7 @@ impl<'a, 'b> Asking<'a, 'b> {
         }
     }
 
-    /// The answer to a session's request that is waiting already.
+    /// The reply to a session's request that already waits; `None` if the request is new.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Option<Replied> {
         match self.on_behalf {
             OnBehalf::Session if self.state.may_be_repeated(self.owner.bytes()) => {
@@ -137,12 +138,12 @@ impl<'a, 'b> Asking<'a, 'b> {
         }
     }
 
-    /// Whether its session, if it has one, has room for the events that it may cause.
+    /// Checks that the session, if the request has one, has room for the events that it may cause.
     pub(super) fn has_room_for_events(&self, names: &[TextRef]) -> Result<(), String> {
         waiting::has_room_for_events(self.state, (self.client, self.on_behalf), self.owner.bytes(), names, false)
     }
 
-    /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.
+    /// Carries out the decisions about all locks: grants them, waits, or refuses.
     pub(super) fn carry_out(&mut self, locks: &mut [Lock<'a>], decisions: &[Decision]) -> Result<Replied, String> {
         let names = || locks.iter().map(|lock| lock.name().text());
         if let Err(error) = holds::one_at_a_time(self.state, self.ctx.db(), names(), self.owner.text()) {
@@ -165,7 +166,7 @@ impl<'a, 'b> Asking<'a, 'b> {
         self.grant(locks, decisions)
     }
 
-    /// Whether the request waits if it has to.
+    /// Whether the request waits if the locks are not granted at once.
     fn may_wait(&self) -> bool {
         self.wait != Wait::No && (self.on_behalf == OnBehalf::Session || self.ctx.flags().may_block())
     }
@@ -189,8 +190,8 @@ impl<'a, 'b> Asking<'a, 'b> {
         waiting::confirm(self.state, ctx, request, &names(locks), answer, (grantee, granted), now)
     }
 
-    /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
-    /// of waits. The locks that were read (`locks`) are looked at again when one of their leases ends.
+    /// Queues the request for the locks of these names, if it may wait, if there is room, and if that closes no cycle
+    /// of waits. Schedules the locks that were read (`locks`) to be examined when one of their leases ends.
     fn queue(&mut self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
         names.iter().for_each(|name| self.state.contended(ctx.db(), name.bytes()));
@@ -207,7 +208,7 @@ impl<'a, 'b> Asking<'a, 'b> {
         waiting::wait(self.state, ctx, request, (names, locks), (arrived, wait), now)
     }
 
-    /// The request for the locks of these names, which are those that it is about.
+    /// The request as it is queued. `names` are always the names of all its locks.
     fn request(&self, names: &[TextRef]) -> &Request {
         self.request.get_or_init(|| {
             let db = self.ctx.db();

@@ -1,4 +1,4 @@
-//! Arguments: read once and checked completely before anything is looked up.
+//! Arguments: read once, and checked completely before the command looks up anything.
 
 use super::session;
 use crate::config;
@@ -14,15 +14,17 @@ use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
 
-/// The longest key of a lock, in bytes. A request may name many, and each is copied and compared several times.
+/// The longest key of a lock, in bytes. A request may name many keys, and the module copies and compares each several
+/// times.
 const MAX_KEY: usize = 1024;
 
-/// How many keys a request may name: all of them are dealt with in one step. It is the same for all commands of several
-/// keys, so what was taken in one step can be renewed and released in one.
+/// How many keys a request may name, since one command execution handles all of them. All multi-key commands have this
+/// limit, so a request can renew or release all that another one acquired.
 const MOST_KEYS: usize = 128;
 
-/// The error for `CONTENTION` where several may hold. (All of them would have to be notified, thousands in one step.)
-pub const NOT_OF_ONE: &str = "ERR CONTENTION is for a lock that has one holder: LIMIT 1, which is the default";
+/// The error for `CONTENTION` where several owners may hold the lock. (One command would have to notify all of them,
+/// perhaps thousands.)
+pub const NOT_A_MUTEX: &str = "ERR CONTENTION is for a lock that has one holder: LIMIT 1, which is the default";
 
 /// The words that options begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +81,7 @@ const _: () = {
 };
 
 impl Word {
-    /// In the order in which they are declared: an argument knows its word by its place here.
+    /// In the order of the declaration: the id of an argument is the index of its word here.
     const ALL: [Self; 20] = [
         Self::Lease,
         Self::Wait,
@@ -103,7 +105,7 @@ impl Word {
         Self::Unbind,
     ];
 
-    /// The argument that it stands for in a command's grammar.
+    /// The argument for this word in a command's grammar.
     pub const fn arg(self) -> Arg {
         let arg = match self {
             Self::Lease => Arg::number(c"LEASE", c"lease-ms", "ms"),
@@ -130,7 +132,7 @@ impl Word {
         arg.with_id(self as u8)
     }
 
-    /// The same, as an optional argument.
+    /// The same argument, as an optional one.
     pub const fn option(self) -> Arg {
         self.arg().optional()
     }
@@ -139,8 +141,7 @@ impl Word {
         self.arg().token().and_then(|token| token.to_str().ok()).unwrap_or_default()
     }
 
-    /// The values allowed after it; `None` for a word that stands alone, or is followed by something other than a
-    /// number.
+    /// The values that may follow the word; `None` if no number follows it.
     fn range(self) -> Option<Range> {
         const MAX_I32: u64 = i32::MAX as u64;
         Some(match self {
@@ -167,7 +168,7 @@ impl Word {
 /// The smallest and the largest value, and the unit.
 type Range = (u64, u64, &'static str);
 
-/// The options of a command that were given.
+/// The options that a command was given.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
     /// `LEASE`, in ms.
@@ -176,13 +177,13 @@ pub struct Options<'a> {
     pub limit: Option<Limit>,
     /// `HOLDS`, or 0 for `ALL`.
     pub holds: Option<u64>,
-    /// `HOLDS` or `NEW` of a request for locks.
+    /// `HOLDS` or `NEW` of a request that acquires locks.
     raise: Option<Raise>,
     /// `TOKEN`.
     pub token: Option<Token>,
     /// `WATCHDOG`, `EPHEMERAL`, `CONTENTION`.
     pub flags: BindingFlags,
-    /// `REPLICAS`, 0 if it was not given.
+    /// `REPLICAS`, or 0 without it.
     pub replicas: u32,
     /// `FENCE`.
     pub fence: Option<Token>,
@@ -192,7 +193,7 @@ pub struct Options<'a> {
     pub count: Option<usize>,
     /// `HEARTBEAT`.
     pub signs: SignsOfLife,
-    /// What a grant is answered with: `WITHWAITED`.
+    /// The form of the reply to a grant: `WITHWAITED`.
     pub form: TokenForm,
     /// `UNBIND`.
     pub unbind: bool,
@@ -210,12 +211,12 @@ impl Options<'_> {
         }
     }
 
-    /// How long the request has waited elsewhere, as far as that counts.
+    /// How long the client had waited before it sent this request, as far as that counts (`holdfast.max-waited`).
     pub fn waited(&self) -> Millis {
         self.waited.unwrap_or(0).min(config::MAX_WAITED.get())
     }
 
-    /// What a request asks for, with `limit` as the limit if it names none.
+    /// The terms of the request. Without `LIMIT` or `SHARED`, the lock is a mutex.
     pub fn terms(&self) -> Terms {
         Terms {
             demand: Demand {
@@ -228,7 +229,7 @@ impl Options<'_> {
         }
     }
 
-    /// The lease asked for, or the default.
+    /// The requested lease, or the default.
     pub fn lease_or_default(&self) -> Millis {
         self.lease.unwrap_or_else(config::default_lease)
     }
@@ -245,12 +246,12 @@ pub fn options<'a>(call: Call<'a>, from: usize, grammar: &[Arg]) -> Result<Optio
     Ok(options)
 }
 
-/// The options of a grammar, alternatives one by one.
+/// The options of a grammar, with each alternative on its own.
 fn words(grammar: &[Arg]) -> impl Iterator<Item = &Arg> {
     grammar.iter().flat_map(|arg| std::iter::once(arg).chain(arg.choices())).filter(|arg| arg.token().is_some())
 }
 
-/// The option that begins with this word.
+/// The option that begins with these bytes.
 fn word_of(bytes: &[u8], grammar: &[Arg]) -> Option<Word> {
     let is_word = |word: &[u8]| word == bytes || word.eq_ignore_ascii_case(bytes); // The former costs less.
     let is = |arg: &&Arg| arg.token().is_some_and(|it| is_word(it.to_bytes()));
@@ -288,7 +289,7 @@ impl<'a> Options<'a> {
             self.take(word, value)?;
         }
         if self.flags.contention && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
-            return Err(NOT_OF_ONE.into());
+            return Err(NOT_A_MUTEX.into());
         }
         if self.unbind && (self.flags != BindingFlags::NONE || self.session.is_some()) {
             return Err("ERR UNBIND can't be given together with SESSION or with what binds to it".into());
@@ -354,7 +355,7 @@ fn number(word: Word, (min, max, unit): Range, text: Option<TextRef>) -> Result<
     value.ok_or_else(|| format!("ERR {} must be between {min} and {max}{unit}, got {}", word.name(), show(bytes)))
 }
 
-/// An owner: as it was given, or the connection's identity.
+/// An owner as it was given, or the identity of the connection.
 #[derive(Debug)]
 pub enum OwnerArg<'a> {
     /// As it was given.
@@ -372,7 +373,8 @@ impl AsText for OwnerArg<'_> {
     }
 }
 
-/// Reads the owner at a position. `*` stands for the connection or session on whose behalf the request is made.
+/// Reads the owner at a position. `*` stands for the connection that makes the request, or for the session that it
+/// names.
 ///
 /// # Errors
 ///
@@ -390,20 +392,20 @@ fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerAr
     }
 }
 
-/// On whose behalf a request is made: the connection, and whether that is a session which gets events. A request on a
-/// session's own connection that names no session is answered there, and what it is granted is bound to the session all
-/// the same.
+/// Determines on whose behalf a request is made: the connection, and whether the outcome is an event of its session. A
+/// session may send a request on its own connection without naming itself. The outcome is then a reply, but the holds
+/// are bound to the session all the same.
 ///
 /// # Errors
 ///
-/// The reply that says that there is no such session, or that it is another user's; or that a binding needs a connection, or
-/// a session.
+/// The reply that says that the session does not exist or belongs to another user, that a binding needs a connection or
+/// a session, or that `REPLICAS` needs a command that can block.
 pub fn asker(state: &State, call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     let ctx = call.ctx;
     if let Some(session) = options.session {
         return Ok((session_of(state, call, session)?, OnBehalf::Session));
     }
-    // A script's client may have the id of the connection that called the script; it stands for no connection.
+    // A script's client may have the id of the connection that called the script, but it represents no connection.
     let client = ctx.client_id();
     let is_open = state.sessions.is_open(client);
     if (options.flags != BindingFlags::NONE || is_open) && !session::is_connection(ctx) {
@@ -427,10 +429,10 @@ pub fn asker(state: &State, call: Call, options: &Options) -> Result<(u64, OnBeh
     Ok((client, OnBehalf::Itself))
 }
 
-/// No connection has this id.
+/// An id that no connection has.
 const NO_CLIENT: u64 = 0;
 
-/// The connection of a session: the one with this id, or with `*` the calling one.
+/// The connection of a session: the one with this id, or for `*` the calling connection.
 fn session_of(state: &State, call: Call, session: TextRef) -> Result<u64, String> {
     if session.bytes() == b"*" {
         session::identity(call.ctx)?;
@@ -444,12 +446,13 @@ fn session_of(state: &State, call: Call, session: TextRef) -> Result<u64, String
     }
 }
 
-/// The arguments of a command for one lock: `key owner`, and its options, which are large and so read in place.
+/// Reads the arguments of a command for one lock: `key owner`, and its options. The caller provides the memory for the
+/// options, because they are large.
 ///
 /// # Errors
 ///
 /// The reply that says what is wrong and what is allowed.
-pub fn of_one<'a, C: Command>(
+pub fn read_one<'a, C: Command>(
     call: Call<'a>,
     options: &mut Options<'a>,
 ) -> Result<(TextRef<'a>, OwnerArg<'a>), String> {
@@ -458,12 +461,12 @@ pub fn of_one<'a, C: Command>(
     Ok((name, owner(call, 2, options)?))
 }
 
-/// The arguments of a command for several locks: `numkeys key [key …] owner`, and its options.
+/// Reads the arguments of a command for several locks: `numkeys key [key …] owner`, and its options.
 ///
 /// # Errors
 ///
 /// The reply that says what is wrong and what is allowed.
-pub fn of_several<'a, C: Command>(
+pub fn read_several<'a, C: Command>(
     call: Call<'a>,
     options: &mut Options<'a>,
 ) -> Result<(Vec<TextRef<'a>>, OwnerArg<'a>), String> {

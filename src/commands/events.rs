@@ -11,7 +11,7 @@ use crate::state::Reading;
 use crate::waiting;
 use std::ffi::{CStr, c_int};
 
-/// How many events are returned unless `COUNT` says otherwise.
+/// How many events are returned without `COUNT`.
 const SHOWN: usize = 1000;
 
 /// `LOCK.EVENTS`

@@ -1,4 +1,4 @@
-//! Replies that are maps, with one field a line.
+//! Replies that are maps of named fields.
 
 use crate::server::Ctx;
 use crate::server::reply::Replied;
@@ -9,11 +9,11 @@ pub(super) enum Value<'a> {
     Null,
     /// A number.
     Number(u64),
-    /// -1, which stands for no end.
+    /// -1, for a time without an end.
     NoEnd,
     /// Bytes.
     Bytes(&'a [u8]),
-    /// An array of so many elements, which the function replies with.
+    /// An array of this length. The function replies with the elements.
     Array(usize, &'a dyn Fn()),
 }
 
@@ -23,7 +23,7 @@ impl Value<'_> {
         number.map_or(Self::Null, Self::Number)
     }
 
-    /// A number of milliseconds, or -1 for no end.
+    /// A number of milliseconds, or -1 for a time without an end.
     pub(super) fn or_no_end(millis: Option<u64>) -> Self {
         millis.map_or(Self::NoEnd, Self::Number)
     }

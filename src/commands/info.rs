@@ -41,7 +41,7 @@ impl Command for Info {
 }
 
 fn reply(state: &State, ctx: Ctx, name: TextRef, most: usize, now: Millis) -> Result<Replied, String> {
-    do_not_trust_copies(ctx);
+    clear_cache_on_replica(ctx);
     let lock = Lock::look_as_nobody(ctx, name, now).map_err(|_| WRONGTYPE)?;
     let waiters = state.queue.waiting(lock.db(), name.bytes());
     let holders = lock.holders(now);
@@ -67,8 +67,8 @@ fn reply(state: &State, ctx: Ctx, name: TextRef, most: usize, now: Millis) -> Re
     ))
 }
 
-/// On a replica, changes arrive without the module, so locks are read anew each time.
-pub(super) fn do_not_trust_copies(ctx: Ctx) {
+/// Clears the holder cache on a replica, so that each lock is read anew: changes arrive there without the module.
+pub(super) fn clear_cache_on_replica(ctx: Ctx) {
     if ctx.flags().role() == Role::Replica {
         holder_cache::with(|cache| {
             cache.clear();
@@ -94,7 +94,7 @@ fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, binding: Option<&Binding>, 
     );
 }
 
-/// The milliseconds left; -1 for no end, as in `PTTL`.
+/// The milliseconds left; -1 without an end, as in `PTTL`.
 pub(super) fn ttl(deadline: Deadline, now: Millis) -> Value<'static> {
     Value::or_no_end(deadline.remaining(now))
 }

@@ -1,6 +1,6 @@
 //! `LOCK.MACQUIRE`
 
-use super::acquire::{Asking, ahead};
+use super::acquire::{Acquisition, ahead};
 use super::args::{self, Options, Word};
 use crate::event_loop;
 use crate::holds::look_all;
@@ -13,8 +13,8 @@ use std::ffi::{CStr, c_int};
 
 /// `LOCK.MACQUIRE`
 ///
-/// All of the locks or none. A waiting request holds none of them, but keeps its place in the queue of each: those
-/// behind it wait until it has been served or has left, even for a lock that is free meanwhile.
+/// Acquires all of the locks or none. A waiting request holds none of them, but has a position in the queue of each.
+/// Later requests wait until it has been served or has left, even for a lock that is free meanwhile.
 #[derive(Debug)]
 pub struct Macquire;
 
@@ -46,20 +46,20 @@ impl Command for Macquire {
 
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
-        let (names, owner) = args::of_several::<Self>(call, &mut options)?;
+        let (names, owner) = args::read_several::<Self>(call, &mut options)?;
         event_loop::run(call.ctx, |state, now| {
             let asker = args::asker(state, call, &options)?;
-            let mut asking = Asking::new(state, call.ctx, owner.as_text(), asker, &options, now);
-            if let Some(replied) = asking.repeated(&names) {
+            let mut acquisition = Acquisition::new(state, call.ctx, owner.as_text(), asker, &options, now);
+            if let Some(replied) = acquisition.repeated(&names) {
                 return Ok(replied);
             }
-            asking.has_room_for_events(&names)?;
-            let mut locks = look_all(asking.state, call.ctx, &names, owner.as_text(), now)?;
+            acquisition.has_room_for_events(&names)?;
+            let mut locks = look_all(acquisition.state, call.ctx, &names, owner.as_text(), now)?;
             let locks = locks.all();
-            let ahead = |lock: &Lock| ahead(asking.state, call.ctx, lock.name().text());
-            let decide = |lock| decide(&Lock::standing(lock), &asking.terms.demand, ahead(lock), now.millis());
+            let ahead = |lock: &Lock| ahead(acquisition.state, call.ctx, lock.name().text());
+            let decide = |lock| decide(&Lock::standing(lock), &acquisition.terms.demand, ahead(lock), now.millis());
             let decisions: Vec<_> = locks.iter().map(decide).collect();
-            asking.carry_out(locks, &decisions)
+            acquisition.carry_out(locks, &decisions)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The commands, one file each: arguments, decision, effect, reply, in that order.
+//! The commands, one file each. Each reads its arguments, decides, takes effect and replies, in that order.
 
 mod acquire;
 mod args;
@@ -38,5 +38,5 @@ pub const ALL: [Entry; 14] = [
     Entry::of::<help::Help>(),
 ];
 
-/// A command of earlier versions, which says what to do.
+/// A command of earlier versions. Its reply says what to do.
 pub const FORMER: Entry = Entry::of::<owner::Owner>();

@@ -27,13 +27,13 @@ impl Command for Mrelease {
 
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
-        let (names, owner) = args::of_several::<Self>(call, &mut options)?;
+        let (names, owner) = args::read_several::<Self>(call, &mut options)?;
         event_loop::run(call.ctx, |state, now| {
             let mut left = vec![None; names.len()];
             let withdrawn = release_all(state, call.ctx, &names, owner.as_text(), &options, &mut left, now)?;
             let array = call.ctx.reply_array(left.len());
             let of_each = left.into_iter().zip(&names);
-            Ok(of_each.fold(array, |_, (left, name)| reply_left(call.ctx, left, withdrawn.is_of(*name))))
+            Ok(of_each.fold(array, |_, (left, name)| reply_left(call.ctx, left, withdrawn.contains(*name))))
         })
     }
 }

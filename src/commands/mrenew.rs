@@ -39,7 +39,7 @@ impl Command for Mrenew {
 
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
-        let (names, owner) = args::of_several::<Self>(call, &mut options)?;
+        let (names, owner) = args::read_several::<Self>(call, &mut options)?;
         let token = |renewed: &Option<Renewed>| renewed.map(|renewed| renewed.token);
         let answer = |renewed: &[Option<Renewed>]| Some(Answer::Tokens(renewed.iter().map(token).collect()));
         let mut of_each = vec![None; names.len()];

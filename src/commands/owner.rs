@@ -1,4 +1,4 @@
-//! `LOCK.OWNER`, the first command of a client of version 0.3 or older: the answer says what to do.
+//! `LOCK.OWNER`, the first command that a client of version 0.3 or older sends. The reply says what to do.
 
 use crate::server::Call;
 use crate::server::commands::{Arg, Command, Docs, Keys};

@@ -1,4 +1,4 @@
-//! `LOCK.RELEASE`, and the release of locks, which `LOCK.MRELEASE` shares.
+//! `LOCK.RELEASE`, and the release of several locks, which `LOCK.MRELEASE` shares.
 
 use super::args::{self, Options, Word};
 use crate::holds::{self, look_all};
@@ -38,21 +38,21 @@ impl Command for Release {
 
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
-        let (name, owner) = args::of_one::<Self>(call, &mut options)?;
+        let (name, owner) = args::read_one::<Self>(call, &mut options)?;
         event_loop::run(call.ctx, |state, now| {
             let mut left = [None];
             let withdrawn = release_all(state, call.ctx, &[name], owner.as_text(), &options, &mut left, now)?;
-            Ok(reply_left(call.ctx, left[0], withdrawn.is_of(name)))
+            Ok(reply_left(call.ctx, left[0], withdrawn.contains(name)))
         })
     }
 }
 
-/// Releases what the owner holds of several locks, and serves those who wait for them. Puts the holds that are left of each
-/// into `left` (`None` if the owner held nothing), and returns which requests were withdrawn.
+/// Releases the owner's holds of these locks, and serves the waiters. Stores in `left` the remaining hold count of each
+/// lock (`None` if the owner held nothing). Returns which requests were withdrawn.
 ///
 /// # Errors
 ///
-/// The reply that says what is wrong; then nothing is released.
+/// The reply that says what is wrong. In this case nothing is released.
 pub(super) fn release_all(
     state: &mut State,
     ctx: Ctx,
@@ -64,8 +64,8 @@ pub(super) fn release_all(
 ) -> Result<WithdrawnKeys, String> {
     let mut looked = look_all(state, ctx, names, owner, now)?;
     let locks = looked.all();
-    refuse_part(state, ctx, locks, owner, options)?;
-    // All of it, also what it waits for, unless a token says which hold is meant.
+    refuse_partial(state, ctx, locks, owner, options)?;
+    // `ALL` (or `HOLDS 0`) also withdraws the owner's requests, unless `TOKEN` selects one hold.
     let is_all = options.holds == Some(0) && options.token.is_none();
     let mut withdrawn = WithdrawnKeys(Vec::new());
     if is_all {
@@ -77,46 +77,47 @@ pub(super) fn release_all(
     }
     drop(looked);
     let released = names.iter().zip(left.iter()).filter(|(_, left)| **left == Some(0));
-    let is_awaited = released.fold(withdrawn.any(), |any, (name, _)| note_freed(state, ctx, *name) || any);
+    let is_awaited = released.fold(withdrawn.has_any(), |any, (name, _)| note_freed(state, ctx, *name) || any);
     if is_awaited {
         serve(state, ctx, now, &Slice::of_command());
     }
     Ok(withdrawn)
 }
 
-/// The keys of whose requests some were withdrawn.
+/// The keys whose requests were withdrawn.
 #[derive(Debug)]
 pub(super) struct WithdrawnKeys(Vec<LockKey>);
 
 impl WithdrawnKeys {
-    /// Whether anything was withdrawn.
-    pub(super) fn any(&self) -> bool {
+    /// Whether any request was withdrawn.
+    pub(super) fn has_any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Whether a request for this key was.
-    pub(super) fn is_of(&self, name: TextRef) -> bool {
+    /// Whether a request for this key was withdrawn.
+    pub(super) fn contains(&self, name: TextRef) -> bool {
         self.0.iter().any(|key| *key.name == *name.bytes())
     }
 }
 
-/// Refuses a release that leaves holds of a lock while replicas have yet to confirm another request of this owner for it.
+/// Refuses a release that would leave holds of a lock while replicas are confirming another request of this owner for
+/// it.
 ///
 /// # Errors
 ///
 /// The reply that says so.
-fn refuse_part(state: &State, ctx: Ctx, locks: &[Lock], owner: TextRef, options: &Options) -> Result<(), String> {
+fn refuse_partial(state: &State, ctx: Ctx, locks: &[Lock], owner: TextRef, options: &Options) -> Result<(), String> {
     let leaves_holds = |lock: &&Lock| holds_left(lock, options).is_some_and(|left| left > 0);
     holds::one_at_a_time(state, ctx.db(), locks.iter().filter(leaves_holds).map(|lock| lock.name().text()), owner)
 }
 
-/// The holds that are left once the options are carried out; `None` if the owner holds nothing (under that token).
+/// The hold count that the release leaves; `None` if the owner holds nothing (under the given token).
 fn holds_left(lock: &Lock, options: &Options) -> Option<u64> {
     let held = lock.held().filter(|held| options.token.is_none() || held.token == options.token)?;
     Some(options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds))
 }
 
-/// Writes the reply for one key: what is left of its hold, and whether a request for it was withdrawn.
+/// Writes the reply for one key, given the remaining hold count and whether a request for the key was withdrawn.
 pub(super) fn reply_left(ctx: Ctx, left: Option<u64>, was_withdrawn: bool) -> Replied {
     match left {
         Some(left) => ctx.reply_integer(u64::from(left == 0)),
@@ -125,7 +126,7 @@ pub(super) fn reply_left(ctx: Ctx, left: Option<u64>, was_withdrawn: bool) -> Re
     }
 }
 
-/// Releases what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
+/// Releases what the options say. Returns the remaining hold count; `None` if the owner holds nothing (under the given
 /// token).
 fn release_hold(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
     let holds = holds_left(lock, options)?;
@@ -134,7 +135,8 @@ fn release_hold(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Op
         holds::end_hold(state, lock, owner);
         return Some(0);
     }
-    // A count that the owner names stands. Of any other, undelivered grants undo no more than is left: the released hold may be theirs.
+    // If the owner names a count, undelivered grants may undo nothing of it. Otherwise they may undo at most the holds
+    // that are left, since the released hold may be theirs.
     let budget = if options.holds.is_some() { 0 } else { holds };
     holds::keep_holds(state, lock, owner, budget);
     match options.lease {

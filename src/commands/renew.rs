@@ -1,4 +1,4 @@
-//! `LOCK.RENEW`, and the renewal of locks, which `LOCK.MRENEW` shares.
+//! `LOCK.RENEW`, and the renewal of several locks, which `LOCK.MRENEW` shares.
 
 use super::args::{self, Options, Word};
 use crate::config;
@@ -48,16 +48,16 @@ impl Command for Renew {
 
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
-        let (name, owner) = args::of_one::<Self>(call, &mut options)?;
+        let (name, owner) = args::read_one::<Self>(call, &mut options)?;
         let answer = |renewed: &[Option<Renewed>]| Some(Answer::Token(renewed.first().copied().flatten()?.token));
-        let of_one = &mut [None];
+        let renewed = &mut [None];
         event_loop::run(call.ctx, |state, now| {
-            renew_all(state, call, (&[name], of_one), owner.as_text(), &options, answer, now)
+            renew_all(state, call, (&[name], renewed), owner.as_text(), &options, answer, now)
         })
     }
 }
 
-/// A hold that was renewed.
+/// A renewed hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Renewed {
     /// Its token.
@@ -65,8 +65,8 @@ pub(super) struct Renewed {
     deadline: Deadline,
 }
 
-/// Renews what the owner holds of several locks, and puts into `renewed` what became of each: `None` if it is not held. `answer` is
-/// the reply; `None`: null.
+/// Renews the owner's holds of these locks. Stores in `renewed` the outcome for each: `None` if the owner does not hold
+/// the lock. `answer` makes the reply from that; `None` is a null reply.
 pub(super) fn renew_all(
     state: &mut State,
     call: Call,
@@ -96,9 +96,9 @@ pub(super) fn renew_all(
     let mut locks = look_all(state, ctx, names, owner.text(), now)?;
     let locks = locks.all();
     holds::one_at_a_time(state, ctx.db(), names.iter().copied(), owner.text())?;
-    let is_one_of_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
-    if terms.flags.contention && locks.iter().any(is_one_of_several) {
-        return Err(args::NOT_OF_ONE.into());
+    let allows_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
+    if terms.flags.contention && locks.iter().any(allows_several) {
+        return Err(args::NOT_A_MUTEX.into());
     }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
     for (lock, renewed) in locks.iter_mut().zip(renewed.iter_mut()) {
@@ -116,7 +116,7 @@ pub(super) fn renew_all(
     waiting::confirm(state, ctx, request, names, answer, (grantee, (Basis::Renewal, holds)), now)
 }
 
-/// What replicas are to confirm of a renewal.
+/// The holds that replicas have to confirm for a renewal.
 fn renewed_holds(locks: &[Lock], renewed: &[Option<Renewed>]) -> Vec<GrantedHold> {
     let held = locks.iter().zip(renewed).filter_map(|(lock, hold)| Some((lock, (*hold)?)));
     let holds = held.map(|(lock, Renewed { token, deadline })| {
@@ -126,9 +126,10 @@ fn renewed_holds(locks: &[Lock], renewed: &[Option<Renewed>]) -> Vec<GrantedHold
     holds.collect()
 }
 
-/// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have); `None` if it is not held.
+/// Renews the owner's hold of a lock. With `TOKEN`, the hold must have that token, or the one that `FENCE` names.
+/// Returns `None` if the owner has no such hold.
 ///
-/// A hold that another client made gets its token here, and so does one whose token is to be raised.
+/// Issues a token for a hold that another client wrote, and raises the token to `FENCE`.
 fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Renewed> {
     let owner = grantee.owner.text();
     let is_meant = |own: &Hold| match (options.token, options.fence) {
@@ -163,7 +164,7 @@ fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Optio
     Some(Renewed { token, deadline })
 }
 
-/// The lease of a renewal that names none: that of the hold's binding, or the default.
+/// The lease of a renewal without `LEASE`: that of the hold's binding, or the default.
 fn lease_of(state: &State, lock: &Lock, owner: TextRef, token: Option<Token>) -> Millis {
     let bound = state.bindings.of(lock.db(), lock.name().bytes(), owner.bytes(), token);
     bound.map_or_else(config::default_lease, |binding| binding.lease)

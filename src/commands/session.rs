@@ -1,4 +1,4 @@
-//! `LOCK.SESSION` makes a connection a session: a connection that stands for a process, and reads its events.
+//! `LOCK.SESSION` makes a connection a session: it then represents a process, and reads its events.
 
 use super::fields::{Value, reply_fields};
 use super::version::reply_versions;
@@ -13,8 +13,8 @@ use std::ffi::{CStr, c_int};
 use uuid::Builder;
 
 lazy_static! {
-    /// The name of this run of the server, since client ids begin anew with each. It is derived from the server's own
-    /// name for the run, so that it stays the same when the module is unloaded and loaded again.
+    /// The name of this run of the server. It is part of a session's id, because each run starts its client ids anew.
+    /// It is derived from the server's run id, so that it stays the same when the module is reloaded.
     static ref RUN: String = name_of(&ctx::run_id());
 }
 
@@ -36,7 +36,7 @@ pub fn identity(ctx: Ctx) -> Result<Text, String> {
     Ok(Text::new(format!("{}:{}", *RUN, ctx.client_id()).as_bytes()))
 }
 
-/// The connection that has this identity; `None` if it is not one of this run of the server.
+/// The connection with this identity; `None` if the identity is not of this run of the server.
 pub fn client_of(identity: &[u8]) -> Option<u64> {
     identity.strip_prefix(RUN.as_bytes())?.strip_prefix(b":").and_then(parse_number)
 }
@@ -44,10 +44,10 @@ pub fn client_of(identity: &[u8]) -> Option<u64> {
 /// The error for a request that only a session may make.
 const NO_SESSION: &str = "NOSESSION this connection is not a session: it has not sent LOCK.SESSION";
 
-/// How many sessions one request may end: each takes the server some microseconds.
+/// How many sessions one request may end, since each takes the server some microseconds.
 const MAX_REPLACED: usize = 128;
 
-/// Whether the command comes from a connection rather than from a script or another module.
+/// Whether the command comes from a connection, and not from a script or another module.
 pub fn is_connection(ctx: Ctx) -> bool {
     // A script's client has no connection, but on some servers it has the id of one.
     !ctx.flags().in_script() && ctx::is_connected(ctx.client_id())
@@ -57,7 +57,7 @@ pub fn is_connection(ctx: Ctx) -> bool {
 ///
 /// # Errors
 ///
-/// The reply that says that it is none.
+/// The reply that says that the connection is not a session.
 pub fn of_connection(state: &State, ctx: Ctx) -> Result<u64, String> {
     let client = ctx.client_id();
     if state.sessions.is_open(client) && is_connection(ctx) { Ok(client) } else { Err(NO_SESSION.into()) }
@@ -103,7 +103,7 @@ impl Command for Session {
     }
 }
 
-/// The sessions that this one replaces, as far as they are still there. Connections that are no sessions are left alone.
+/// The sessions that this one replaces, without those that have ended. Leaves out connections that are not sessions.
 fn replaced(state: &State, call: Call) -> Result<Vec<u64>, String> {
     match call.get(1).map(|word| word.bytes()) {
         None => return Ok(Vec::new()),
@@ -118,7 +118,7 @@ fn replaced(state: &State, call: Call) -> Result<Vec<u64>, String> {
     }
     let ids = (2..call.count()).filter_map(|at| client_of(call.get(at)?.bytes()));
     let clients: Vec<u64> = ids.filter(|client| state.sessions.is_open(*client)).collect();
-    // All or none, and no user learns more about another's than that it is there.
+    // All or none. A user learns of another user's session only that it exists.
     if clients.iter().any(|client| !acl::is_user_of(call.ctx, *client)) {
         return Err("NOPERM this session belongs to another user".into());
     }

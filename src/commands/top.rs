@@ -15,17 +15,17 @@ use crate::state::State;
 use std::cmp::Reverse;
 use std::ffi::{CStr, c_int};
 
-/// How many locks are shown unless `COUNT` says otherwise.
+/// How many locks are shown without `COUNT`.
 const SHOWN: usize = 10;
 
-/// The most that are shown: more can't be looked at in one step.
+/// How many locks are shown at most: a command can't examine more without blocking the server for too long.
 const MOST: usize = 1000;
 
-/// How many holders of each are shown.
+/// How many holders of each lock are shown.
 const HOLDERS: usize = 10;
 
-/// How many locks, and how many waiters, are examined in search of those that the user may see.
-const LOOKED_AT: usize = 5000;
+/// How many locks, and how many waiters, are examined to find locks that the user may read.
+const EXAMINED: usize = 5000;
 
 /// `LOCK.TOP`
 #[derive(Debug)]
@@ -51,7 +51,8 @@ impl Command for Top {
         event_loop::run(ctx, |state, now| {
             let (rows, now) = (rows(state, ctx.db(), options.count.unwrap_or(SHOWN).min(MOST), may_read), now.millis());
             let slice = Slice::of_command();
-            // Reading a lock with many holders takes time, so the locks behind it are shown without holders.
+            // Reading a lock with many holders takes time. Once the slice is over, the remaining locks are shown
+            // without holders.
             let held: Vec<_> =
                 rows.iter().map(|row| if slice.is_over() { None } else { held(state, ctx, &row.key, now) }).collect();
             let replied = ctx.reply_array(rows.len());
@@ -67,27 +68,27 @@ impl Command for Top {
 struct Row {
     key: LockKey,
     waiters: usize,
-    /// When the first of them arrived, by [`steady_millis`].
+    /// When the first waiter arrived, by [`steady_millis`].
     arrived: Millis,
 }
 
-/// The holders of a lock, as far as they are shown, and when its key expires.
+/// The holders of a lock, as far as they are shown, and the expiry of its key.
 struct Held {
     owners: Vec<Owner>,
     count: usize,
-    /// How many of them may hold it unused.
+    /// How many of the shown holders asked for `CONTENTION`: they may be caching the lock.
     cached: usize,
     expiry: Deadline,
 }
 
-/// The locks with the most waiters; among equals, the one with the longest wait first.
+/// The locks with the most waiters. Those with equally many are ordered by their longest wait.
 fn rows(state: &State, db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
-    let crowds = state.queue.crowds_in(db).take(LOOKED_AT);
-    let mut rows: Vec<(LockKey, usize)> = crowds.filter(|(key, _)| may_read(key)).take(most).collect();
+    let contended = state.queue.crowds_in(db).take(EXAMINED);
+    let mut rows: Vec<(LockKey, usize)> = contended.filter(|(key, _)| may_read(key)).take(most).collect();
     if rows.len() < most {
         // Locks with a single waiter, in order of arrival.
-        let keys = state.queue.from(WaiterId::FIRST).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
-        let singles = keys.take(LOOKED_AT).filter(|key| key.db == db && state.queue.waiting(db, &key.name) == 1);
+        let keys = state.queue.from(WaiterId::FIRST).take(EXAMINED).flat_map(|waiter| waiter.keys.iter().cloned());
+        let singles = keys.take(EXAMINED).filter(|key| key.db == db && state.queue.waiting(db, &key.name) == 1);
         let room = most.saturating_sub(rows.len());
         rows.extend(singles.filter(may_read).take(room).map(|key| (key, 1)));
     }
@@ -103,10 +104,10 @@ fn held(state: &State, ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
     let lock = Lock::look_as_nobody(ctx, name.as_text(), now).ok()?;
     let holders = lock.holders(now);
     let owners: Vec<Owner> = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
-    let is_kept = |(owner, hold): &&(Owner, Hold)| {
+    let is_cached = |(owner, hold): &&(Owner, Hold)| {
         state.bindings.of(key.db, &key.name, owner, hold.token).is_some_and(|binding| binding.flags.contention)
     };
-    let cached = holders.iter().take(HOLDERS).filter(is_kept).count();
+    let cached = holders.iter().take(HOLDERS).filter(is_cached).count();
     Some(Held { owners, count: holders.len(), cached, expiry: lock.expiry() })
 }
 

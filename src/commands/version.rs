@@ -35,7 +35,7 @@ impl Command for Version {
     }
 }
 
-/// Replies with what this module speaks: `protocol` and `version`, which `reply` puts beside others.
+/// Replies with the versions of the protocol and the module. `reply` adds its own fields to these two.
 pub(super) fn reply_versions(ctx: Ctx, reply: impl FnOnce([(&str, Value); 2]) -> Replied) -> Replied {
     let versions = || PROTOCOL.iter().for_each(|version| drop(ctx.reply_integer(*version)));
     let version = Value::Bytes(env!("CARGO_PKG_VERSION").as_bytes());

@@ -9,10 +9,10 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use std::ffi::{CStr, c_int};
 
-/// How many are shown unless `COUNT` says otherwise.
+/// How many waiters are shown without `COUNT`.
 pub(super) const SHOWN: usize = 1000;
 
-/// The most that are shown; that many take some 3 ms.
+/// How many waiters are shown at most; this many take some 3 ms.
 pub(super) const MOST: usize = 5_000;
 
 /// `LOCK.WAITERS`

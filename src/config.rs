@@ -10,17 +10,18 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 /// Ten years, in ms: the longest lease unless it is set otherwise, and the longest that can be set.
 const TEN_YEARS: i64 = 10 * 365 * 24 * 60 * 60 * 1000;
 
-/// The lease where a request names none, in ms.
+/// The lease of a request that names none, in ms.
 pub static DEFAULT_LEASE: Setting = number(c"default-lease", 30_000, 1, TEN_YEARS);
 /// The longest lease that a request may name, in ms.
 pub static MAX_LEASE: Setting = number(c"max-lease", TEN_YEARS, 1, TEN_YEARS);
-/// How many may wait for one lock; 0: any number.
+/// The most requests that may wait for one lock; 0: any number.
 pub static MAX_WAITERS: Setting = number(c"max-waiters", 0, 0, i64::MAX);
-/// How many may hold one lock: a bound on the time that reading it anew, or ending all its holds, takes.
+/// The most holders that one lock may have. Bounds the time that it takes to reread a lock, or to end all its holds.
 pub static MAX_HOLDERS: Setting = number(c"max-holders", 2500, 1, i32::MAX as i64);
-/// How many bytes a session's events may take: unread ones, and those that are reserved for what waits and for what is bound.
+/// The most bytes that a session's events may take: undelivered events, and the bytes reserved for its waiting requests
+/// and its bound holds.
 pub static MAX_SESSION_BYTES: Setting = number(c"max-session-bytes", 128 * 1024 * 1024, 4096, i64::MAX);
-/// How much of what a request says it has waited elsewhere counts, in ms; 0: nothing.
+/// The limit, in ms, up to which a request's time spent waiting elsewhere (`WAITED`) counts; 0: it does not count.
 pub static MAX_WAITED: Setting = number(c"max-waited", 24 * 60 * 60 * 1000, 0, 24 * 60 * 60 * 1000);
 /// How long replicas may take to confirm, in ms.
 pub static REPLICAS_TIMEOUT: Setting = number(c"replicas-timeout", 1000, 1, 24 * 60 * 60 * 1000);
@@ -52,24 +53,24 @@ const fn words(name: &'static CStr, words: &'static [&'static CStr]) -> Setting 
 }
 
 impl Setting {
-    /// Its value as a number; none is negative.
+    /// The value as a number, which is never negative.
     pub fn get(&self) -> u64 {
         u64::try_from(self.value.load(Relaxed)).unwrap_or(0)
     }
 }
 
-/// Who is notified of a lock that becomes free, on the channel that Redisson's waiting clients listen to.
+/// Which clients are notified when a lock becomes free, on the channel that Redisson's waiting clients listen to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Publish {
-    /// Those who have subscribed here, as Redisson does by default.
+    /// Clients that have subscribed on this server, as Redisson does by default.
     Here,
-    /// Also those who have subscribed at a replica.
+    /// Also clients that have subscribed on a replica.
     Replicated,
     /// No client.
     No,
 }
 
-/// Who is notified of a lock that becomes free.
+/// Which clients are notified when a lock becomes free.
 pub fn publish_releases() -> Publish {
     match PUBLISH_RELEASES.get() {
         0 => Publish::Here,
@@ -83,21 +84,20 @@ pub fn detects_deadlocks() -> bool {
     DETECT_DEADLOCKS.get() == 0
 }
 
-/// The lease where a request names none, never longer than the longest allowed.
+/// The lease of a request that names none: never longer than the longest allowed.
 pub fn default_lease() -> Millis {
     DEFAULT_LEASE.get().min(MAX_LEASE.get())
 }
 
 /// Registers the settings with the server, which sets each to its configured value or else to its default. A module
-/// argument (a name, with or without `holdfast.`, and a value) becomes the default of its setting: the server keeps
-/// arguments for ever, so if they took precedence over the configuration, they would undo what `CONFIG REWRITE`
-/// wrote.
+/// argument (a name, with or without `holdfast.`, and a value) becomes the default of its setting. The server keeps
+/// arguments for ever: if they took precedence over the configuration, they would undo what `CONFIG REWRITE` wrote.
 ///
 /// # Errors
 ///
 /// A line for the server's log that says what is wrong and what is allowed.
 pub fn start(ctx: Ctx, args: &[TextRef]) -> Result<(), String> {
-    // A module that is loaded again may find values that its last run left here.
+    // The values of an earlier load may still be here.
     ALL.iter().for_each(|it| it.value.store(it.default, Relaxed));
     for pair in args.chunks(2) {
         let name = pair.first().map(|name| name.bytes()).unwrap_or_default();

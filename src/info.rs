@@ -7,9 +7,9 @@ use crate::state::{self, State};
 use crate::stats::{self, Times};
 use std::ffi::{CStr, CString};
 
-/// Fills the section.
+/// Fills the module's section of `INFO`.
 pub fn fill(section: Section) {
-    // What `MODULE LIST` has as a number, as people write it.
+    // `MODULE LIST` shows the version as one number; this is its usual form.
     section.text(c"version", env!("CARGO_PKG_VERSION"));
     stats::with(|stats| {
         let it = &stats.counts;
@@ -39,12 +39,12 @@ pub fn fill(section: Section) {
         }
     });
     section.number(c"internal_errors", internal_errors::count());
-    // (Not if another module asks for it while this one is at work.)
+    // (The sizes are missing if another module asks for `INFO` while this one is at work.)
     state::try_with(|state| fill_sizes(section, state));
     stats::with(|stats| {
-        tell(section, "wait", &stats.waits);
-        tell(section, "handoff", &stats.hand_offs);
-        tell(section, "confirmation", &stats.confirmations);
+        fill_times(section, "wait", &stats.waits);
+        fill_times(section, "handoff", &stats.hand_offs);
+        fill_times(section, "confirmation", &stats.confirmations);
     });
 }
 
@@ -67,7 +67,7 @@ fn fill_sizes(section: Section, state: &State) {
     section.number(c"oldest_wait_msec", oldest.map_or(0, |arrived| steady_millis().saturating_sub(arrived)));
 }
 
-fn tell(section: Section, what: &str, times: &Times) {
+fn fill_times(section: Section, what: &str, times: &Times) {
     let number = |which: &str, value| {
         if let Ok(name) = CString::new(format!("{what}_usec_{which}")) {
             section.number(&name, value);
@@ -85,7 +85,7 @@ fn tell(section: Section, what: &str, times: &Times) {
     }
 }
 
-/// 1, 2 and 5 in every power of ten, from 10 µs to 1,000 s.
+/// The bounds of the buckets: 1, 2 and 5 in every power of ten, from 10 µs to 1,000 s.
 fn bounds() -> impl Iterator<Item = u64> {
     const LARGEST: u64 = 1_000_000_000;
     let powers = (1..10).map(|power| 10_u64.saturating_pow(power));

@@ -1,7 +1,7 @@
 //! Holdfast: distributed locks inside Redis and Valkey.
 //!
-//! The whole module on one screen. The contract with clients is in the README and in `docs/`; what a lock *is* is
-//! defined in [`lock`], how it is stored in the keyspace in [`keyspace`], and everything unsafe in [`server`].
+//! The README and `docs/` define the contract with clients. [`lock`] defines what a lock is, [`keyspace`] how it is
+//! stored. Everything unsafe is in [`server`].
 #![deny(unsafe_code)]
 // A panic takes the server down.
 #![cfg_attr(
@@ -47,7 +47,7 @@ use server::{Ctx, TextRef};
 /// The module's name: in `MODULE LIST`, as its section of `INFO`, and before its settings.
 pub const NAME: &str = "holdfast";
 
-/// What the names of its commands begin with.
+/// The prefix of the module's command names.
 const COMMANDS: &str = "lock.";
 
 /// The version as `MODULE LIST` shows it, as one number: 10203 is 1.2.3.
@@ -62,10 +62,10 @@ const fn number(digits: &str) -> i32 {
     }
 }
 
-/// The ACL category of all its commands, where the server can add one.
+/// The ACL category of the module's commands, on servers where a module can add one.
 const CATEGORY: &str = "lock";
 
-/// Starts the module. Whatever goes wrong is written to the server's log.
+/// Starts the module. Logs the reason and returns `false` if that fails.
 fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     server::callbacks::set(Callbacks {
         answer: event_loop::answer,
@@ -100,14 +100,15 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     true
 }
 
-/// A command that the module needs and that this server lacks (`rename-command`): what it replicates would be lost silently.
+/// Returns a command that the module needs and that this server lacks (`rename-command`). Without it, what the module
+/// replicates would be lost silently.
 fn missing_command(ctx: Ctx) -> Option<String> {
     let needed = keyspace::listeners::REPLICATED.iter().chain(server::needed_commands(ctx));
     let missing = needed.copied().find(|name| !exists(ctx, name))?;
     Some(missing.to_string_lossy().into_owned())
 }
 
-/// Whether something would be lost with the module, or the server would call what is gone.
+/// Whether the module must stay loaded: unloading it would lose something, or the server would call code that is gone.
 fn is_needed(ctx: Ctx) -> bool {
     if state::with(|state| state.are_in_use()) {
         return true;
@@ -124,7 +125,8 @@ fn is_needed(ctx: Ctx) -> bool {
     true
 }
 
-/// Where the server was built without jemalloc, the end of many locks must not become one long step of the allocator.
+/// Makes libc's allocator merge freed memory at once, on servers built without jemalloc. Otherwise the end of many
+/// locks becomes one long pause in the allocator.
 fn even_out_frees(ctx: Ctx) {
     let [allocator] = ctx.server_info(c"memory", [c"mem_allocator"]);
     if allocator == "libc" && server::allocator::merge_at_once() {
@@ -132,7 +134,7 @@ fn even_out_frees(ctx: Ctx) {
     }
 }
 
-/// An evicted lock is a lock held twice.
+/// Warns if the server may evict locks: an evicted lock is a lock held twice.
 fn warn_of_eviction(ctx: Ctx) {
     let [policy] = ctx.server_info(c"memory", [c"maxmemory_policy"]);
     if policy != "noeviction" {
@@ -143,8 +145,8 @@ fn warn_of_eviction(ctx: Ctx) {
     }
 }
 
-/// On Redis 7.0, rules that name categories do not cover these commands, so a user meant to be restricted could break
-/// locks.
+/// Warns on Redis 7.0: its ACL rules that name categories do not cover these commands, so a user meant to be restricted
+/// could force-release locks.
 fn warn_of_missing_categories(ctx: Ctx) {
     if !have_categories() {
         ctx.warn(

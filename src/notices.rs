@@ -1,6 +1,6 @@
-//! What the server reports while the module is at work: a key that turns out to have expired when it is opened, a client
-//! whose connection the module itself closes. The state is lent to the work meanwhile, so such a notice is put aside, and
-//! applied as soon as the work asks for it, at the latest when it ends.
+//! What the server reports while the module is at work: a key that turns out to have expired when the module opens it,
+//! a client whose connection the module itself closes. The state is borrowed meanwhile, so the module queues such a
+//! notice. It applies the notice when the work asks for it, at the latest when the work ends.
 
 use crate::holds;
 use crate::lock::LockKey;
@@ -11,16 +11,17 @@ use crate::server::{Ctx, MainThread};
 use crate::state::{self, Expiry, State, Why};
 use std::collections::VecDeque;
 
-/// Something that the server reports about others than the one it is working for. Noting it writes nothing.
+/// A report of the server about a key or client other than the one it is serving. Applying it writes nothing to the
+/// keyspace.
 #[derive(Debug)]
 pub enum Notice {
-    /// A key was touched, though not by this module.
+    /// A key was touched, but not by this module.
     Touched {
         /// The key.
         key: LockKey,
-        /// How.
+        /// How it was touched.
         touch: Touch,
-        /// How many held the lock until then.
+        /// The number of holders until then.
         holders: usize,
     },
     /// A blocked client is gone.
@@ -29,27 +30,29 @@ pub enum Notice {
     ConnectionEnded(u64),
 }
 
-static PUT_ASIDE: MainThread<VecDeque<Notice>> = MainThread::new();
+static QUEUED: MainThread<VecDeque<Notice>> = MainThread::new();
 
-/// Applies a notice now, or puts it aside if the state is lent to the work that caused it. Returns whether it was applied.
+/// Applies a notice now, or queues it if the state is borrowed by the work that caused it. Returns whether it was
+/// applied.
 pub fn receive(notice: Notice) -> bool {
     let mut notice = Some(notice);
     state::try_with(|state| notice.take().into_iter().for_each(|notice| note(state, notice)));
     let is_applied = notice.is_none();
-    PUT_ASIDE.with(|it| it.extend(notice));
+    QUEUED.with(|it| it.extend(notice));
     is_applied
 }
 
-/// Applies what was put aside: mostly nothing. To be called before something is decided by what the work has just caused.
+/// Applies the queued notices; usually there are none. The caller does this before it decides anything by the effects
+/// of its own work.
 #[inline]
 pub fn apply(state: &mut State, ctx: Ctx) {
-    if PUT_ASIDE.with(|notices| !notices.is_empty()) {
+    if QUEUED.with(|notices| !notices.is_empty()) {
         apply_all(state, ctx);
     }
 }
 
 fn apply_all(state: &mut State, ctx: Ctx) {
-    while let Some(notice) = PUT_ASIDE.with(VecDeque::pop_front) {
+    while let Some(notice) = QUEUED.with(VecDeque::pop_front) {
         if let Notice::Touched { touch: Touch::Expired, .. } = notice {
             holds::begin(state, ctx);
         }
@@ -77,7 +80,7 @@ fn note_touch(state: &mut State, key: LockKey, touch: Touch, holders: usize) {
     state.agenda.note(key, Change::Foreign);
 }
 
-/// Forgets everything; the module is about to be unloaded.
+/// Clears all notices: the module is about to be unloaded.
 pub fn clear() {
-    PUT_ASIDE.with(VecDeque::clear);
+    QUEUED.with(VecDeque::clear);
 }

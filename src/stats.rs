@@ -3,12 +3,12 @@
 use crate::server::MainThread;
 use hdrhistogram::Histogram;
 
-/// What is counted.
+/// The counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Grants without a wait, re-entries included.
     pub granted_at_once: u64,
-    /// Grants out of the queue.
+    /// Grants to queued requests.
     pub granted_queued: u64,
     /// Requests answered with null at once.
     pub refusals: u64,
@@ -18,11 +18,11 @@ pub struct Counts {
     pub releases: u64,
     /// Renewals by an owner.
     pub renewals: u64,
-    /// Renewals, a watchdog's included, that found the lock lost.
+    /// Renewals, including the watchdog's, that found the lock lost.
     pub renewals_lost: u64,
     /// Leases that the module saw run out.
     pub expired: u64,
-    /// Holders who lost a lock because it was broken.
+    /// Holders that lost a lock because it was force-released.
     pub forced: u64,
     /// Bound holds that another command ended.
     pub changed: u64,
@@ -32,21 +32,21 @@ pub struct Counts {
     pub watchdog_renewals: u64,
     /// Requests refused because they would have closed a cycle.
     pub deadlocks: u64,
-    /// Searches for such a cycle.
+    /// Searches for a cycle.
     pub deadlock_searches: u64,
-    /// Those of them that were given up.
+    /// Searches that were abandoned because they became too long.
     pub deadlock_searches_given_up: u64,
     /// Grants revoked because their client was gone.
     pub grants_undelivered: u64,
     /// Grants and renewals that enough replicas confirmed.
     pub confirmed: u64,
-    /// Grants and renewals rolled back for lack of confirmations.
+    /// Requests with `REPLICAS` that were not confirmed, because replicas were late or the lock was lost.
     pub revoked: u64,
-    /// How often replicas were asked to confirm.
+    /// How often the module asked the replicas to confirm.
     pub confirmation_requests: u64,
 }
 
-/// The distribution of durations, in microseconds. Takes no memory until there is one.
+/// The distribution of durations, in microseconds. Takes no memory until a duration is recorded.
 #[derive(Debug, Default)]
 pub struct Times {
     histogram: Option<Histogram<u64>>,
@@ -65,7 +65,7 @@ impl Times {
         }
     }
 
-    /// How many took at most this long, to the histogram's two digits.
+    /// The number of durations of at most `micros`, to the histogram's two significant digits.
     pub fn within(&self, micros: u64) -> u64 {
         self.histogram.as_ref().map_or(0, |histogram| histogram.count_between(0, micros))
     }
@@ -85,20 +85,20 @@ impl Times {
         self.histogram.as_ref().map_or(0, |histogram| histogram.value_at_quantile(quantile))
     }
 
-    /// The longest.
+    /// The longest duration.
     pub fn max(&self) -> u64 {
         self.histogram.as_ref().map_or(0, Histogram::max)
     }
 }
 
-/// All of it.
+/// All counters and durations.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Counts.
+    /// The counters.
     pub counts: Counts,
     /// From a request's entry into the queue to its grant.
     pub waits: Times,
-    /// From a grant out of the queue to its reply, or until the session has read it.
+    /// From a grant to a queued request to its reply, or until the session has read its event.
     pub hand_offs: Times,
     /// From a grant to the last confirmation it needed.
     pub confirmations: Times,
@@ -106,12 +106,12 @@ pub struct Stats {
 
 static STATS: MainThread<Stats> = MainThread::new();
 
-/// Counts one.
+/// Adds one to a counter.
 pub fn count(which: impl FnOnce(&mut Counts) -> &mut u64) {
     add(which, 1);
 }
 
-/// Counts several.
+/// Adds `many` to a counter.
 pub fn add(which: impl FnOnce(&mut Counts) -> &mut u64, many: u64) {
     STATS.with(|stats| {
         let it = which(&mut stats.counts);
@@ -124,12 +124,12 @@ pub fn time(which: impl FnOnce(&mut Stats) -> &mut Times, micros: u64) {
     STATS.with(|stats| which(stats).record(micros));
 }
 
-/// Forgets everything; the module is about to be unloaded.
+/// Clears all statistics: the module is about to be unloaded.
 pub fn clear() {
     STATS.with(|stats| *stats = Stats::default());
 }
 
-/// Lends the figures; see [`MainThread::with`].
+/// Lends the statistics; see [`MainThread::with`].
 pub fn with<R>(work: impl FnOnce(&Stats) -> R) -> R {
     STATS.with(|stats| work(stats))
 }

@@ -1,10 +1,10 @@
 //! Grants and renewals that count only once enough replicas have them.
 //!
-//! The replies wait in a table. One request for acknowledgement per turn of the event loop covers everything written
-//! before it. While anything is pending, the replicas' progress is read at the end of each turn at first, then every
-//! millisecond; otherwise nothing runs.
+//! The replies wait in a table. One request for acknowledgement per event-loop iteration covers everything written
+//! before it. While anything is pending, the module reads the replicas' progress: at the end of each iteration at
+//! first, then every millisecond. Otherwise nothing runs.
 //!
-//! Settling writes nothing to the keyspace: what was not confirmed is noted, and revoked when the server takes writes.
+//! Settling writes nothing to the keyspace: unconfirmed grants are marked, and revoked when the server takes writes.
 
 use crate::config;
 use crate::holds::{self, Grantee};
@@ -19,24 +19,25 @@ use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
 use crate::state::{Answer, Asker, Basis, GrantId, Outcome, Stage, State, Terms};
 use crate::stats::{count, time};
 
-/// How many are settled at a time.
-const AT_ONCE: usize = 64;
+/// The most confirmations that are taken from the table at a time.
+const BATCH: usize = 64;
 
-/// Withholds an answer, or a promise of the watchdog, until `needed` replicas have confirmed, for as long as the
-/// settings allow.
+/// Withholds an answer, or the effect of a watchdog's renewal, until `needed` replicas have confirmed it, or until
+/// `holdfast.replicas-timeout` is over.
 pub fn begin(state: &mut State, what: What, needed: u32, now: Now) -> ConfirmationId {
     let until = now.millis().saturating_add(config::REPLICAS_TIMEOUT.get());
     state.confirmations.begin(Confirmation { what, needed, target: None, began: now, until })
 }
 
-/// Withholds the answer to a request for a grant or renewal in this way.
+/// Withholds the answer to a request until enough replicas have confirmed the grant or renewal.
 pub fn begin_reply(state: &mut State, request: Box<Waiter<Asker>>, (answer, grant): (Answer, GrantId), now: Now) {
     let (ticket, replicas) = (request.asker.ticket, request.asker.replicas);
     let id = begin(state, What::Reply { request, answer, grant }, replicas, now);
     state.pending.set(ticket, Stage::Confirming(id));
 }
 
-/// Asks the replicas, and notes what it asks about. Must be alone in its step.
+/// Asks the replicas for acknowledgement, and notes what it covers. Must run in a call of its own: together with other
+/// writes, it would be replicated inside `MULTI`, where replicas do not answer.
 pub fn ask_replicas(state: &mut State, ctx: Ctx, now: Now) {
     if state.confirmations.is_empty() {
         return;
@@ -46,27 +47,27 @@ pub fn ask_replicas(state: &mut State, ctx: Ctx, now: Now) {
     count(|it| &mut it.confirmation_requests);
 }
 
-/// At the end of a turn of the event loop, checks whether anything that arrived in it settles a confirmation.
+/// Whether acknowledgements that arrived in this event-loop iteration settle a confirmation.
 pub fn has_news(state: &mut State, ctx: Ctx) -> bool {
     let expects_news = !state.confirmations.is_empty() && state.confirmations.expects_news(Now::read().millis());
     expects_news && state.confirmations.any_confirmed(&Offsets::read(ctx))
 }
 
-/// Settles what was confirmed, and what was not confirmed in time.
+/// Settles the grants and renewals that replicas confirmed, and those that they did not confirm in time.
 pub fn settle(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
-    // What a change of role left undecided is refused first, whatever the replicas have.
+    // Requests that a change of role left undecided are refused first, whatever replicas have confirmed.
     if state.confirmations.is_empty() || !state.undecided.is_empty() {
         return;
     }
     let offsets = Offsets::read(ctx);
     while !slice.is_over() {
-        let ids = state.confirmations.settled(&offsets, now.millis(), AT_ONCE);
+        let ids = state.confirmations.settled(&offsets, now.millis(), BATCH);
         if ids.is_empty() {
             break;
         }
         for id in ids {
             if slice.is_over() {
-                break; // The locks may have to be read first, which is slow if others have written them.
+                break; // The locks may have to be read first, which is slow if other clients have written them.
             }
             match state.confirmations.take(id, &offsets) {
                 Some(Settled::Confirmed(it)) => confirmed(state, ctx, id, it, now),
@@ -101,7 +102,7 @@ fn confirmed(state: &mut State, ctx: Ctx, id: ConfirmationId, it: Confirmation, 
     }
 }
 
-/// Notifies a session, which has been granted this, if a request waits for any of it by now.
+/// Notifies the session that was granted this, if a request now waits for one of its locks.
 fn tell_if_contended(state: &mut State, id: GrantId) {
     let granted = state.undelivered.get(id).map(|grant| (grant.home.get(), grant.holds.clone()));
     if let Some((db, holds)) = granted {
@@ -109,7 +110,7 @@ fn tell_if_contended(state: &mut State, id: GrantId) {
     }
 }
 
-/// Answers that too few replicas have confirmed.
+/// Answers that too few replicas have confirmed in time.
 fn missed(state: &mut State, id: ConfirmationId, it: Confirmation, having: usize, now: Now) {
     match it.what {
         What::Reply { request, grant, .. } => {
@@ -127,13 +128,13 @@ fn refuse(state: &mut State, request: Box<Waiter<Asker>>, grant: GrantId, messag
     end_request(state, request, Outcome::Refused(message), now);
 }
 
-/// Whether what was confirmed is still there.
+/// Whether the confirmed holds still exist.
 enum Holds {
     There,
     Gone,
 }
 
-/// Binds all holds of a grant whose answer is success, if they are still there, and the connection, too.
+/// Binds all holds of a confirmed grant, if the holds and their connection still exist.
 fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
     let Some(grant) = state.undelivered.get(id).filter(|grant| state.is_awaited(grant)) else { return Holds::Gone };
     let binds = grant.basis != Basis::Renewal || holds::renewal_binds(grant.on_behalf, terms);
@@ -151,7 +152,7 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
         let locks = of_both.map(|(name, hold)| look(Name::kept_as(name.as_text(), &hold.name), hold.token));
         let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
         for (lock, hold) in locks.iter().zip(&holds).filter(|_| binds) {
-            // It was not bound meanwhile: another client may have given the key an earlier end.
+            // The hold was not bound meanwhile, so another client may have given the key an earlier expiry unnoticed.
             let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
             let was_bound = holds::binding_of(state, lock, grantee.owner).is_some();
             holds::bind(state, lock, (deadline, hold.token), grantee, now);

@@ -1,4 +1,4 @@
-//! Refuses waits that would close a cycle: what [`crate::lock::deadlock`] has to know, from the state and the keyspace.
+//! Refuses waits that would close a cycle: gives [`crate::lock::deadlock`] its view of the state and the keyspace.
 
 use crate::config;
 use crate::keyspace::words::words;
@@ -13,11 +13,11 @@ use crate::state::{Asker, State};
 use crate::stats::count;
 use std::cell::OnceCell;
 
-/// How many waits of a cycle an error message names.
+/// The most waits of a cycle that an error message names.
 const SHOWN: usize = 100;
 
-/// Refuses a request that would close a cycle by waiting in its place. `client` is the connection on whose behalf it is made: the search
-/// sees what its user may read.
+/// Refuses a request that would close a cycle by waiting at its queue position. `client` is the connection on whose
+/// behalf it is made: the search sees only keys that the client's user may read.
 ///
 /// # Errors
 ///
@@ -40,22 +40,22 @@ pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64,
     }
 }
 
-/// Whether it is known without a search that a request closes no cycle: no other lock is waited for, so that the holder of this
-/// one waits for nothing, and the holder that the queue has noted is another actor. (While a request waits, the holder changes
-/// by grants to requests that wait, which are noted, or by what other clients write.)
+/// Whether a request certainly closes no cycle, so that no search is needed. No request waits for any other lock, so
+/// the holder of this one waits for nothing else. And the holder that the queue has noted is another actor. (While a
+/// request waits, the holder changes only by grants to waiters, which the queue notes, or by writes of other clients.)
 fn closes_no_cycle(state: &State, request: &Request) -> bool {
     let [key] = &*request.keys else { return false };
     let holder = state.queue.likely_holder(key);
     state.queue.contended() == 1 && holder.is_some_and(|holder| actor::name(holder) != actor::name(&request.owner))
 }
 
-/// What a user may see.
+/// The locks as a user may see them.
 struct Readable<'a> {
     state: &'a mut State,
     ctx: Ctx<'a>,
     client: u64,
     now: Now,
-    /// Looked up at the first key that is not the requester's.
+    /// Looked up at the first key that the request does not name.
     user: OnceCell<Option<User>>,
 }
 
@@ -83,14 +83,14 @@ impl View for Readable<'_> {
 }
 
 impl Readable<'_> {
-    /// Reads how a lock is held: for the likely holder's field alone, or, if that is not there, for whichever there is.
+    /// Reads how a lock is held: the field of the likely holder alone or, if that does not exist, any holder's.
     fn read(&self, key: &LockKey) -> Held {
         let (state, now) = (&*self.state, self.now.millis());
         let likely = state.queue.likely_holder(key).cloned();
         self.ctx.in_db(key.db, |ctx| {
             let (name, text) = (Text::new(&key.name), likely.as_ref().map(|owner| Text::new(owner)));
             let owner = text.as_ref().map_or_else(|| words().nobody.as_text(), Text::as_text);
-            // One of many locks that are read in this step: what is too large for that is no mutex.
+            // One of many locks that this search reads. A lock that has too many holders for that is not a mutex.
             let lock = match Lock::look_one_of(ctx, name.as_text(), owner, now, MOST_PLACES) {
                 Ok(lock) => lock,
                 Err(NotRead::NotALock) => return Held::Free,
@@ -101,7 +101,7 @@ impl Readable<'_> {
                 Some(Limit::MUTEX) => {}
                 Some(_) => return Held::Shared,
             }
-            // What has ended with its connection is about to be released.
+            // A hold that ended with its connection is about to be released.
             let is_over = |owner: &Owner, token| state.is_broken((key.db, &key.name, owner), token);
             if let Some((owner, own)) = likely.zip(lock.own()) {
                 return if is_over(&owner, own.token) { Held::Free } else { Held::Mutex(owner) };

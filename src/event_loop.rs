@@ -1,18 +1,19 @@
-//! The event loop: where each call of the server enters the module. It borrows the state once, hands it down to the part that does
-//! the work, and ends in `schedule`, which sets the timers for what is to be done next.
+//! The event loop: every call of the server enters the module here. Each call borrows the state once, and hands it down
+//! to the part that does the work. It ends in `schedule`, which sets the timers for the next work.
 //!
-//! The order of the server's calls within one turn:
+//! The order of the server's calls within one event-loop iteration:
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | it has slept | `TurnBegins` | the same |
-//! | commands run; keys are touched | [`key_touched`] | the same, and [`after_touch`] in the step of the command |
+//! | the event loop has slept | `TurnBegins` | the same |
+//! | commands run; keys are touched | [`key_touched`] | the same, and [`after_touch`] within the command's execution |
 //! | timers are due | [`tick`], [`ask_replicas`] | the same |
-//! | the turn ends | `TurnEnds`, which ends blocks; *then* commands behind them run | commands behind blocks run; *then* `TurnEnds` |
+//! | the iteration ends | `TurnEnds`, then the server unblocks clients | the server unblocks clients, then `TurnEnds` |
 //! | the cron, ten times a second | `Cron`, among the timers | the same |
 //!
-//! So waiters get their answers in `TurnEnds` before 7.2 ([`events::turn_end_precedes_unblock`]) and in [`tick`] since
-//! then: in each case at a point where nothing that the server itself does can come between.
+//! Blocked clients therefore get their replies in `TurnEnds` before Redis 7.2 ([`events::turn_end_precedes_unblock`]),
+//! and in [`tick`] since. At both points, the server does nothing of its own between the module's answer and the end of
+//! the block. Once a client is unblocked, the server runs the commands that it has pipelined.
 
 use crate::keyspace::{Lock, effects, holder_cache, listeners};
 use crate::lock::serve::Change;
@@ -23,26 +24,26 @@ use crate::server::clock::{Now, Slice};
 use crate::server::ctx::Role;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, MainThread, Text, events, writes};
-use crate::serving::{LOOK_AGAIN, serve};
+use crate::serving::{RETRY_INTERVAL, serve};
 use crate::state::{self, BindingId, Expiry, State};
 use crate::stats::add;
 use crate::{confirming, holds, replies, stats, waiting, watchdog};
 use std::cell::LazyCell;
 
-/// Whether the server would have refused a write when it was last asked; `false` while there is none to make.
-static REFUSED: MainThread<bool> = MainThread::new();
+/// Whether the server would have refused a write when the module last asked. `false` if there is nothing to write.
+static WRITE_REFUSED: MainThread<bool> = MainThread::new();
 
-/// Whether [`after_touch`] is to come, in this step of a command.
+/// Whether [`after_touch`] is requested for the current command execution.
 static REQUESTED: MainThread<bool> = MainThread::new();
 
-/// Whether this call of the server has parts that are still to come: see [`in_parts`].
+/// Whether the module is inside [`in_parts`], whose caller sets the timers at its end.
 static IN_PARTS: MainThread<bool> = MainThread::new();
 
-/// Which kind of work the next turn begins with.
-static NEXT: MainThread<usize> = MainThread::new();
+/// Index in [`ORDER`] of the kind of work that the next event-loop iteration begins with.
+static NEXT_KIND: MainThread<usize> = MainThread::new();
 
-/// Lends the state to a call of the server's, and sets the timers for what is to be done next. `None` if it is lent already:
-/// the server calls the module while that is at work.
+/// Lends the state to a call of the server, and then sets the timers for the next work. Returns `None` if the state is
+/// already borrowed: the server called the module while it was at work.
 fn borrow<R>(ctx: Ctx, work: impl FnOnce(&mut State, Now) -> R) -> Option<R> {
     state::try_with(|state| {
         let now = holds::begin(state, ctx);
@@ -57,21 +58,22 @@ fn borrow<R>(ctx: Ctx, work: impl FnOnce(&mut State, Now) -> R) -> Option<R> {
 ///
 /// # Errors
 ///
-/// That of the command; or the reply for another module that runs it while this one is at work: from within the notification
-/// of a write.
+/// The command's error. Or an error for another module that runs the command while this module is at work: from within
+/// the notification of a write.
 pub fn run<R>(ctx: Ctx, command: impl FnOnce(&mut State, Now) -> Result<R, String>) -> Result<R, String> {
     const AT_WORK: &str = "ERR commands of this module can't be run from within a notification about what it writes";
     borrow(ctx, command).unwrap_or_else(|| Err(AT_WORK.into()))
 }
 
-/// Does the work for any other call. None of those comes while the module is at work: what may come then is a [`Notice`].
+/// Does the work of any other call. The server makes none of these calls while the module is at work: what it reports
+/// then is a [`Notice`].
 fn enter(ctx: Ctx, work: impl FnOnce(&mut State, Now)) {
     if borrow(ctx, work).is_none() {
         internal_errors::report("the server called the module while it was at work");
     }
 }
 
-/// Another command touched a key, or it expired. Writes nothing.
+/// Notes that another command touched a key, or that the key expired. Writes nothing to the keyspace.
 pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     if effects::is_own_notification(name) {
         return;
@@ -81,8 +83,8 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     let is_noted = state::try_with(|state| {
         let is_bound = state.bindings.is_bound(db, name);
         if touch == Touch::Expired || is_bound {
-            // Before anything is noted: a step that ends it may be undone by another one before the next call. And what
-            // a client writes follows only the steps that come later.
+            // Check for a clock step before anything is noted. A step that made the key expire may be reversed by
+            // another step before the next call. And a hold that a client writes follows only later steps.
             holds::begin(state, ctx);
         }
         known.is_some() || is_bound || state.is_contended(db, name)
@@ -90,20 +92,20 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     if is_noted == Some(false) || ctx.flags().role() != Role::Master {
         return;
     }
-    // A key that is not cached has at most one holder.
+    // A key that is not in the holder cache has at most one holder.
     let notice = Notice::Touched { key: LockKey::new(db, name), touch, holders: known.unwrap_or(1) };
-    // An expiry belongs to no command, so there is no command's step to follow it up in; and it may come late.
-    if notices::receive(notice) && (touch != Touch::Changed || !is_requested(ctx)) {
+    // An expiry is part of no command, so `after_touch` can't handle it. The server may also report it late.
+    if notices::receive(notice) && (touch != Touch::Changed || !ensure_after_touch(ctx)) {
         state::with(|state| schedule(state, ctx, read_millis));
     }
 }
 
-/// A blocked client is to be answered.
+/// Replies to a blocked client whose wait has ended.
 pub fn answer(ctx: Ctx, ticket: Ticket) {
     enter(ctx, |state, now| replies::answer(state, ctx, ticket, now));
 }
 
-/// A blocked client is gone. Writes nothing.
+/// Notes that a blocked client is gone. Writes nothing to the keyspace.
 pub fn gone(ctx: Ctx, ticket: Ticket) {
     receive(ctx, Notice::Gone(ticket));
 }
@@ -114,14 +116,15 @@ fn receive(ctx: Ctx, notice: Notice) {
     }
 }
 
-/// Sees to it that [`after_touch`] comes, once for all keys that a command touches. `false` where the server can't do it.
-fn is_requested(ctx: Ctx) -> bool {
+/// Requests a call of [`after_touch`], once for all keys that a command touches. Returns `false` if the server can't
+/// make it, as before Redis 7.2.
+fn ensure_after_touch(ctx: Ctx) -> bool {
     let requested = REQUESTED.with(|requested| *requested) || events::request_after_touch(ctx);
     REQUESTED.with(|it| *it = requested);
     requested
 }
 
-/// The command that touched keys has done its work: serves the waiters within the same step.
+/// Serves the waiters of keys that another command touched, within the execution of that command.
 pub fn after_touch(ctx: Ctx) {
     REQUESTED.with(|requested| *requested = false);
     enter(ctx, |state, now| {
@@ -131,10 +134,10 @@ pub fn after_touch(ctx: Ctx) {
     });
 }
 
-/// The time has come for some of the work.
+/// Does the work that is due. The server calls this when the work timer fires.
 pub fn tick(ctx: Ctx) {
     in_parts(|| {
-        enter(ctx, |state, now| work_for_a_turn(state, ctx, now));
+        enter(ctx, |state, now| run_iteration(state, ctx, now));
         if !events::turn_end_precedes_unblock() {
             replies::send_answers(ctx);
         }
@@ -142,114 +145,115 @@ pub fn tick(ctx: Ctx) {
     state::with(|state| schedule(state, ctx, read_millis));
 }
 
-/// Makes calls that would each end in [`schedule`] on their own: the caller does that, once. (The answers that are sent are calls, too:
-/// the server calls [`answer`] for each.)
+/// Makes several calls that would each end in [`schedule`]. The caller calls [`schedule`] once instead. (Each reply
+/// that is sent is a call, too: the server calls [`answer`] for it.)
 fn in_parts(calls: impl FnOnce()) {
     IN_PARTS.with(|in_parts| *in_parts = true);
     calls();
     IN_PARTS.with(|in_parts| *in_parts = false);
 }
 
-fn work_for_a_turn(state: &mut State, ctx: Ctx, now: Now) {
-    let turn = Slice::of_turn();
+fn run_iteration(state: &mut State, ctx: Ctx, now: Now) {
+    let iteration = Slice::of_turn();
     if state.bindings.any_lags() && holds::takes_writes(ctx) {
-        holds::follow_clock(state, ctx, now, &turn.piece());
+        holds::follow_clock(state, ctx, now, &iteration.piece());
     }
-    waiting::time_out(state, now, &turn.piece());
-    watchdog::unbind_retired(state, &turn.piece());
-    waiting::refuse_undecided(state, now, &turn.piece());
-    waiting::leave_ended(state, &turn.piece());
-    confirming::settle(state, ctx, now, &turn.piece());
-    holder_cache::with(|cache| cache.discarded.free(&turn.piece()));
-    state.discarded.free(&turn.piece());
+    waiting::time_out(state, now, &iteration.piece());
+    watchdog::unbind_retired(state, &iteration.piece());
+    waiting::refuse_undecided(state, now, &iteration.piece());
+    waiting::leave_ended(state, &iteration.piece());
+    confirming::settle(state, ctx, now, &iteration.piece());
+    holder_cache::with(|cache| cache.discarded.free(&iteration.piece()));
+    state.discarded.free(&iteration.piece());
     if ctx.flags().role() == Role::Replica {
         state.forget_changes();
     } else if !writes::are_possible(ctx) || is_refused(state, ctx, now) {
-        // Holds that are over, or that others have ended, are reported all the same.
-        watchdog::tell_over(state, ctx, now, &turn.piece());
-        tell_ended(state, ctx, now, &turn);
+        // The module still reports holds whose lease is over, and holds that other clients ended.
+        watchdog::report_expired(state, ctx, now, &iteration.piece());
+        report_ended(state, ctx, now, &iteration);
     } else {
-        work(state, ctx, now, &turn);
+        work(state, ctx, now, &iteration);
     }
-    // What is left of the turn is for those whose time is over: there may be tens of thousands.
-    waiting::time_out(state, now, &turn);
+    // Timed-out waits get the rest of the iteration's slice: there may be tens of thousands.
+    waiting::time_out(state, now, &iteration);
 }
 
-/// Where nothing may be written: reports the bound holds that others have ended. Not while any still has to follow a step
-/// of the clock, since what that let expire looks the same; nor while the data is being loaded.
-fn tell_ended(state: &mut State, ctx: Ctx, now: Now, turn: &Slice) {
+/// Reports bound holds that other clients ended, while nothing may be written. Does nothing while a key has yet to
+/// follow a clock step: a hold that the step made expire looks the same. Does nothing while the server loads data,
+/// either.
+fn report_ended(state: &mut State, ctx: Ctx, now: Now, iteration: &Slice) {
     if ctx.flags().loading() || state.bindings.any_lags() {
         return;
     }
-    sweep(state, &turn.piece());
-    watchdog::verify_doubtful(state, ctx, now, &turn.piece());
+    sweep(state, &iteration.piece());
+    watchdog::verify_marked(state, ctx, now, &iteration.piece());
 }
 
-/// One kind of work, and which share of the turn it gets.
+/// One kind of work: its share of the iteration's slice, and the function that does it.
 type Work = (fn(&Slice) -> Slice, fn(&mut State, Ctx, Now, &Slice));
 
-/// The order of the work: first what keeps promises to holders, then what frees locks, then what concerns those who
-/// wait for them.
+/// The order of the work: first what holders rely on, then what frees locks, then what concerns waiters.
 const ORDER: [Work; 10] = [
     // Renewals come before anything that checks whether a lease has run out.
     (Slice::piece, watchdog::renew_due),
     (Slice::piece, waiting::end_silent),
-    // Everything that frees locks: grants that were never delivered or that too few replicas confirmed, and holds of
-    // ended connections.
+    // Work that frees locks: grants that were not delivered or that too few replicas confirmed, and holds of ended
+    // connections.
     (Slice::piece, holds::revoke_undelivered),
     (Slice::piece, watchdog::release_ended),
     // Leases that have run out.
     (Slice::piece, |state, _, now, slice| note_due_leases(state, now, slice)),
     (Slice::piece, purge_overdue),
-    // Changes that other clients made, and then serving.
+    // Changes that other clients made, and then the waiters.
     (Slice::piece, |state, _, _, slice| sweep(state, slice)),
-    (Slice::piece, tell_all_expired),
-    (Slice::piece, watchdog::verify_doubtful),
+    (Slice::piece, report_all_expired),
+    (Slice::piece, watchdog::verify_marked),
     (Slice::of_crowds, serve),
 ];
 
-/// Does all kinds of work, or as many as there is time for; the next turn then begins with those that are left.
+/// Does all kinds of work, or as many as fit into the iteration's slice. The next iteration begins with the first kind
+/// that is left.
 ///
-/// A share is enough for what there is to do, but the last thing done in it may take many times as long: reading anew a
-/// lock with thousands of holders that another client has written.
-fn work(state: &mut State, ctx: Ctx, now: Now, turn: &Slice) {
-    if !holds::follow_clock(state, ctx, now, &turn.piece()) {
+/// Normally everything fits. But the last item of a share may take many times as long as the share: rereading a lock
+/// with thousands of holders that another client has written.
+fn work(state: &mut State, ctx: Ctx, now: Now, iteration: &Slice) {
+    if !holds::follow_clock(state, ctx, now, &iteration.piece()) {
         return;
     }
     let first = earliest([state.queue.first_look(), state.sessions.first_silence()]);
     if state.stalls.put_off(first, now.millis()) {
         return;
     }
-    let first = NEXT.with(std::mem::take);
+    let first = NEXT_KIND.with(std::mem::take);
     let mut was_used = true;
     for (place, (share, work)) in ORDER.iter().enumerate().cycle().skip(first).take(ORDER.len()) {
-        if was_used && turn.is_over() {
-            NEXT.with(|next| *next = place);
+        if was_used && iteration.is_over() {
+            NEXT_KIND.with(|next| *next = place);
             break;
         }
-        let slice = share(turn);
+        let slice = share(iteration);
         work(state, ctx, now, &slice);
         notices::apply(state, ctx);
         was_used = slice.was_used();
     }
 }
 
-/// Follows up changes that others made, and serves the waiters.
+/// Handles changes that other clients made, and serves the waiters.
 fn follow_up(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
-    tell_all_expired(state, ctx, now, slice);
-    watchdog::verify_doubtful(state, ctx, now, &slice.piece());
+    report_all_expired(state, ctx, now, slice);
+    watchdog::verify_marked(state, ctx, now, &slice.piece());
     serve(state, ctx, now, slice);
 }
 
-/// Reports holds that have ended by themselves.
-fn tell_all_expired(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
+/// Reports holds that ended because a key, or fields of it, expired.
+fn report_all_expired(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some((key, expiry)) = state.expired.pop_front() else { break };
         report_expired(ctx, &key, expiry, now);
     }
 }
 
-/// Reports holds that have ended with a key, or with fields of it.
+/// Reports the holds that ended when this key, or fields of it, expired.
 fn report_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
     ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
@@ -262,16 +266,17 @@ fn report_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
     });
 }
 
-/// How many hold a lock, including those whose lease has run out but who have not been removed yet; `None` if it is not
-/// a lock.
+/// The number of holders of a lock, including those whose lease has run out but that have not been removed yet. `None`
+/// if the key is not a lock.
 fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
     let lock = Lock::look_as_nobody(ctx, name.as_text(), now.millis()).ok()?;
     holder_cache::with(|cache| cache.holders(key.db, &key.name)).or(Some(lock.count()))
 }
 
-/// Notes the locks that are due for a look because a lease has run out, or because this node did not serve their slot.
+/// Notes the locks that must be looked at because a lease has run out, or because this node did not serve their slot.
 fn note_due_leases(state: &mut State, now: Now, slice: &Slice) {
-    // While the slot was not served, a holder that waits for its own lock may have been due, and was not granted it.
+    // While this node did not serve the slot, a waiter that already holds the lock may have been due, and was not
+    // granted it.
     let change = if listeners::in_cluster() { Change::Foreign } else { Change::Freed };
     while !slice.is_over() {
         let Some(key) = state.queue.take_look(now.millis()) else { break };
@@ -279,7 +284,7 @@ fn note_due_leases(state: &mut State, now: Now, slice: &Slice) {
     }
 }
 
-/// Removes holders whose lease has run out although no request waits for their lock.
+/// Removes holders whose lease has run out, even if no request waits for their lock.
 fn purge_overdue(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(key) = holder_cache::with(|cache| cache.overdue(now.millis())) else { break };
@@ -297,14 +302,14 @@ fn purge_key(state: &mut State, ctx: Ctx, key: &LockKey, now: Now) {
     state.agenda.note(key.clone(), Change::Freed);
     holder_cache::with(|cache| match seen {
         Some((true, 1.., _)) => {}
-        // Kept, since requests that wait would have it read again at once.
+        // The holders stay cached: waiting requests would otherwise make the module reread them at once.
         Some((false, 1.., Deadline::Never)) => cache.forget_due(key.db, &key.name),
-        // Nothing is due here any more, or it is no lock.
+        // Nothing is due here any more, or the key is not a lock.
         _ => cache.forget(key.db, &key.name),
     });
 }
 
-/// Continues looking at everything anew after a data set was replaced.
+/// Continues the sweep over waiters and bindings that follows when a data set was replaced.
 fn sweep(state: &mut State, slice: &Slice) {
     while !state.sweep.is_over() && !slice.is_over() {
         if let Some((from, end)) = state.sweep.waiters() {
@@ -327,7 +332,7 @@ fn sweep(state: &mut State, slice: &Slice) {
     }
 }
 
-/// Asks the replicas to confirm what was written, in a step of its own.
+/// Asks the replicas to confirm what was written, in a timer call of its own.
 pub fn ask_replicas(ctx: Ctx) {
     enter(ctx, |state, now| {
         if writes::are_possible(ctx) {
@@ -336,11 +341,11 @@ pub fn ask_replicas(ctx: Ctx) {
     });
 }
 
-/// The event loop is about to send replies and to sleep. Writes nothing to the keyspace.
+/// Ends an event-loop iteration: the server is about to send replies and to sleep. Writes nothing to the keyspace.
 ///
-/// Answering here rather than from the timer costs least, and nothing that the server itself does comes between. It is
-/// possible only where the server then ends the block before the next command can interfere.
-fn turn_ends(ctx: Ctx) {
+/// Answering here costs less than answering from the timer, and the server does nothing of its own in between. It is
+/// possible only on servers that then end the block before the next command can interfere.
+fn end_iteration(ctx: Ctx) {
     log_internal_errors(ctx);
     if events::turn_end_precedes_unblock() {
         in_parts(|| replies::send_answers(ctx));
@@ -363,61 +368,62 @@ fn log_internal_errors(ctx: Ctx) {
     }
 }
 
-/// Whether the module may write of its own accord, as far as was known when the server was last asked.
+/// Whether the module may write on its own initiative, as of the last time it asked the server.
 fn may_write(ctx: Ctx) -> bool {
-    writes::are_possible(ctx) && !REFUSED.with(|refused| *refused)
+    writes::are_possible(ctx) && !WRITE_REFUSED.with(|refused| *refused)
 }
 
-/// Asks the server whether it would refuse a write: then the module writes nothing of its own accord, either. Nothing is
-/// asked if there is nothing to write.
+/// Asks the server whether it would refuse a write. If so, the module writes nothing on its own initiative, either.
+/// Does not ask if there is nothing to write.
 fn is_refused(state: &State, ctx: Ctx, now: Now) -> bool {
     let overdue = holder_cache::with(|cache| cache.first_due());
     let next = [state.next_work(), state.sessions.first_silence(), overdue];
     let has_work = !state.confirmations.is_empty() || next.into_iter().flatten().any(|at| at <= now.millis());
     let is_refused = has_work && writes::are_refused(ctx);
-    REFUSED.with(|refused| *refused = is_refused);
+    WRITE_REFUSED.with(|refused| *refused = is_refused);
     is_refused
 }
 
-/// Sets the timers for whatever comes next. Each call of the server's ends with this, so none of the work has to remember
-/// to wake a timer. `now` is the time, or one a little earlier.
+/// Sets the timers for the next work. Each call of the server ends with this, so no other code has to wake a timer.
+/// `now` returns the time, or a slightly earlier one.
 fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
     if REQUESTED.with(|comes| *comes) || IN_PARTS.with(|comes| *comes) {
-        return; // More of this step is to come, which ends with this.
+        return; // A later part of this call ends with this.
     }
-    // Read only if something is to be scheduled: mostly nothing is, and reading the clock costs as much as the rest.
+    // Read only if there is something to schedule. Usually there is nothing, and reading the clock costs as much as the
+    // rest.
     let now = LazyCell::new(now);
     match (!state.confirmations.is_empty()).then(|| state.confirmations.next_ask(*now)).flatten() {
         Some(at) if at > *now || writes::are_possible(ctx) => timer::wake(ctx, Timer::Ask, at),
-        Some(_) => timer::wake(ctx, Timer::Ask, now.saturating_add(LOOK_AGAIN)),
+        Some(_) => timer::wake(ctx, Timer::Ask, now.saturating_add(RETRY_INTERVAL)),
         None => timer::stop(ctx, Timer::Ask),
     }
     if state.pending.is_ending() {
         timer::wake_for_replies(ctx);
     }
     if timer::is_due(Timer::Work) {
-        return; // It will set itself anew.
+        return; // That timer call ends with this.
     }
     let (overdue, is_clean) = holder_cache::with(|cache| (cache.first_due(), cache.discarded.is_empty()));
     let overdue = overdue.filter(|at| *at < *now);
     let at_once = (!is_clean).then_some(timer::THIS_TURN);
-    // A replica ends no session.
+    // A replica closes no session.
     let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Master);
     let confirming = (!state.confirmations.is_empty()).then(|| now.saturating_add(1));
     let work = earliest([state.next_work(), confirming, silence, overdue, at_once]);
     let is_due = |at: &Millis| *at <= now.saturating_add(1);
     if !work.as_ref().is_some_and(is_due) {
-        // Whether a write is refused is asked again when there is one, which may be much later.
-        REFUSED.with(|refused| *refused = false);
+        // The module asks again when the next write is due, which may be much later.
+        WRITE_REFUSED.with(|refused| *refused = false);
     }
     let work = work.map(|at| match at {
         _ if !is_due(&at) => at,
-        _ if !may_go_on(state, ctx) => now.saturating_add(LOOK_AGAIN),
+        _ if !may_go_on(state, ctx) => now.saturating_add(RETRY_INTERVAL),
         timer::THIS_TURN => timer::THIS_TURN,
-        // What is due and could not be done is tried again, but not at once.
+        // Work that is due but could not be done is retried a millisecond later, not at once.
         _ => now.saturating_add(1),
     });
-    // Even while nothing may be written, a wait can time out.
+    // A wait can time out even while nothing may be written.
     match earliest([work, state.next_timeout()]) {
         Some(next) if next <= *now => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
         Some(next) => timer::wake(ctx, Timer::Work, next),
@@ -434,11 +440,11 @@ fn may_go_on(state: &State, ctx: Ctx) -> bool {
     may_write(ctx) || ctx.flags().role() == Role::Replica && state.has_news_to_tell()
 }
 
-/// Something happened to the server.
+/// Handles an event of the server.
 pub fn event(ctx: Ctx, event: Event) {
     match event {
         Event::ClientGone(client) => receive(ctx, Notice::ConnectionEnded(client)),
-        Event::TurnEnds => turn_ends(ctx),
+        Event::TurnEnds => end_iteration(ctx),
         Event::TurnBegins => state::with(|state| state.stalls.next_turn()),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => swapped(ctx, one, other),
@@ -461,28 +467,29 @@ pub fn event(ctx: Ctx, event: Event) {
     }
 }
 
-/// The contents of one database, or of all, are gone or were replaced.
+/// Handles the loss or replacement of the contents of database `db`, or of all databases.
 fn replaced(ctx: Ctx, db: Option<i32>) {
     enter(ctx, |state, _| {
         let bindings = state.bindings.next_id();
-        look_anew(state, ctx, db, bindings);
+        start_sweep(state, ctx, db, bindings);
     });
 }
 
-/// Two databases were swapped. Bindings go along with their locks, so none is uncertain, unless a pass is under way, whose
-/// database has another number now. Those who wait stay.
+/// Handles a swap of two databases. Bindings follow their locks, so none needs to be verified unless a sweep is in
+/// progress, whose database now has another number. Waiters stay with the database number.
 fn swapped(ctx: Ctx, one: i32, other: i32) {
     enter(ctx, |state, _| {
         state.bindings.swap(one, other);
         state.undelivered.swap(one, other);
         let bindings = if state.sweep.is_over() { BindingId::FIRST } else { state.bindings.next_id() };
-        look_anew(state, ctx, Some(one), bindings);
-        look_anew(state, ctx, Some(other), bindings);
+        start_sweep(state, ctx, Some(one), bindings);
+        start_sweep(state, ctx, Some(other), bindings);
     });
 }
 
-/// All requests for locks of one database, or of all, have to be looked at anew, and so have the bindings there before `bindings`.
-fn look_anew(state: &mut State, ctx: Ctx, db: Option<i32>, bindings: BindingId) {
+/// Clears the holder cache, and starts a sweep: over all requests for locks of database `db`, or of all, and over the
+/// bindings there that are older than `bindings`. A replica sweeps nothing.
+fn start_sweep(state: &mut State, ctx: Ctx, db: Option<i32>, bindings: BindingId) {
     holder_cache::with(holder_cache::HolderCache::clear);
     let is_replica = ctx.flags().role() == Role::Replica;
     if !(is_replica || state.queue.is_empty() && state.bindings.is_empty()) {
@@ -490,17 +497,17 @@ fn look_anew(state: &mut State, ctx: Ctx, db: Option<i32>, bindings: BindingId) 
     }
 }
 
-/// This server became a master or a replica: pending work belongs to another server now, or begins anew.
+/// Handles a change of role: pending work now belongs to another server, or begins anew.
 fn role_changed(ctx: Ctx) {
     listeners::assume_followers();
     enter(ctx, |state, _| {
         state.forget_work();
         let bindings = state.bindings.next_id();
-        look_anew(state, ctx, None, bindings);
+        start_sweep(state, ctx, None, bindings);
     });
 }
 
-/// Forgets everything; the module is about to be unloaded.
+/// Clears all state: the module is about to be unloaded.
 pub fn stop(ctx: Ctx) {
     timer::stop(ctx, Timer::Work);
     timer::stop(ctx, Timer::Ask);

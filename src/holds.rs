@@ -1,4 +1,4 @@
-//! How holds begin and end: the one place that grants, and the one that takes away.
+//! How holds begin and end: no other module grants a hold or ends one.
 
 use crate::config;
 use crate::keyspace::effects::Waiters;
@@ -18,24 +18,24 @@ use crate::stats::{add, count};
 /// The error for a key that does not hold a lock.
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// Who is granted a lock.
+/// The recipient of a grant.
 #[derive(Clone, Copy, Debug)]
 pub struct Grantee<'a> {
     /// The owner.
     pub owner: &'a Name<'a>,
-    /// The connection on whose behalf it is: the caller's, or a session's.
+    /// The connection on whose behalf the request is made: the caller's, or a session's.
     pub client: u64,
-    /// Whether that is a session.
+    /// Whether that connection acts as a session.
     pub on_behalf: OnBehalf,
-    /// What it asks for.
+    /// What the request asks for.
     pub terms: &'a Terms,
 }
 
-/// Whether each of these locks that is to be granted may have one holder more.
+/// Checks that every lock that is about to be granted may have one more holder.
 ///
 /// # Errors
 ///
-/// The reply that names the one that has as many as allowed.
+/// The reply that names a lock with the maximum number of holders.
 pub fn may_have_one_more(locks: &[Lock], decisions: &[Decision]) -> Result<(), String> {
     let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
     match locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
@@ -47,10 +47,10 @@ pub fn may_have_one_more(locks: &[Lock], decisions: &[Decision]) -> Result<(), S
     }
 }
 
-/// Carries out a grant of all `locks`, as decided. The only place that grants. Returns the token.
+/// Grants all `locks` as decided, and returns the token. Every grant goes through this function.
 ///
-/// Of several locks, all are granted, under one new token, or all are re-entered, and keep the one that they have. If
-/// replicas are to confirm it, the holds are bound when they have; else at once.
+/// Several locks are either all granted, under one new token, or all re-entered, and keep their token. The holds are
+/// bound at once, unless replicas must confirm the grant: then they are bound once it is confirmed.
 pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: Now) -> Token {
     let kept = match decisions.first() {
         Some(Decision::Reenter(hold)) => keyspace::kept_token(hold.token, now),
@@ -60,18 +60,18 @@ pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], gran
     for (lock, decision) in locks.iter_mut().zip(decisions) {
         match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
-                // Holders whose place it takes: without an expiry, the key would have them again.
+                // End the expired holders that this grant replaces: a key that loses its expiry would have them again.
                 end_expired(state, lock, now);
                 lock.grant(grantee.owner.text(), &Hold { token: Some(token), ..*hold }, *limit);
-                // A binding that is left here belongs to a hold that ended behind the module's back.
+                // A binding that is still here belongs to a hold that ended without the module's knowledge.
                 let left = unbind(state, lock, grantee.owner.text());
-                lost(state, left, Why::Changed, now);
+                report_all_lost(state, left, Why::Changed, now);
                 bind_now(state, lock, (hold.deadline, token), grantee, now);
             }
             (Decision::Reenter(hold), Some(own)) => {
                 change(state, lock, grantee.owner.text(), &own, &Hold { token: Some(token), ..*hold }, now);
                 bind_now(state, lock, (hold.deadline, token), grantee, now);
-                // Since the clock was set back, an owner may wait for what it holds.
+                // After the clock was set back, an owner may wait for a lock that it holds.
                 if state.is_contended(lock.db(), lock.name().bytes()) {
                     state.agenda.note_owner(lock.lock_key(), grantee.owner.kept());
                 }
@@ -82,7 +82,7 @@ pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], gran
     token
 }
 
-/// Changes a hold: its count, its token, its deadline. Its bindings follow.
+/// Changes the count, token and deadline of a hold. Its binding follows.
 pub fn change(state: &mut State, lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now) {
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
@@ -92,31 +92,31 @@ pub fn change(state: &mut State, lock: &mut Lock, owner: TextRef, own: &Hold, ne
     }
     state.bindings.counted(hold, new.holds, lock.limit());
     let other = state.bindings.changed(hold, own.token, token, new.deadline, now.millis());
-    lost(state, other, Why::Changed, now);
+    report_all_lost(state, other, Why::Changed, now);
 }
 
-/// Lowers the count of a hold; its token and its deadline stay.
+/// Lowers the count of a hold. Its token and deadline stay.
 pub fn lower(state: &mut State, lock: &mut Lock, owner: TextRef, holds: u64) {
     lock.lower(owner, holds);
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
     state.bindings.counted(hold, holds, lock.limit());
 }
 
-/// Binds a hold whose request is being answered, unless its answer waits for replicas.
+/// Binds a hold whose request is being answered, unless the answer awaits replicas.
 pub fn bind_now(state: &mut State, lock: &Lock, of: (Deadline, Token), grantee: Grantee, now: Now) {
     if grantee.terms.replicas == 0 {
         bind(state, lock, of, grantee, now);
     }
 }
 
-/// Whether a renewal says what binds the hold from now on. One that does not leaves that as it is, also over the connection
-/// of a session.
+/// Whether a renewal binds the hold anew. A renewal that does not leaves the binding as it is, even over a session's
+/// own connection.
 pub fn renewal_binds(on_behalf: OnBehalf, terms: &Terms) -> bool {
     on_behalf == OnBehalf::Session || terms.flags != BindingFlags::NONE
 }
 
-/// Binds a hold whose request is answered with success: to a session always, also if the request came over its own
-/// connection and did not name it; to another connection if it asks for that.
+/// Binds a hold whose request succeeded. A session's hold is always bound, even if the request came over the session's
+/// own connection and did not name the session. Another connection's hold is bound only if the request asks for it.
 pub fn bind(state: &mut State, lock: &Lock, (deadline, token): (Deadline, Token), grantee: Grantee, now: Now) {
     let Terms { demand, flags, replicas } = *grantee.terms;
     if flags == BindingFlags::NONE && !state.sessions.is_open(grantee.client) {
@@ -137,13 +137,13 @@ pub fn bind(state: &mut State, lock: &Lock, (deadline, token): (Deadline, Token)
     };
     match state.bind(binding, now.millis()) {
         Some(before) if before.token == token => state.notify(&before, Kind::Unbound(token, Why::Taken)),
-        // Of another hold of this owner, which must have ended unnoticed.
-        Some(before) => tell_lost(state, &before, Why::Changed, now),
+        // The earlier binding was of another hold of this owner, which must have ended unnoticed.
+        Some(before) => report_lost(state, &before, Why::Changed, now),
         None => {}
     }
 }
 
-/// What an undelivered grant did to the holds of its owner, and these.
+/// Returns what an undelivered grant did to its owner's holds, and those holds.
 pub fn granted_holds(
     state: &mut State,
     locks: &[Lock],
@@ -168,21 +168,22 @@ pub fn granted_holds(
     (basis, granted.collect())
 }
 
-/// The binding of a hold, if it has one.
+/// The id of a hold's binding, if it has one.
 pub fn binding_of(state: &State, lock: &Lock, owner: &Name) -> Option<BindingId> {
     state.bindings.id(lock.db(), lock.name().bytes(), owner.bytes())
 }
 
-/// Until when a hold lasts that was just granted: no longer than replicas have confirmed, if what binds it needs that.
+/// How long a hold that was just granted lasts for sure. If its binding needs replicas: no longer than they have
+/// confirmed.
 fn bound_end(state: &State, lock: &Lock, grantee: Grantee, token: Token, deadline: Deadline) -> Deadline {
     if grantee.terms.replicas > 0 {
-        return deadline; // They confirm this one.
+        return deadline; // The replicas will confirm this deadline.
     }
     let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner.bytes());
     state.bindings.of(db, name, owner, Some(token)).map_or(deadline, |binding| binding.end().min(deadline))
 }
 
-/// By how much a hold count is lowered if a re-entry that led to it is revoked.
+/// By how much the hold count drops if the re-entry that led to it is revoked.
 fn undo_of_reentry(state: &mut State, lock: &Lock, hold: &Hold, grantee: Grantee) -> u64 {
     match grantee.terms.demand.raise {
         Raise::To(holds) => keep_holds(state, lock, grantee.owner.text(), hold.holds.saturating_sub(holds)),
@@ -190,8 +191,8 @@ fn undo_of_reentry(state: &mut State, lock: &Lock, hold: &Hold, grantee: Grantee
     }
 }
 
-/// A re-entry of these locks is being answered: what other undelivered grants of the owner could still undo
-/// stays as far as this one relies on it.
+/// Keeps what a re-entry of these locks relies on, because that is being answered: other undelivered grants of the
+/// owner can no longer undo it.
 pub fn keep_granted(state: &mut State, locks: &[Lock], decisions: &[Decision], grantee: Grantee) {
     for (lock, decision) in locks.iter().zip(decisions) {
         if let Decision::Reenter(hold) = decision {
@@ -200,13 +201,13 @@ pub fn keep_granted(state: &mut State, locks: &[Lock], decisions: &[Decision], g
     }
 }
 
-/// Of what undelivered grants could still undo of a hold, only `budget` stays. Returns the rest.
+/// Limits what undelivered grants may still undo of a hold to `budget`. Returns by how much that is less than before.
 pub fn keep_holds(state: &mut State, lock: &Lock, owner: TextRef, budget: u64) -> u64 {
     let token = lock.held().and_then(|held| held.token);
     token.map_or(0, |token| state.undelivered.keep((lock.db(), lock.name().bytes(), owner.bytes()), token, budget))
 }
 
-/// Records an undelivered grant or renewal: it is revoked if its client is gone.
+/// Records an undelivered grant or renewal, which is revoked if its client goes away.
 pub fn note_undelivered(
     state: &mut State,
     db: i32,
@@ -221,12 +222,12 @@ pub fn note_undelivered(
     state.undelivered.begin(grant, progress)
 }
 
-/// Refuses a request for locks of the selected database while replicas have yet to confirm another one of its owner for one
-/// of them.
+/// Refuses a request for locks of the selected database if replicas have yet to confirm another request of this owner
+/// for one of them.
 ///
 /// # Errors
 ///
-/// The reply that says so.
+/// The reply that names that lock.
 pub fn one_at_a_time<'a>(
     state: &State,
     db: i32,
@@ -242,8 +243,8 @@ pub fn one_at_a_time<'a>(
     }
 }
 
-/// Notifies the session that holds these locks, if it asked for that (`CONTENTION`), if a request waits for one of them. To be
-/// called once their grant or renewal was answered: the holder learns of its own hold first.
+/// Notifies the session that holds one of these locks, if it asked for that (`CONTENTION`) and a request waits for the
+/// lock. The caller must have answered the grant or renewal: the holder learns of its own hold first.
 pub fn tell_if_contended<'a>(state: &mut State, db: i32, names: impl IntoIterator<Item = &'a [u8]>) {
     for name in names {
         if state.is_contended(db, name) {
@@ -252,14 +253,14 @@ pub fn tell_if_contended<'a>(state: &mut State, db: i32, names: impl IntoIterato
     }
 }
 
-/// Records the loss of bound holds.
-fn lost(state: &mut State, bindings: impl IntoIterator<Item = Binding>, why: Why, now: Now) {
-    bindings.into_iter().for_each(|binding| tell_lost(state, &binding, why, now));
+/// Reports the loss of bound holds.
+fn report_all_lost(state: &mut State, bindings: impl IntoIterator<Item = Binding>, why: Why, now: Now) {
+    bindings.into_iter().for_each(|binding| report_lost(state, &binding, why, now));
 }
 
-/// Reports that a bound hold is lost, for the given reason unless its lease has run out, and counts it if another command
-/// ended it.
-pub fn tell_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
+/// Notifies a session that its bound hold is lost: for the given reason, unless its lease has run out. Counts the loss
+/// if another command ended the hold.
+pub fn report_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
     let why = if binding.end().has_passed(now.millis()) { Why::Expired } else { why };
     state.notify(binding, Kind::Lost(binding.token, why));
     if why == Why::Changed {
@@ -267,13 +268,13 @@ pub fn tell_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
     }
 }
 
-/// Ends the hold of `owner`, who has one and releases it. Returns its binding. The caller serves the waiters.
+/// Ends the hold of `owner`, which must have one. Returns its binding. The caller serves the waiters.
 pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef) -> Option<Binding> {
     lock.remove(owner, waiters(state, lock));
     unbind(state, lock, owner)
 }
 
-/// Forgets the binding of a hold, and returns it.
+/// Removes the binding of a hold, and returns it.
 fn unbind(state: &mut State, lock: &Lock, owner: TextRef) -> Option<Binding> {
     if state.bindings.is_empty() {
         return None;
@@ -281,8 +282,9 @@ fn unbind(state: &mut State, lock: &Lock, owner: TextRef) -> Option<Binding> {
     state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes())
 }
 
-/// The time at which the server calls the module, for whatever reason. If the server's clock has stepped since the last
-/// call, the deadlines of bound holds go along; their keys follow in this turn, each before anything is judged by it.
+/// Begins a call of the server, and returns its time. If the server's clock has stepped since the last call, the
+/// deadlines of bound holds move with it. Their keys follow in this event-loop iteration, each before the module
+/// decides anything by it.
 pub fn begin(state: &mut State, ctx: Ctx) -> Now {
     let now = Now::read();
     if !state.has_stepped(now) {
@@ -292,7 +294,7 @@ pub fn begin(state: &mut State, ctx: Ctx) -> Now {
     Now::read()
 }
 
-/// Lets the keys of bound holds follow a step of the clock. Returns whether all have.
+/// Moves the deadlines in the keys of bound holds by a clock step. Returns whether all keys have followed.
 pub fn follow_clock(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) -> bool {
     while !slice.is_over() {
         let Some(id) = state.bindings.next_lagging() else { return true };
@@ -301,12 +303,12 @@ pub fn follow_clock(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) -> boo
     !state.bindings.any_lags()
 }
 
-/// Lets the key of a bound hold follow a step of the clock. If it has expired meanwhile, it is written anew. What others
-/// have ended stays so.
+/// Moves the deadline in the key of a bound hold by a clock step. Writes the hold again if it has expired meanwhile. A
+/// hold that another client ended stays ended.
 fn follow(state: &mut State, ctx: Ctx, id: BindingId, now: Now) {
     let Some((binding, by)) = state.bindings.follows(id) else { return };
     let key = binding.key();
-    // Before the key is opened: what finds that out is a command, which may free what an open key points to.
+    // Before the key is opened: the check runs a command, which may free what an open key points to.
     let is_served = ctx.in_db(key.db, |ctx| serves(ctx, &Text::new(&key.name)));
     let may_be_ended = state.bindings.is_touched(id) || state.sweep.is_to_pass(key.db, id);
     ctx.in_db(key.db, |ctx| {
@@ -326,28 +328,28 @@ fn follow(state: &mut State, ctx: Ctx, id: BindingId, now: Now) {
             _ => {}
         }
     });
-    // Those who wait look at it again when it ends now.
+    // The next look at the lock must move to the new deadline.
     if state.is_contended(key.db, &key.name) {
         state.agenda.note(key, Change::Freed);
     }
 }
 
-/// Whether this node of a cluster serves a key of the selected database.
+/// Whether this node serves a key of the selected database. Outside clusters, it always does.
 fn serves(ctx: Ctx, name: &Text) -> bool {
     !listeners::in_cluster() || ctx.serves(name)
 }
 
-/// Ends what is over of a lock of the selected database, even if the server has just seen it and the turn has not come
-/// in which it is dealt with: holds that were bound to connections that have ended, and grants that have to be taken
-/// back. What a step of the clock would have ended goes on. To be called before anything is judged by the lock.
+/// Ends the orphaned holds of a lock now, instead of waiting for the next event-loop iteration: ephemeral holds of
+/// ended connections, and grants that must be revoked. Keeps holds that only a clock step would have ended. The caller
+/// does this before it decides anything by the lock.
 #[inline]
 pub fn end_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
     if state.bindings.any_lags() || state.may_have_broken() {
-        end_what_is_broken(state, ctx, name, now);
+        end_all_broken(state, ctx, name, now);
     }
 }
 
-fn end_what_is_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
+fn end_all_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
     if state.bindings.any_lags() {
         let lagging = state.bindings.lagging_of(ctx.db(), name.bytes());
         lagging.into_iter().for_each(|id| follow(state, ctx, id, now));
@@ -360,7 +362,7 @@ fn end_what_is_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
     }
 }
 
-/// Revokes undelivered grants. Waiters are served later.
+/// Revokes the grants that are marked for it. Their waiters are served later.
 pub fn revoke_undelivered(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(revoked) = state.undelivered.next_revoked() else { break };
@@ -368,7 +370,8 @@ pub fn revoke_undelivered(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) 
     }
 }
 
-/// Lowers the count of a hold by what was revoked, or ends it, if it is still there under its token.
+/// Lowers the count of a hold by the revoked amount, or ends the hold. Does nothing if the hold no longer exists under
+/// its token.
 fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
     ctx.in_db(revoked.key.db, |ctx| {
         let (name, owner) = (Text::new(&revoked.key.name), Text::new(&revoked.owner));
@@ -376,10 +379,10 @@ fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
         let Some(held) = lock.held().filter(|held| held.token == Some(revoked.token)) else { return };
         match held.holds.saturating_sub(revoked.undo) {
             0 => {
-                // If another client has lowered the count, what ends was bound before.
+                // If another client has lowered the count, the hold that ends here was bound before this grant.
                 let bound = state.bindings.id(lock.db(), &revoked.key.name, &revoked.owner);
                 let binding = end_hold(state, &mut lock, owner.as_text()).filter(|_| bound != revoked.binding);
-                lost(state, binding, Why::Changed, now);
+                report_all_lost(state, binding, Why::Changed, now);
             }
             left => {
                 if revoked.undo > 0 {
@@ -395,12 +398,12 @@ fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
     state.agenda.note(revoked.key.clone(), Change::Freed);
 }
 
-/// Whether the server would take a write now.
+/// Whether the server accepts a write now.
 pub fn takes_writes(ctx: Ctx) -> bool {
     writes::are_possible(ctx) && !writes::are_refused(ctx)
 }
 
-/// Releases an ephemeral hold whose connection has ended, if it is still there. Those who wait are served later.
+/// Releases an ephemeral hold whose connection has ended, if it still exists. The waiters are served later.
 pub fn release_bound(state: &mut State, ctx: Ctx, binding: &Binding, now: Now) {
     let released = ctx.in_db(binding.key().db, |ctx| {
         let (name, owner) = (Text::new(&binding.name), Text::new(&binding.owner));
@@ -417,24 +420,24 @@ pub fn release_bound(state: &mut State, ctx: Ctx, binding: &Binding, now: Now) {
     }
 }
 
-/// Ends the holds of a lock whose lease has run out. Returns whether there were any.
+/// Ends the expired holds of a lock. Returns whether there were any.
 pub fn end_expired(state: &mut State, lock: &mut Lock, now: Now) -> bool {
     let expired = lock.purge(now.millis());
     for owner in &expired {
         let binding = state.bindings.unbind(lock.db(), lock.name().bytes(), owner);
-        lost(state, binding, Why::Expired, now);
+        report_all_lost(state, binding, Why::Expired, now);
     }
     add(|it| &mut it.expired, expired.len() as u64);
     !expired.is_empty()
 }
 
-/// Breaks a lock: ends all its holds. Returns how many there were. The caller serves the waiters.
+/// Force-releases a lock: ends all its holds, and returns how many there were. The caller serves the waiters.
 pub fn end_all(state: &mut State, lock: &mut Lock, now: Now) -> usize {
     let holders = lock.count();
     if holders > 0 {
         lock.clear(waiters(state, lock));
         let bindings = state.bindings.unbind_all(lock.db(), lock.name().bytes());
-        lost(state, bindings, Why::Forced, now);
+        report_all_lost(state, bindings, Why::Forced, now);
     }
     holders
 }
@@ -443,17 +446,17 @@ fn waiters(state: &State, lock: &Lock) -> Waiters {
     if state.is_contended(lock.db(), lock.name().bytes()) { Waiters::Some } else { Waiters::None }
 }
 
-/// Locks that were read together. One alone takes no allocation.
+/// Locks that were read together. A single lock needs no allocation.
 #[derive(Debug)]
 pub enum Locks<'a> {
-    /// One.
+    /// A single lock.
     One([Lock<'a>; 1]),
-    /// Several.
+    /// Several locks.
     Several(Vec<Lock<'a>>),
 }
 
 impl<'a> Locks<'a> {
-    /// All of them.
+    /// Returns all of them.
     pub fn all(&mut self) -> &mut [Lock<'a>] {
         match self {
             Self::One(lock) => lock,
@@ -474,13 +477,13 @@ pub fn look_all<'a>(
     owner: TextRef,
     now: Now,
 ) -> Result<Locks<'a>, String> {
-    // Of all of them before any is opened: to end what is over, commands may be run.
+    // For all of them before any is opened: ending a hold may run commands, which may free what an open key points to.
     names.iter().for_each(|name| end_broken(state, ctx, *name, now));
     let look = |&name: &TextRef<'a>| {
         let lock = Lock::look_one_of(ctx, name, owner, now.millis(), names.len());
         lock.map_err(|why| match why {
             NotRead::NotALock => WRONGTYPE.into(),
-            NotRead::TooMuch => too_much(name.bytes(), names.len()),
+            NotRead::TooMuch => too_large(name.bytes(), names.len()),
         })
     };
     match names {
@@ -489,8 +492,8 @@ pub fn look_all<'a>(
     }
 }
 
-/// The message for a request whose locks can't be read in one step, because this one of so many has too many holders.
-pub fn too_much(name: &[u8], locks: usize) -> String {
+/// The error for a request whose locks can't be read in one execution: this lock, one of `locks`, has too many holders.
+pub fn too_large(name: &[u8], locks: usize) -> String {
     let (name, each, most) = (show_start(name), most_holders_each(locks), config::MAX_HOLDERS.get());
     format!(
         "ERR too many holders of '{name}' to read {locks} locks in one request: of those that other clients have written, \

@@ -1,8 +1,9 @@
 //! Deferred replies: how waiters get theirs, and what happens if their client is gone.
 //!
-//! A blocked client is answered at the end of a turn of the event loop ([`send_answers`]). A session's answer goes into its
-//! event queue, and a reader blocked in `LOCK.EVENTS` is answered in the same way. From the moment of a grant until its reply, or
-//! the reply that carries its event, has been composed, it is undelivered ([`state::Undelivered`]), and can be revoked.
+//! A blocked client is answered at the end of an event-loop iteration ([`send_answers`]). The answer to a session's
+//! request goes into the session's event queue. A reader that is blocked in `LOCK.EVENTS` is answered as other blocked
+//! clients are. A grant is undelivered ([`state::Undelivered`]), and can be revoked, until its reply has been composed,
+//! or the reply that carries its event.
 
 use crate::config;
 use crate::holds;
@@ -16,16 +17,17 @@ use crate::state::sessions::Unheard;
 use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Reading, SignsOfLife, Stage, State};
 use crate::stats::{add, count, time};
 
-/// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
-/// but the reply that the server then makes and writes takes ten times as long.
-const AT_ONCE: usize = 32;
+/// The most blocked clients that are answered in one event-loop iteration. A count, not a time limit: unblocking a
+/// client takes less than a microsecond here, but the server then takes ten times as long to compose and write the
+/// reply.
+const REPLIES_PER_ITERATION: usize = 32;
 
-/// A session that was promised a heartbeat and does not ask for it is silent after a default lease, and not before so many
-/// ms.
-const PATIENCE: Millis = 1_000;
+/// The least time, in ms, that a session has to ask for a promised heartbeat once that is due. Normally it has a
+/// default lease.
+const MIN_PATIENCE: Millis = 1_000;
 
-/// One read returns events until they name this many keys.
-const KEYS_AT_ONCE: usize = 2_000;
+/// The most keys that the events of one read name in all, unless the first event alone names more.
+const KEYS_PER_READ: usize = 2_000;
 
 /// Records how a request ended, so that its recipient gets the outcome. `now` is when it ended.
 pub fn end_request(state: &mut State, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) {
@@ -34,7 +36,7 @@ pub fn end_request(state: &mut State, request: Box<Waiter<Asker>>, outcome: Outc
     }
 }
 
-/// Ends a wait without a grant: the request leaves the queue.
+/// Ends the wait of a request that has left the queue without a grant. Requests that waited behind it may be served.
 pub fn end_wait(state: &mut State, waiter: Box<Waiter<Asker>>, outcome: Outcome, now: Now) {
     state.gave_up(&waiter);
     match outcome {
@@ -43,8 +45,8 @@ pub fn end_wait(state: &mut State, waiter: Box<Waiter<Asker>>, outcome: Outcome,
     }
 }
 
-/// Answers a request that has left the queue without a grant and without an error. (That a blocked client was answered
-/// so is counted when it is.)
+/// Answers a request that has left the queue without a grant and without an error. (A blocked client's timeout is
+/// counted when the server has unblocked it.)
 pub fn time_out(state: &mut State, waiter: Box<Waiter<Asker>>, now: Now) {
     if waiter.asker.on_behalf == OnBehalf::Session {
         count(|it| &mut it.timeouts);
@@ -52,10 +54,10 @@ pub fn time_out(state: &mut State, waiter: Box<Waiter<Asker>>, now: Now) {
     end_request(state, waiter, Outcome::TimedOut, now);
 }
 
-/// Answers the clients whose answers are ready, or as many of them as one turn has room for. The state is not lent meanwhile: the
-/// server calls [`answer`] for each.
+/// Answers the clients whose answers are ready, up to `REPLIES_PER_ITERATION` of them. The state is not borrowed
+/// meanwhile: the server calls [`answer`] for each.
 pub fn send_answers(ctx: Ctx) {
-    for _ in 0..AT_ONCE {
+    for _ in 0..REPLIES_PER_ITERATION {
         let Some((ticket, block)) = state::with(|state| state.pending.next_ending()) else { break };
         if block.may_end_otherwise(ctx) {
             state::with(|state| state.pending.put_off(ticket, block));
@@ -65,7 +67,8 @@ pub fn send_answers(ctx: Ctx) {
     }
 }
 
-/// Answers the clients whose wait the server might have ended itself but has not: its cron has just checked them.
+/// Answers the clients whose answers were postponed. The server might have ended their waits itself, but its cron has
+/// just checked them and has not.
 pub fn send_put_off(slice: &Slice) {
     while !slice.is_over() {
         let Some(block) = state::with(|state| state.pending.next_put_off()) else { break };
@@ -94,7 +97,7 @@ pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket, now: Now) {
     };
 }
 
-/// Writes the outcome of a request that ended then as a reply.
+/// Replies with the outcome of a request that ended at `at`.
 fn reply_outcome(state: &mut State, ctx: Ctx, outcome: Outcome, (at, now): (Now, Now)) -> Replied {
     match outcome {
         Outcome::Granted(answer, grant) => {
@@ -111,14 +114,15 @@ fn reply_outcome(state: &mut State, ctx: Ctx, outcome: Outcome, (at, now): (Now,
     }
 }
 
-/// A blocked client is gone, and its request with it. Writes nothing, because another command may be in progress.
+/// Withdraws the request of a blocked client that is gone. Writes nothing to the keyspace, because another command may
+/// be in progress.
 pub fn gone(state: &mut State, ticket: Ticket) {
     let Some(it) = state.withdraw(ticket) else { return };
     add(|counts| &mut counts.grants_undelivered, u64::from(it.was_granted));
     it.block.into_iter().for_each(Blocked::has_ended);
 }
 
-/// A connection has ended, and what is bound to it, and its session. Writes nothing.
+/// Ends the session of a closed connection, and its bindings. Writes nothing to the keyspace.
 pub fn connection_ended(state: &mut State, client: u64) {
     state.bindings.client_gone(client);
     state.sessions.client_gone(client);
@@ -140,8 +144,8 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     }
 }
 
-/// Replies with a session's next unread events, and a heartbeat at their end if it is wanted; else with null if there
-/// are none.
+/// Replies with a session's next undelivered events, and with a heartbeat at their end if the session asked for one.
+/// Replies with null if there is neither.
 pub fn reply_events(state: &mut State, ctx: Ctx, session: u64, reading: Reading) -> Replied {
     let events = read_events(state, session, reading.most);
     let signs = usize::from(reading.signs == SignsOfLife::Wanted);
@@ -151,17 +155,18 @@ pub fn reply_events(state: &mut State, ctx: Ctx, session: u64, reading: Reading)
     }
     let array = ctx.reply_array(count);
     let replied = events.iter().fold(array, |_, event| reply_event(ctx, event, reading.asked));
-    if signs == 0 { replied } else { reply_alive(state, ctx, session, reading.asked) }
+    if signs == 0 { replied } else { reply_heartbeat(state, ctx, session, reading.asked) }
 }
 
-/// Writes the heartbeat, which is no event of the queue: the session is alive. It says within how many ms the next
-/// question will be answered, the default lease, how many thousandths of their leases all holds have left that are renewed for
-/// it, counted from when it asked, and whether the server takes writes.
-fn reply_alive(state: &mut State, ctx: Ctx, session: u64, asked: Millis) -> Replied {
+/// Writes the heartbeat, which is not an event of the queue: the session is alive. Its detail says within how many ms
+/// the next `LOCK.EVENTS` will be answered, and the default lease. It also says how many thousandths of its lease every
+/// renewed hold of the session has left at least, counted from when the session asked. Last, it says whether the server
+/// takes writes.
+fn reply_heartbeat(state: &mut State, ctx: Ctx, session: u64, asked: Millis) -> Replied {
     let lease = config::default_lease();
     let pace = state.pace(session, lease);
     state.sessions.promise_pace(session, pace);
-    let silent_after = pace.saturating_add(lease.max(PATIENCE));
+    let silent_after = pace.saturating_add(lease.max(MIN_PATIENCE));
     state.sessions.expect_within(session, silent_after, Now::read().millis());
     let sure = state.bindings.sure(session, asked);
     let writes = u8::from(holds::takes_writes(ctx));
@@ -172,11 +177,11 @@ fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
     let mut events = Vec::new();
     let mut keys = 0_usize;
     while events.len() < most
-        && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_AT_ONCE)
+        && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_PER_READ)
     {
         let Some((mut event, unheard)) = state.sessions.read(session) else { break };
         if let Some(Unheard { grant, since }) = unheard {
-            // Its owner may have shortened the lease since.
+            // The owner may have shortened the lease since.
             if let Some(grant) = state.undelivered.delivered(grant)
                 && let Kind::Granted(_, until) = &mut event.kind
             {
@@ -193,7 +198,7 @@ fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
 fn reply_event(ctx: Ctx, event: &Event, asked: Millis) -> Replied {
     let Event { kind, keys, owner } = event;
     let lasts = match kind {
-        // One without an end lasts longer than any lease.
+        // A hold without a deadline lasts longer than any lease.
         Kind::Granted(_, deadline) => deadline.remaining(asked).unwrap_or(config::MAX_LEASE.get()).to_string(),
         _ => String::new(),
     };

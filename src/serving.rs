@@ -1,6 +1,6 @@
-//! Serving waiters: the one way from the queue to a grant.
+//! Serving waiters: the only way from the queue to a grant.
 
-use crate::holds::{self, Grantee, WRONGTYPE, look_all, too_much};
+use crate::holds::{self, Grantee, WRONGTYPE, look_all, too_large};
 use crate::keyspace::words::words;
 use crate::keyspace::{Lock, Name, NotRead, holder_cache, listeners};
 use crate::lock::serve::{Attempt, Change, Job, Sight, WaitEnd};
@@ -15,14 +15,14 @@ use crate::state::{Answer, Asker, GrantId, Outcome, State};
 use crate::stats::{count, time};
 use crate::{confirming, notices};
 
-/// How soon, in ms, the queue is looked at again while clients are paused or a slot is being migrated.
-pub const LOOK_AGAIN: Millis = 10;
+/// How long the module waits, in ms, before it retries while it may not write or a slot is being migrated.
+pub const RETRY_INTERVAL: Millis = 10;
 
-/// The error for a waiter that has lost the right to the lock.
+/// The error for a waiter whose user may no longer acquire the lock.
 const NOPERM: &str = "NOPERM the user of this connection may no longer acquire this lock";
 
-/// Serves every waiter that can be served after locks have changed, until the slice is over. The only way out of the
-/// queue to a grant.
+/// Serves the waiters of locks that have changed, until none is left to serve or the slice is over. Every grant to a
+/// queued request goes through this function.
 pub fn serve(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(job) = state.agenda.next(&state.queue) else { break };
@@ -32,7 +32,7 @@ pub fn serve(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
                 let holders = holders(ctx, &key, now);
                 state.agenda.held_by(&state.queue, &key, holders);
             }
-            Job::Judge(attempt) if is_forsaken(state, attempt.id()) => drop(state.leave(attempt.id())),
+            Job::Judge(attempt) if is_orphaned(state, attempt.id()) => drop(state.leave(attempt.id())),
             Job::Judge(attempt) => judge(state, ctx, attempt, now),
         }
     }
@@ -62,7 +62,7 @@ fn judge(state: &mut State, ctx: Ctx, attempt: Attempt, now: Now) {
         Some((key, owner)) if state.awaits_replicas(key.db, &key.name, &owner) => {
             conclude_by(state, ctx, attempt, Sight::BeingConfirmed, now, None);
         }
-        // Read once, so that the decision and the write are based on the same reading.
+        // The lock is read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if served(ctx, &key) == Served::Here => ctx.in_db(key.db, |ctx| {
             let (name, text) = (Text::new(&key.name), Text::new(&owner));
             let (name, owner) = (Name::kept_as(name.as_text(), &key.name), Name::kept_as(text.as_text(), &owner));
@@ -74,7 +74,7 @@ fn judge(state: &mut State, ctx: Ctx, attempt: Attempt, now: Now) {
             conclude_by(state, ctx, attempt, sight, now, Some((&owner, &mut lock)));
         }),
         _ => match place_elsewhere(state, ctx, attempt.id()) {
-            Some(place) => send_away(state, attempt.id(), &place, now),
+            Some(place) => redirect(state, attempt.id(), &place, now),
             None => {
                 let mut view = |key: &LockKey, owner: &Owner| look(state, ctx, (key, owner), attempt.keys(), now);
                 let end = attempt.judge(&mut view, now.millis());
@@ -84,7 +84,7 @@ fn judge(state: &mut State, ctx: Ctx, attempt: Attempt, now: Now) {
     }
 }
 
-/// Decides on a request by what was seen of its only lock.
+/// Decides a request for a single lock by what was seen of that lock.
 fn conclude_by(
     state: &mut State,
     ctx: Ctx,
@@ -97,8 +97,8 @@ fn conclude_by(
     conclude(state, ctx, (attempt.id(), end), now, lock);
 }
 
-/// Reads a lock that may be granted. What is over of it has ended, and what only a step of the clock would end goes on,
-/// also if the server finds out just now.
+/// Reads a lock that may be granted. Ends its orphaned holds first. Keeps holds that only a clock step would have
+/// ended, even if the server notices their expiry during this read.
 fn look_to_grant<'a>(
     state: &mut State,
     ctx: Ctx<'a>,
@@ -112,13 +112,13 @@ fn look_to_grant<'a>(
     if lock.count() > 0 || !state.bindings.any_lags() {
         return Ok(lock);
     }
-    drop(lock); // To end what is over, commands may be run.
+    drop(lock); // Ending a hold may run commands, so the key must not be open.
     holds::end_broken(state, ctx, name.text(), now);
     Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)
 }
 
-/// Carries out what was decided on a request, if that ends its wait. `lock` is its only lock, as its owner
-/// sees it, if it has been read already.
+/// Carries out a decision that ends a request's wait. `lock` is the request's only lock, as its owner sees it, if it
+/// was read already.
 fn conclude(
     state: &mut State,
     ctx: Ctx,
@@ -132,7 +132,7 @@ fn conclude(
     let refused = match end {
         WaitEnd::Refused(Decision::NotNew) => return time_out(state, waiter, now),
         WaitEnd::NotALock => WRONGTYPE.into(),
-        WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),
+        WaitEnd::TooMuch(place) => too_large(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),
         WaitEnd::Refused(decision) => refusal(decision),
         WaitEnd::Granted(decisions) => {
             let granted = match lock {
@@ -141,7 +141,7 @@ fn conclude(
             };
             return match granted {
                 Ok(granted) => answer(state, waiter, granted, now),
-                // The grant was not taken, so those behind it may have their turn.
+                // The grant failed, so the requests behind this one may be served.
                 Err(error) => end_wait(state, waiter, Outcome::Refused(error), now),
             };
         }
@@ -167,7 +167,7 @@ fn grant_several(
     })
 }
 
-/// Carries out the grant to a waiter. Returns the answer, which is yet to be given.
+/// Grants the locks to a waiter. Returns the answer, which is still to be delivered.
 fn grant(
     state: &mut State,
     ctx: Ctx,
@@ -192,14 +192,14 @@ fn grant(
         state.queue.note_holder(key, &waiter.owner);
     }
     count(|it| &mut it.granted_queued);
-    // The lease counts from `now`, which was read a while ago.
+    // The wait ended at `now`, from which the lease counts, and which was read a while ago.
     let since = Now::read().micros.saturating_sub(now.micros);
     let waited = steady_micros().saturating_sub(arrived).saturating_sub(since);
     time(|stats| &mut stats.waits, waited);
     Ok((form.answer(token, waited), grant))
 }
 
-/// Answers a waiter that has been granted what it waited for, or lets it await its replicas.
+/// Answers a waiter that was granted its locks, or withholds the answer until replicas have confirmed the grant.
 fn answer(state: &mut State, waiter: Box<Waiter<Asker>>, (answer, grant): (Answer, GrantId), now: Now) {
     if waiter.asker.replicas > 0 {
         return confirming::begin_reply(state, waiter, (answer, grant), now);
@@ -211,7 +211,7 @@ fn answer(state: &mut State, waiter: Box<Waiter<Asker>>, (answer, grant): (Answe
     }
 }
 
-/// Whether a connection's user may still run the request: its rights may have changed since it was made.
+/// Whether a connection's user may still run the request: the user's rights may have changed since it was made.
 fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
     let Some(user) = User::of_client(ctx, client) else { return true };
     if let [lock] = locks {
@@ -224,14 +224,14 @@ fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
     user.may_run(&command)
 }
 
-/// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
-fn is_forsaken(state: &State, id: WaiterId) -> bool {
+/// Whether a request belongs to an ended session whose requests have not left the queue yet.
+fn is_orphaned(state: &State, id: WaiterId) -> bool {
     let asker = state.queue.get(id).map(|waiter| &waiter.asker);
     asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !state.sessions.is_open(asker.client))
 }
 
-/// Where a session's request must go, once the slot of its keys is served by another node. (The server itself
-/// redirects blocked clients. While the slot is being migrated, the place of the lock is unknown.)
+/// The node that a session must send its request to, if another node now serves the slot of its keys. (The server
+/// itself redirects blocked clients. While the slot is being migrated, that node is unknown.)
 fn place_elsewhere(state: &State, ctx: Ctx, id: WaiterId) -> Option<Place> {
     let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
     match served(ctx, state.queue.get(id).filter(of_session)?.keys.first()?) {
@@ -240,14 +240,14 @@ fn place_elsewhere(state: &State, ctx: Ctx, id: WaiterId) -> Option<Place> {
     }
 }
 
-fn send_away(state: &mut State, id: WaiterId, place: &Place, now: Now) {
+fn redirect(state: &mut State, id: WaiterId, place: &Place, now: Now) {
     if let Some(waiter) = state.queue.leave(id) {
         let moved = format!("MOVED {} {}", place.slot, place.address);
         end_wait(state, waiter, Outcome::Refused(moved), now);
     }
 }
 
-/// Which node of a cluster decides on a key; outside clusters this one.
+/// Which node of a cluster serves a key. Outside clusters, this one does.
 pub fn served(ctx: Ctx, key: &LockKey) -> Served {
     if !listeners::in_cluster() {
         return Served::Here;
@@ -255,7 +255,7 @@ pub fn served(ctx: Ctx, key: &LockKey) -> Served {
     ctx.in_db(key.db, |ctx| cluster::served(ctx, &Text::new(&key.name)))
 }
 
-/// Who holds a lock.
+/// The holders of a lock.
 fn holders(ctx: Ctx, key: &LockKey, now: Now) -> Vec<Owner> {
     let now = now.millis();
     ctx.in_db(key.db, |ctx| {
@@ -265,13 +265,13 @@ fn holders(ctx: Ctx, key: &LockKey, now: Now) -> Vec<Owner> {
     })
 }
 
-/// Looks at one of so many locks of a request that is being served: leases found to have run out are removed on the way.
+/// Reads one of the `locks` locks of a request that is being served, and ends its expired holds.
 fn look(state: &mut State, ctx: Ctx, (key, owner): (&LockKey, &Owner), locks: usize, now: Now) -> Sight {
     if served(ctx, key) != Served::Here {
-        // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be; or no node serves it.
-        // A copy of the key may be here, but it does not count.
+        // Another node serves the slot, or no node does, or it is being migrated: clients are redirected, or soon will
+        // be. A copy of the key may be here, but it does not count.
         holder_cache::with(|cache| cache.forget(key.db, &key.name));
-        state.queue.look_at(key, Some(now.millis().saturating_add(LOOK_AGAIN)));
+        state.queue.look_at(key, Some(now.millis().saturating_add(RETRY_INTERVAL)));
         return Sight::Elsewhere;
     }
     if state.awaits_replicas(key.db, &key.name, owner) {
@@ -291,14 +291,14 @@ fn look(state: &mut State, ctx: Ctx, (key, owner): (&LockKey, &Owner), locks: us
     })
 }
 
-/// Removes the holders of a contended lock whose lease has run out, and schedules the look at the next one.
+/// Ends the expired holds of a contended lock, and schedules the look at its next deadline.
 fn refresh(state: &mut State, lock: &mut Lock, key: &LockKey, now: Now) {
     if holds::end_expired(state, lock, now) {
-        // The reading may be for a request for several locks, while others wait for this one alone.
+        // This read may be for a request for several locks, while others wait for this lock alone.
         state.agenda.note(key.clone(), Change::Freed);
     }
     if lock.count() > 0 {
-        schedule_look(state, lock, key, now.millis()); // Otherwise it is about to be granted.
+        schedule_look(state, lock, key, now.millis()); // A lock without holders is about to be granted.
     }
 }
 
@@ -315,14 +315,14 @@ fn schedule_look(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
     state.queue.look_at(key, next_look(lock, now));
 }
 
-/// Schedules the next look at a lock that a request begins to wait for, or whose deadline has moved.
+/// Schedules a look at a lock that a request begins to wait for, or whose deadline has moved. Never postpones one.
 pub fn schedule_earlier(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
     if let Some(next) = next_look(lock, now) {
         state.queue.look_earlier(key, next);
     }
 }
 
-/// A command of this module has moved the deadline of a hold.
+/// Schedules a look at a lock after a command of this module has moved the deadline of a hold.
 pub fn deadline_moved(state: &mut State, lock: &Lock, now: Now) {
     if state.is_contended(lock.db(), lock.name().bytes()) {
         schedule_earlier(state, lock, &lock.lock_key(), now.millis());

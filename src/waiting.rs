@@ -1,9 +1,15 @@
-//! How a wait begins: a client is blocked, or a session is promised an event.
+//! How a wait begins: the module blocks a client, or promises a session an event.
 //!
-//! It ends in one of these ways. Each leaves the queue and, if the request stood in others' way, serves them: granted
-//! ([`crate::serving`]); timed out, or `CLIENT UNBLOCK`; the key no longer a lock, or a contradiction; rights taken
-//! away; a cycle of waits found; withdrawn (`LOCK.RELEASE … ALL`), or superseded by the same owner; or its client gone: disconnected, killed, unblocked with
-//! an error, redirected to another node, or refused because this server is now a replica.
+//! A wait ends in one of these ways. The request leaves the queue, and the module serves any requests that waited
+//! behind it.
+//!
+//! * Granted: [`crate::serving`].
+//! * Timed out, or ended by `CLIENT UNBLOCK`.
+//! * Refused: the key is no longer a lock, the lock has too many holders, the request contradicts what its owner holds,
+//!   or the user lost the right to it.
+//! * Withdrawn (`LOCK.RELEASE … ALL`), or superseded by another request of the same owner.
+//! * Its client is gone: disconnected, killed, unblocked with an error, redirected to another node, or refused because
+//!   this server is now a replica.
 
 use crate::config;
 use crate::confirming;
@@ -54,7 +60,7 @@ impl Wait {
         }
     }
 
-    /// The same, but for `ms` at most.
+    /// The same wait, limited to `most` ms.
     fn at_most(self, most: Millis) -> Self {
         match self {
             Self::No => Self::No,
@@ -64,22 +70,22 @@ impl Wait {
     }
 }
 
-/// What a request that may be answered later needs to say: on whose behalf it is made, and what it is about.
+/// A request that may be answered later: on whose behalf it is made, and what it asks for.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The connection on whose behalf it is.
+    /// The connection on whose behalf the request is made.
     pub client: u64,
-    /// Whether that is a session.
+    /// Whether that connection acts as a session.
     pub on_behalf: OnBehalf,
-    /// What is asked for.
+    /// What the request asks for.
     pub terms: Terms,
-    /// Of a request for a longer lease.
+    /// The renewal, if the request is for a longer lease.
     pub renewal: Option<Renewal>,
     /// The keys.
     pub keys: Rc<[LockKey]>,
     /// The owner.
     pub owner: Owner,
-    /// What a grant is answered with.
+    /// The form in which a grant is answered.
     pub form: TokenForm,
 }
 
@@ -107,16 +113,17 @@ impl Request {
     }
 }
 
-/// The error where the server can't block the client.
+/// The error for a client that the server can't block.
 const NOT_BLOCKED: &str = "ERR this client can't be blocked";
 
-/// Puts a request into the queue for the locks of these names, at the place of its arrival (by `steady_millis`), unless
-/// its wait would close a cycle. The locks that were read are scheduled for another look; for the others, those that wait
-/// already have seen to that. Where it has become the first, it is looked at in this turn of the event loop.
+/// Queues a request for the locks of these names, at the position of its arrival (by `steady_millis`), unless its wait
+/// would close a cycle. Schedules the next look at the locks that were read. For the other locks, requests that wait
+/// already have scheduled it. A request that becomes the head of a queue with others is judged in this event-loop
+/// iteration.
 ///
 /// # Errors
 ///
-/// The reply that says why it can't wait.
+/// The reply that says why the request can't wait.
 pub fn wait(
     state: &mut State,
     ctx: Ctx,
@@ -146,11 +153,11 @@ pub fn wait(
     Ok(replied)
 }
 
-/// The place in the queue of this owner's request for the same keys under the same limit, if there is one.
+/// The queue position of this owner's request for the same keys under the same limit, if there is one.
 ///
 /// # Errors
 ///
-/// If its owner waits for one of these keys in another way.
+/// The reply for an owner that waits for one of these keys under another limit, or for other keys together with it.
 pub fn place_of(state: &State, request: &Request, limit: Limit) -> Result<Option<WaiterId>, String> {
     let of_key = |key: &LockKey| state.queue.request_of(&request.owner, key);
     let Some(id) = request.keys.iter().find_map(of_key) else { return Ok(None) };
@@ -167,12 +174,12 @@ pub fn place_of(state: &State, request: &Request, limit: Limit) -> Result<Option
     }
 }
 
-/// Lets a request take over the place in the queue of an earlier one of the same owner, which ends: `-SUPERSEDED`, unless
-/// both are of one session, for which they are one.
+/// Gives a request the queue position of an earlier request of the same owner. The earlier one ends with `-SUPERSEDED`,
+/// unless both belong to one session, for which they are the same request.
 ///
 /// # Errors
 ///
-/// The reply that says why it can't wait.
+/// The reply that says why the request can't wait.
 pub fn take_over(
     state: &mut State,
     ctx: Ctx,
@@ -205,11 +212,11 @@ pub fn take_over(
     Ok(replied)
 }
 
-/// Withholds the answer to a grant or renewal of these holds until its replicas have confirmed it.
+/// Withholds the answer to a grant or renewal of these holds until enough replicas have confirmed it.
 ///
 /// # Errors
 ///
-/// The reply that says that the client can't wait for the answer. What was granted is revoked.
+/// The reply that says that the client can't wait for the answer. The grant is then revoked.
 pub fn confirm(
     state: &mut State,
     ctx: Ctx,
@@ -235,12 +242,12 @@ pub fn confirm(
     }
 }
 
-/// Whether a session has room for the events that a request may cause: the one that says how it ends, and those of its holds
-/// once they are bound. Connections that are no sessions always have.
+/// Checks that a session has room for the events that a request may cause: its outcome, and the events of its holds
+/// once they are bound. A connection that is not a session always has room.
 ///
 /// # Errors
 ///
-/// Names the setting that forbids it.
+/// The reply that names the setting.
 pub fn has_room_for_events(
     state: &State,
     (client, on_behalf): (u64, OnBehalf),
@@ -266,7 +273,7 @@ pub fn has_room_for_events(
     ))
 }
 
-/// The answer to a session's request if the same request waits for its turn, or awaits replicas, already. Changes nothing.
+/// Replies `WAITING` if a session repeats a request that is already queued or awaits replicas. Changes nothing.
 pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
     let is_same = |it: &Waiter<Asker>| {
         (it.asker.on_behalf, it.asker.client) == (OnBehalf::Session, request.client)
@@ -277,14 +284,15 @@ pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
     requests.any(is_same).then(|| ctx.reply_line(c"WAITING"))
 }
 
-/// How many keys the requests that one command withdraws may name in all: each has to leave the queue of each of its keys.
+/// The most keys that the requests withdrawn by one command may name in all. A request must leave the queue of each
+/// key.
 const MOST_WITHDRAWN: usize = 2_048;
 
-/// Whether the requests of an owner that name one of these keys may be withdrawn in one step.
+/// Checks that one command may withdraw the requests of an owner that name one of these keys.
 ///
 /// # Errors
 ///
-/// The reply that says that they name too many keys. (Those that name one key never do.)
+/// The reply that says that they name too many keys. (A command for one key never gets it.)
 pub fn may_withdraw(state: &State, ctx: Ctx, names: &[TextRef], owner: TextRef) -> Result<(), String> {
     let (db, of) = (ctx.db(), Owner::from(owner.bytes()));
     let [_, _, ..] = names else { return Ok(()) };
@@ -302,9 +310,9 @@ pub fn may_withdraw(state: &State, ctx: Ctx, names: &[TextRef], owner: TextRef) 
     }
 }
 
-/// An owner withdraws its requests for a lock of the selected database: the one in the queue, and those that were granted
-/// and whose answer is undelivered. Of these, the caller releases this hold, and the others are revoked. Returns the keys of
-/// the requests; the caller serves those who wait for them.
+/// Withdraws an owner's requests for a lock of the selected database: the queued request, and the grants whose answer
+/// is undelivered. Of such a grant, the caller releases the hold of this lock; the other holds are revoked. Returns the
+/// keys whose waiters the caller must serve.
 pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Vec<LockKey> {
     const RELEASED: &str = "UNCONFIRMED the lock was released before its replicas had confirmed it";
     let key = LockKey::new(ctx.db(), name.bytes());
@@ -329,7 +337,8 @@ pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now:
     keys
 }
 
-/// Blocks a session until its next events arrive, or until a heartbeat is due.
+/// Replies with a session's next events. If there are none and the session waits, blocks it until one arrives or a
+/// heartbeat is due.
 pub fn read_next(
     state: &mut State,
     ctx: Ctx,
@@ -345,7 +354,7 @@ pub fn read_next(
     }
     let ticket = state.pending.ticket();
     let (block, replied) = block_for_events(ctx, ticket).ok_or(NOT_BLOCKED)?;
-    // What is renewed for the session needs a reader, so it must ask again in time.
+    // The server renews holds only for a session that reads, so the session must ask again in time.
     let has_to_ask = reading.signs == SignsOfLife::Wanted || state.bindings.shortest_lease(session).is_some();
     let pace = state.sessions.promised_pace(session, state.pace(session, config::default_lease()));
     let until = if has_to_ask { wait.at_most(pace) } else { wait }.until(now);
@@ -356,11 +365,11 @@ pub fn read_next(
     Ok(replied)
 }
 
-/// Whether there is room for one more request in the queue of each of its keys.
+/// Checks that the queue of each key has room for one more request.
 ///
 /// # Errors
 ///
-/// Names the setting that forbids it.
+/// The reply that names the setting.
 pub fn has_room(state: &State, request: &Request) -> Result<(), String> {
     let most = config::MAX_WAITERS.get();
     let is_full = |key: &&LockKey| most > 0 && state.queue.waiting(key.db, &key.name) as u64 >= most;
@@ -373,7 +382,7 @@ pub fn has_room(state: &State, request: &Request) -> Result<(), String> {
     }
 }
 
-/// Ends the waits that have timed out.
+/// Ends the waits that have timed out, and answers the readers whose time is over.
 pub fn time_out(state: &mut State, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(ticket) = state.pending.take_timeout(now.millis()) else { break };
@@ -389,8 +398,9 @@ pub fn time_out(state: &mut State, now: Now, slice: &Slice) {
     }
 }
 
-/// Ends the sessions that were promised a heartbeat and do not ask for it, if they have anything bound or waiting: the
-/// process that they stand for is gone. One that is blocked in another command of its own can't ask.
+/// Closes the sessions that were promised a heartbeat and do not ask for it, if they have a bound hold or a waiting
+/// request: their process is considered dead. A session that is blocked in another command of its own can't ask, and
+/// stays open.
 pub fn end_silent(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(client) = state.sessions.take_silent(now.millis()) else { break };
@@ -404,7 +414,7 @@ pub fn end_silent(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Removes what ended sessions leave behind: waiting requests, and grants that they never heard of.
+/// Removes what ended sessions leave behind: waiting requests, undelivered grants, and unread events.
 pub fn leave_ended(state: &mut State, slice: &Slice) {
     while !slice.is_over() {
         match state.sessions.next_remains() {
@@ -419,8 +429,8 @@ pub fn leave_ended(state: &mut State, slice: &Slice) {
     }
 }
 
-/// Refuses everything that sessions wait for, because this server is now a replica. (The server itself answers
-/// blocked clients.)
+/// Refuses the pending requests of sessions, because this server is now a replica. Revokes all grants that await
+/// replicas. (The server itself answers blocked clients.)
 pub fn refuse_undecided(state: &mut State, now: Now, slice: &Slice) {
     const UNBLOCKED: &str = "UNBLOCKED this server is now a replica and grants no locks";
     let refused = || Outcome::Refused(UNBLOCKED.into());

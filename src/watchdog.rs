@@ -1,4 +1,4 @@
-//! The watchdog: renews bound holds, releases those whose connection has ended, and notifies sessions of what they have lost.
+//! The watchdog: renews bound holds, releases those whose connection has ended, and notifies sessions of lost holds.
 
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold};
@@ -11,7 +11,7 @@ use crate::state::{Binding, BindingId, Kind, State, Why};
 use crate::stats::count;
 use crate::{confirming, holds};
 
-/// Renews what is due, and notes leases that have run out.
+/// Renews the bound holds that are due, and verifies those whose lease has run out.
 pub fn renew_due(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(id) = state.bindings.take_due(now.millis()) else { break };
@@ -34,7 +34,7 @@ pub fn renew_due(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 fn renew(state: &mut State, ctx: Ctx, id: BindingId, binding: &Binding, now: Now) {
     match served(ctx, &binding.key()) {
         Served::Here => {}
-        // Another third of the lease later it is tried again, if the lease has not run out by then.
+        // The watchdog tries again a third of the lease later, if the lease has not run out by then.
         Served::Nowhere => return,
         Served::Elsewhere(_) | Served::Leaving | Served::Arriving => return verify(state, ctx, id, Why::Changed, now),
     }
@@ -57,8 +57,8 @@ fn renew(state: &mut State, ctx: Ctx, id: BindingId, binding: &Binding, now: Now
     }
 }
 
-/// Where nothing may be written: reports holds whose lease has expired, and leaves the renewals for later.
-pub fn tell_over(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
+/// Reports bound holds whose lease has expired, and postpones renewals, while nothing may be written.
+pub fn report_expired(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(id) = state.bindings.first_due(now.millis()) else { break };
         if state.bindings.get(id).is_none_or(|binding| binding.end().has_passed(now.millis())) {
@@ -71,22 +71,23 @@ pub fn tell_over(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 }
 
 /// Verifies the bindings whose hold another client may have ended.
-pub fn verify_doubtful(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
+pub fn verify_marked(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some((id, why)) = state.bindings.next_doubtful() else { break };
         verify(state, ctx, id, why, now);
     }
 }
 
-/// Checks that a bound hold is still there. If not, it is lost, for the given reason unless its lease has run out. If the
-/// lease that its replicas know has run out, it is ended: one of them may have taken over and granted the lock.
+/// Checks that a bound hold still exists. If not, reports it as lost: for the given reason, unless its lease has run
+/// out. If the lease that its replicas know has run out, the hold ends: one of them may have been promoted and have
+/// granted the lock.
 pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: Why, now: Now) {
     let Some(binding) = state.bindings.get(id).cloned() else { return };
     let elsewhere = matches!(served(ctx, &binding.key()), Served::Elsewhere(_) | Served::Leaving);
     let still_held = |lock: &mut Lock, _: TextRef| Some((held(lock, &binding)?.holds, lock.limit(), lock.own_end()?));
     let seen = if elsewhere { None } else { with_lock(ctx, &binding, now, still_held).flatten() };
     if seen.is_none() && !elsewhere && binding.end().has_passed(now.millis()) && !writes::are_possible(ctx) {
-        // The server may hide the key, and not remove it: a step of the clock back would bring the hold back.
+        // The server may hide the expired key without removing it: a clock step back would restore the hold.
         state.end_later(binding.clone());
     }
     if let Some((holds, limit, end)) = seen {
@@ -97,7 +98,7 @@ pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: Why, now: Now) {
         if !is_over {
             return;
         }
-        // As soon as something may be written, and before anything else is judged by the lock.
+        // The hold ends as soon as something may be written, and before the module decides anything else by the lock.
         state.end_later(binding.clone());
         count(|it| &mut it.expired);
     }
@@ -105,7 +106,7 @@ pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: Why, now: Now) {
     if elsewhere {
         state.notify(&binding, Kind::Unbound(binding.token, Why::Moved));
     } else {
-        holds::tell_lost(state, &binding, why, now);
+        holds::report_lost(state, &binding, why, now);
     }
 }
 
@@ -132,7 +133,7 @@ fn held(lock: &Lock, binding: &Binding) -> Option<Hold> {
     lock.own().filter(|own| own.token == Some(binding.token))
 }
 
-/// Reads the lock of a binding as its owner sees it; `None` if it is not a lock.
+/// Runs `work` with the lock of a binding, as its owner sees it. Returns `None` if the key is not a lock.
 fn with_lock<R>(ctx: Ctx, binding: &Binding, now: Now, work: impl FnOnce(&mut Lock, TextRef) -> R) -> Option<R> {
     ctx.in_db(binding.key().db, |ctx| {
         let (name, owner) = (Text::new(&binding.name), Text::new(&binding.owner));

@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(super::config())]
 
     #[test]
-    fn each_is_in_all_indices_or_in_none(acts in proptest::collection::vec(act(), 0..80)) {
+    fn binding_is_in_all_indices_or_in_none(acts in proptest::collection::vec(act(), 0..80)) {
         let mut bindings = Bindings::default();
         for act in acts {
             carry_out(&mut bindings, act.clone());
@@ -104,9 +104,9 @@ proptest! {
         }
     }
 
-    /// Every binding ends in one way, once: nothing is left when all connections are gone and all that ended is taken out.
+    /// Every binding ends once: nothing is left when all connections have ended and all ended bindings are removed.
     #[test]
-    fn nothing_is_left_in_the_end(acts in proptest::collection::vec(act(), 0..80)) {
+    fn every_binding_ends_once(acts in proptest::collection::vec(act(), 0..80)) {
         let mut bindings = Bindings::default();
         acts.into_iter().for_each(|act| carry_out(&mut bindings, act));
         (1..4).for_each(|client| { bindings.client_gone(client); });
@@ -117,7 +117,7 @@ proptest! {
     }
 }
 
-/// The binding of a hold of 30 ms until 50, made at 0.
+/// Binds a hold at 0, with a lease of 30 ms, until 50. Returns the binding of an earlier hold.
 fn bound(bindings: &mut Bindings, client: u64, token: u64, flags: BindingFlags) -> Option<Binding> {
     let new = NewBinding { flags, ..new_binding(client, key(1), owner(1), token) };
     bindings.bind(new, 0).filter(|before| before.token != token)
@@ -126,7 +126,7 @@ fn bound(bindings: &mut Bindings, client: u64, token: u64, flags: BindingFlags) 
 const WATCHED: BindingFlags = BindingFlags { watchdog: true, ephemeral: false, contention: false };
 const EPHEMERAL: BindingFlags = BindingFlags { watchdog: false, ephemeral: true, contention: false };
 
-/// The only binding of this kind, and its name.
+/// Bindings with a single one, which has these flags, and its id.
 fn one(flags: BindingFlags) -> (Bindings, BindingId) {
     let mut bindings = Bindings::default();
     assert!(bound(&mut bindings, 1, 7, flags).is_none());
@@ -135,17 +135,17 @@ fn one(flags: BindingFlags) -> (Bindings, BindingId) {
 }
 
 #[test]
-fn a_watched_hold_is_renewed_after_each_third_of_its_lease() {
+fn watched_hold_is_due_after_each_third_of_its_lease() {
     let (mut bindings, id) = one(WATCHED);
     assert_eq!((bindings.len(), bindings.is_empty(), bindings.next_due()), (1, false, Some(10)));
     assert_eq!(bindings.take_due(9), None);
     assert_eq!((bindings.take_due(12), bindings.next_due()), (Some(id), Some(22)));
-    // In time for a deadline that is earlier, and for one that is later: not later than it was.
+    // The binding is due in time for an earlier deadline. A later deadline does not postpone it.
     bindings.deadline_moved(id, Deadline::At(15), 12);
     assert_eq!((bindings.next_due(), bindings.get(id).map(Binding::end)), (Some(13), Some(Deadline::At(15))));
     bindings.deadline_moved(id, Deadline::At(900), 12);
     assert_eq!(bindings.next_due(), Some(13));
-    // Somebody else's deadline is no reason to renew it, but its end is seen.
+    // A deadline that another client sets is no reason to renew the hold, but the binding is due when it ends.
     let (mut bindings, id) = one(WATCHED);
     bindings.deadline_seen(id, Deadline::At(900));
     assert_eq!((bindings.next_due(), bindings.get(id).map(Binding::end)), (Some(10), Some(Deadline::At(900))));
@@ -156,7 +156,7 @@ fn a_watched_hold_is_renewed_after_each_third_of_its_lease() {
 }
 
 #[test]
-fn the_end_of_any_other_is_seen() {
+fn unwatched_hold_is_due_when_its_lease_ends() {
     let (mut bindings, id) = one(EPHEMERAL);
     assert_eq!(bindings.next_due(), Some(51));
     bindings.deadline_moved(id, Deadline::At(70), 12);
@@ -167,20 +167,20 @@ fn the_end_of_any_other_is_seen() {
 }
 
 #[test]
-fn a_hold_that_changes_keeps_its_binding_under_its_new_token() {
+fn changed_hold_keeps_its_binding_under_its_new_token() {
     let hold = (0, &*key(1).name, &*owner(1));
     let (mut bindings, id) = one(WATCHED);
     assert!(bindings.changed(hold, Some(7), 8, Deadline::At(900), 1).is_none());
     assert_eq!(bindings.get(id).map(|it| (it.token, it.end())), Some((8, Deadline::At(900))));
     assert!(bindings.of(0, hold.1, hold.2, Some(8)).is_some() && bindings.of(0, hold.1, hold.2, Some(7)).is_none());
-    // That was another hold.
+    // The binding belonged to another hold.
     assert_eq!(bindings.changed(hold, Some(7), 9, Deadline::At(900), 1).map(|it| it.token), Some(8));
     assert!(
         bindings.get(id).is_none() && !bindings.is_bound(0, hold.1) && bindings.client_of(0, hold.1, hold.2).is_none()
     );
 }
 
-/// The same hold of the same connection: watched or ephemeral once is so from then on. Otherwise it is bound anew.
+/// Flags of a hold add up while it is bound to the same connection. Otherwise it is bound anew.
 #[test]
 fn bind_keeps_the_flags_of_an_earlier_binding_of_the_same_connection() {
     let flags = |bindings: &Bindings| bindings.of(0, &key(1).name, &owner(1), Some(7)).map(|it| (it.client, it.flags));
@@ -198,22 +198,22 @@ fn bind_keeps_the_flags_of_an_earlier_binding_of_the_same_connection() {
     }
 }
 
-/// A session that asks is notified of contention once, and once more if it asks again.
+/// A session that asks for it is notified of contention once, and once more if it asks again.
 #[test]
-fn contended_is_told_once_for_each_hold() {
+fn contention_is_reported_once_for_each_hold() {
     let keeps = BindingFlags { contention: true, ..WATCHED };
-    let told = |bindings: &mut Bindings| bindings.take_asking(0, &key(1).name).map(|it| it.client);
+    let notified = |bindings: &mut Bindings| bindings.take_asking(0, &key(1).name).map(|it| it.client);
     let (mut bindings, _) = one(keeps);
     assert!(bindings.asks(0, &key(1).name) && !bindings.asks(1, &key(1).name) && bindings.kept() == 1);
-    assert_eq!((told(&mut bindings), told(&mut bindings), bindings.kept()), (Some(1), None, 0));
-    // Bound once more in another way, it was told; unless that asks, too, or is another connection's.
+    assert_eq!((notified(&mut bindings), notified(&mut bindings), bindings.kept()), (Some(1), None, 0));
+    // A hold that is bound again stays notified, unless the new binding asks, too.
     bound(&mut bindings, 1, 7, EPHEMERAL);
-    assert_eq!(told(&mut bindings), None);
+    assert_eq!(notified(&mut bindings), None);
     bound(&mut bindings, 1, 7, keeps);
-    assert_eq!(told(&mut bindings), Some(1));
+    assert_eq!(notified(&mut bindings), Some(1));
     bound(&mut bindings, 2, 7, WATCHED);
-    assert_eq!(told(&mut bindings), None);
-    // To ask changes nothing else of what the binding promises.
+    assert_eq!(notified(&mut bindings), None);
+    // Asking for notification changes nothing else of the binding.
     bindings.bind(
         NewBinding {
             flags: BindingFlags { contention: true, ..BindingFlags::NONE },
@@ -224,23 +224,23 @@ fn contended_is_told_once_for_each_hold() {
     );
     let binding = bindings.of(0, &key(1).name, &owner(1), Some(7)).map(|it| (it.flags, it.lease));
     assert_eq!(binding, Some((keeps, 30)));
-    assert_eq!(told(&mut bindings), Some(2));
+    assert_eq!(notified(&mut bindings), Some(2));
     bound(&mut bindings, 2, 7, keeps);
-    // It goes along with its database, and ends with the hold.
+    // The request for notification follows its database, and ends with the hold.
     bindings.swap(0, 1);
     assert!(bindings.asks(1, &key(1).name) && !bindings.asks(0, &key(1).name));
     bindings.swap(0, 1);
     bindings.unbind(0, &key(1).name, &owner(1));
-    assert_eq!((told(&mut bindings), bindings.kept()), (None, 0));
-    // Another hold takes the place of one that has ended unnoticed, and asks by itself.
+    assert_eq!((notified(&mut bindings), bindings.kept()), (None, 0));
+    // Another hold replaces one that has ended unnoticed, and asks on its own.
     bound(&mut bindings, 1, 7, keeps);
     bindings.bind(NewBinding { flags: keeps, ..new_binding(3, key(1), owner(2), 8) }, 0);
     bindings.unbind(0, &key(1).name, &owner(1));
-    assert_eq!((told(&mut bindings), bindings.kept()), (Some(3), 0));
+    assert_eq!((notified(&mut bindings), bindings.kept()), (Some(3), 0));
 }
 
 #[test]
-fn a_binding_lasts_as_long_as_its_connection() {
+fn binding_lasts_as_long_as_its_connection() {
     let (mut bindings, id) = one(WATCHED);
     let binding = bindings.get(id).expect("it is there").clone();
     assert!(bindings.is_live(&binding));
@@ -249,7 +249,7 @@ fn a_binding_lasts_as_long_as_its_connection() {
     assert!(!bindings.client_gone(1));
 }
 
-/// What a watched hold may count on is what its replicas have confirmed, whatever was written since.
+/// A watched hold lasts as long as its replicas have confirmed, whatever was written since.
 #[test]
 fn only_a_confirmation_moves_the_confirmed_deadline() {
     let mut bindings = Bindings::default();
@@ -266,14 +266,14 @@ fn only_a_confirmation_moves_the_confirmed_deadline() {
     bindings.asked(id, second);
     bindings.answered(id, first, Confirms::Yes);
     assert_eq!(end(&bindings), Some(Deadline::At(30)), "that was another one");
-    // A shorter one, and a longer one again: neither is known to be confirmed when the first is.
+    // The lease was shortened, and then extended, since that renewal. The confirmation reaches only to the shortest.
     bindings.deadline_moved(id, Deadline::At(45), 21);
     bindings.deadline_moved(id, Deadline::At(60), 21);
     bindings.answered(id, second, Confirms::Yes);
     assert_eq!(end(&bindings), Some(Deadline::At(45)));
     bindings.deadline_seen(id, Deadline::At(42));
     assert_eq!(end(&bindings), Some(Deadline::At(42)));
-    // It is due at its end at the latest, also when the next renewal would come later.
+    // The binding is due at its end at the latest, even if the next renewal would come later.
     bindings.take_due(41);
     assert_eq!(bindings.next_due(), Some(43));
 }
@@ -300,9 +300,9 @@ fn unbind_all_removes_every_binding_of_a_lock() {
     assert!(bindings.unbind_all(0, &key(1).name).is_empty());
 }
 
-/// Those of a lock whose connection has ended are found, once after each end.
+/// Bindings of a lock whose connection has ended are found once after each end.
 #[test]
-fn what_ends_with_a_connection_is_found_at_the_next_look() {
+fn ephemeral_bindings_of_ended_connection_are_found_at_next_look() {
     let mut bindings = Bindings::default();
     let broken = |bindings: &mut Bindings| {
         let broken = bindings.take_broken(0, &key(1).name).into_iter().map(|binding| binding.client);
@@ -318,7 +318,7 @@ fn what_ends_with_a_connection_is_found_at_the_next_look() {
         assert!(bindings.client_gone(client) && !bindings.client_gone(client));
         assert_eq!((broken(&mut bindings), broken(&mut bindings)), (vec![client], vec![]));
     }
-    // One that is bound after a look, too; and nothing that only was renewed.
+    // A binding that is made after a look is found, too. One that is only renewed is not.
     binding(&mut bindings, 5, EPHEMERAL);
     assert!([4, 3, 5].into_iter().all(|client| bindings.client_gone(client)));
     let mut both = broken(&mut bindings);
@@ -327,9 +327,9 @@ fn what_ends_with_a_connection_is_found_at_the_next_look() {
     assert!(bindings.is_consistent() && bindings.len() == 1);
 }
 
-/// What is bound in a database, or may be revoked there, follows it.
+/// Bindings, and homes that grants share, follow their database.
 #[test]
-fn databases_that_are_swapped() {
+fn bindings_follow_their_database() {
     let (mut bindings, id) = one(WATCHED);
     let [first, other] = [0, 1].map(|db| bindings.home(db));
     let at = |bindings: &Bindings| {
@@ -346,15 +346,16 @@ fn databases_that_are_swapped() {
 }
 
 #[test]
-fn one_in_doubt() {
+fn binding_to_be_verified_is_returned_once() {
     let (mut bindings, id) = one(WATCHED);
     bindings.doubt_one(id);
     assert_eq!((bindings.next_doubtful(), bindings.next_doubtful()), (Some((id, Why::Changed)), None));
 }
 
-/// What somebody wrote may expire in the same turn: then it is lost since that was written.
+/// A key that a client has written may expire in the same event-loop iteration: the hold is then lost because of the
+/// write.
 #[test]
-fn those_in_doubt_come_once_and_a_change_counts_more_than_an_expiry() {
+fn change_counts_more_than_expiry_as_loss_reason() {
     let (mut bindings, id) = one(WATCHED);
     assert!(!bindings.has_work());
     bindings.doubt_one(id);
@@ -373,7 +374,7 @@ fn those_in_doubt_come_once_and_a_change_counts_more_than_an_expiry() {
 }
 
 #[test]
-fn what_a_session_holds_waits_for_its_reader() {
+fn hold_of_session_is_not_renewed_until_it_reads() {
     let (mut bindings, id) = one(WATCHED);
     let last = bindings.read_by(1);
     let is_unread = |bindings: &Bindings| bindings.is_unread(bindings.get(id).expect("it is there"), last);
@@ -388,7 +389,7 @@ fn what_a_session_holds_waits_for_its_reader() {
     bindings.read_by(1);
     assert_eq!((bindings.next_due(), bindings.take_due(11), bindings.take_due(11)), (Some(0), Some(id), None));
     assert_eq!(bindings.next_due(), Some(21));
-    // Nothing is left of one that ended meanwhile.
+    // A binding that ended meanwhile leaves nothing behind.
     bindings.wait_for_reader(id);
     assert!(bindings.remove(id).is_some() && bindings.is_consistent());
     bindings.read_by(1);
@@ -396,7 +397,7 @@ fn what_a_session_holds_waits_for_its_reader() {
 }
 
 #[test]
-fn what_is_due_when_nothing_can_be_renewed() {
+fn postponed_renewal_is_due_again_at_once() {
     let (mut bindings, id) = one(WATCHED);
     assert_eq!((bindings.first_due(9), bindings.first_due(10)), (None, Some(id)));
     bindings.put_off(id);
@@ -406,10 +407,10 @@ fn what_is_due_when_nothing_can_be_renewed() {
     assert_eq!((bindings.take_due(52), bindings.take_due(52)), (Some(id), None));
 }
 
-/// Of what is renewed for a connection, the hold counts that has least of its lease left; with replicas, by the deadline that
-/// they have confirmed.
+/// Among the holds that are renewed for a connection, the one with the smallest part of its lease left counts. With
+/// replicas, the deadline that they have confirmed counts.
 #[test]
-fn what_is_sure() {
+fn sure_is_least_part_of_a_lease_left() {
     let mut bindings = Bindings::default();
     let binding = |bindings: &mut Bindings, number, flags, lease, replicas| {
         let (of, deadline) = (new_binding(1, key(number), owner(1), 7), Deadline::At(1000 + lease));
@@ -431,13 +432,13 @@ fn what_is_sure() {
     assert_eq!(bindings.sure(1, 1200), 777, "of 900, 700 are left");
     bindings.deadline_moved(long, Deadline::Never, 1200);
     assert_eq!(bindings.sure(1, 1200), 1000);
-    // What was shortened since is not confirmed by what was asked before.
+    // A confirmation of an earlier renewal does not undo a deadline that was shortened since.
     bindings.asked(short, renewal);
     bindings.deadline_moved(short, Deadline::At(1260), 1200);
     bindings.answered(short, renewal, Confirms::Yes);
     assert_eq!(bindings.sure(1, 1200), 200);
     assert!(bindings.is_consistent());
-    // Of too many different leases nothing is said.
+    // With too many different leases, nothing is sure.
     let of = |number: u64| {
         let of = new_binding(2, LockKey::new(0, &number.to_be_bytes()), owner(1), 7);
         NewBinding { lease: 1000 + number, deadline: Deadline::At(10_000), ..of }
@@ -449,7 +450,7 @@ fn what_is_sure() {
 }
 
 #[test]
-fn bindings_go_along_with_a_step_of_the_clock() {
+fn bindings_follow_clock_steps() {
     let mut bindings = Bindings::default();
     let of = |name: u8, deadline: Deadline, replicas: u32| NewBinding {
         lease: 300,
@@ -469,26 +470,26 @@ fn bindings_go_along_with_a_step_of_the_clock() {
     }
     let ends = ids.map(|id| bindings.get(id).map(Binding::end));
     assert_eq!(ends, [Deadline::At(41_300), Deadline::At(41_300), Deadline::Never].map(Some));
-    // They are renewed when they would have been, and last as long as they would have.
+    // The holds are renewed, and end, as they would have without the steps.
     assert_eq!((bindings.next_due(), bindings.sure(1, 41_000)), (Some(41_100), 1_000));
-    // What a key says that has not followed yet is old.
+    // The deadline of a key that has not followed yet is stale.
     bindings.deadline_seen(ids[0], Deadline::At(1_300));
     assert_eq!(bindings.get(ids[0]).map(Binding::end), ends[0]);
-    // A hold that is bound to another connection has as far to go; one that others have just written stays.
+    // A hold that is bound to another connection still has to follow. One that a client has just written does not.
     bindings.bind(NewBinding { client: 2, ..of(1, Deadline::At(41_300), 0) }, 41_000);
     assert_eq!(bindings.lagging_of(0, &key(1).name), [BindingId(3)]);
     assert_eq!(bindings.follows(BindingId(3)).map(|(binding, by)| (binding.holds, by)), Some((2, 40_000)));
     bindings.doubt(0, &key(2).name, Why::Changed);
     bindings.doubt(0, &key(2).name, Why::Expired);
     assert!(bindings.follows(ids[1]).is_none() && !bindings.lags(ids[1]));
-    // Those that have followed with their lock are passed over.
+    // Bindings that have already followed are skipped.
     assert_eq!(std::iter::from_fn(|| bindings.next_lagging()).collect::<Vec<_>>(), [ids[1], ids[2], BindingId(3)]);
     assert!(bindings.lags(ids[2]) && !bindings.lags(BindingId(3)) && !bindings.any_lags() && bindings.is_consistent());
 }
 
-/// A key that expired between a step of the clock and one back has to be written anew, although its deadline is the same.
+/// A key that expired between a clock step and a step back must be written again, although its deadline is the same.
 #[test]
-fn a_step_of_the_clock_and_one_back_are_two() {
+fn clock_step_and_step_back_are_both_followed() {
     let mut bindings = Bindings::default();
     bindings.bind(NewBinding { deadline: Deadline::At(1_300), ..new_binding(1, key(1), owner(1), 7) }, 1_000);
     [60_000, -60_000].into_iter().for_each(|by| bindings.stepped(by));
@@ -498,9 +499,9 @@ fn a_step_of_the_clock_and_one_back_are_two() {
     assert_eq!((by, bindings.lags(BindingId(0))), (Some((Deadline::At(1_300), 0)), false));
 }
 
-/// What a client wrote follows no step of the clock that was before it, but those that come later, also before it is verified.
+/// A hold that a client wrote follows no earlier clock step, but follows later ones, even before it is verified.
 #[test]
-fn what_a_client_wrote_follows_only_later_steps() {
+fn hold_that_a_client_wrote_follows_only_later_clock_steps() {
     let mut bindings = Bindings::default();
     bindings.bind(NewBinding { deadline: Deadline::At(1_300), ..new_binding(1, key(1), owner(1), 7) }, 1_000);
     bindings.stepped(200);

@@ -1,4 +1,4 @@
-//! What replicas have yet to confirm: each is confirmed, missed or given up once, in order.
+//! Confirmations: each is confirmed, missed or cancelled once, in order.
 
 use super::{key, owner, request};
 use crate::server::clock::Now;
@@ -7,7 +7,7 @@ use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
 use crate::state::pending::Ticket;
 use crate::state::{Answer, Confirmations, GrantId};
 
-/// A grant that this many replicas must have by 100.
+/// A grant that `needed` replicas must have by 100.
 fn grant(number: u64, needed: u32) -> Confirmation {
     let request = request(1, Ticket(number), owner(1), [key(1)]);
     let what = What::Reply { request, answer: Answer::Token(number), grant: GrantId(number) };
@@ -18,7 +18,7 @@ fn number(it: &Confirmation) -> u64 {
     if let What::Reply { request, .. } = &it.what { request.asker.ticket.0 } else { 0 }
 }
 
-/// Replicas that have confirmed so much.
+/// Replicas that have confirmed up to these offsets.
 fn have(confirmed: &[u64]) -> Offsets {
     Offsets { written: 0, confirmed: confirmed.to_vec() }
 }
@@ -28,7 +28,7 @@ fn settled(all: &Confirmations, confirmed: &[u64], now: u64) -> Vec<Confirmation
 }
 
 #[test]
-fn by_enough_replicas_and_not_before_they_were_asked() {
+fn grant_is_confirmed_by_enough_replicas_once_they_were_asked() {
     let mut all = Confirmations::default();
     let id = all.begin(grant(1, 2));
     assert!(settled(&all, &[50, 50], 0).is_empty());
@@ -58,9 +58,10 @@ fn missed_when_its_time_is_over() {
     assert!(matches!(all.take(never_asked, &have(&[40])), Some(Settled::Missed(it, 0)) if number(&it) == 2));
 }
 
-/// What was written after the question needs another one; an answer to the first says nothing of it.
+/// A grant that was written after a request for acknowledgement needs another one: the answer to the first does not
+/// cover it.
 #[test]
-fn each_question_is_about_what_was_written_before_it() {
+fn acknowledgement_covers_only_earlier_writes() {
     let mut all = Confirmations::default();
     let first = all.begin(grant(1, 1));
     all.asked(40, 10);
@@ -72,7 +73,7 @@ fn each_question_is_about_what_was_written_before_it() {
 }
 
 #[test]
-fn answers_are_expected_soon_after_the_question_was_sent() {
+fn acknowledgements_are_expected_soon_after_request() {
     let mut all = Confirmations::default();
     all.asked(1, 100);
     assert!(!all.expects_news(100));
@@ -85,10 +86,10 @@ fn answers_are_expected_soon_after_the_question_was_sent() {
     assert!(all.expects_news(200));
 }
 
-/// However many others can't be confirmed: those that need fewer replicas are found, and those that need more than there
-/// are cost nothing.
+/// Grants that can't be confirmed delay no others, however many there are. Those that need fewer replicas are found,
+/// and those that need more than there are cost nothing.
 #[test]
-fn what_can_not_be_confirmed_keeps_nothing_up() {
+fn unconfirmable_grants_delay_no_others() {
     let mut all = Confirmations::default();
     for number in 0..10_000 {
         all.begin(grant(number, 3));

@@ -1,4 +1,4 @@
-//! When a session has to hear that it is alive.
+//! When a session must get a heartbeat.
 
 use super::{key, new_binding, owner};
 use crate::lock::{Deadline, Millis};
@@ -16,7 +16,7 @@ fn binding(number: u8, lease: Millis, watchdog: bool) -> NewBinding {
     NewBinding { flags, lease, deadline, ..new_binding(SESSION, key(number), owner(number), 1) }
 }
 
-/// The state with a session whose reader is to be told at this time that it is alive.
+/// The state with a session whose reader gets its heartbeat at `until`.
 fn state(until: Option<Millis>) -> State {
     let mut state = State::default();
     state.sessions.open(SESSION);
@@ -27,12 +27,12 @@ fn state(until: Option<Millis>) -> State {
 }
 
 #[test]
-fn an_eighth_of_the_lease_within_bounds() {
+fn pace_is_an_eighth_of_lease_within_bounds() {
     assert_eq!([0, 1, 80, 88, 800, 80_000, Millis::MAX].map(pace), [10, 10, 10, 11, 100, 10_000, 10_000]);
 }
 
 #[test]
-fn a_reader_that_would_hear_too_late_is_answered() {
+fn reader_is_answered_when_heartbeat_would_be_late() {
     for (until, answered) in [(Some(NOW + 101), true), (Some(NOW + 100), false), (None, true)] {
         let mut state = state(until);
         state.bind(binding(1, 800, true), NOW);
@@ -44,7 +44,7 @@ fn a_reader_that_would_hear_too_late_is_answered() {
 }
 
 #[test]
-fn the_pace_is_that_of_the_shortest_lease() {
+fn pace_is_that_of_shortest_lease() {
     let mut state = state(None);
     assert_eq!(state.pace(SESSION, 1600), 200, "that of the default");
     state.bind(binding(1, 800, true), NOW);
@@ -52,9 +52,9 @@ fn the_pace_is_that_of_the_shortest_lease() {
     assert_eq!(state.pace(SESSION, 1600), 100);
 }
 
-/// A longer lease is no reason to be slower than was promised before.
+/// A longer lease makes no heartbeat later than was promised.
 #[test]
-fn what_was_promised_is_kept() {
+fn promised_pace_is_kept() {
     let mut state = state(None);
     assert_eq!(state.sessions.promised_pace(SESSION, 100), 100);
     state.sessions.promise_pace(SESSION, 50);
@@ -64,7 +64,7 @@ fn what_was_promised_is_kept() {
 
 /// A session that was promised a heartbeat has to ask for it.
 #[test]
-fn one_that_does_not_ask_is_silent() {
+fn session_that_does_not_ask_is_silent() {
     let mut state = state(None);
     state.sessions.open(2);
     state.sessions.expect_within(SESSION, 50, 0);
@@ -80,9 +80,9 @@ fn one_that_does_not_ask_is_silent() {
     assert_eq!(state.sessions.first_silence(), None);
 }
 
-/// A session that has nothing bound and nothing waiting is not silent, and has all of its time again once it has.
+/// A session with no bound hold and no waiting request is not silent. Once it has one, its time starts anew.
 #[test]
-fn idle_session_is_expected_from_when_it_has_something_bound() {
+fn idle_session_is_expected_once_a_hold_is_bound() {
     let mut state = state(None);
     state.sessions.expect_within(SESSION, 50, 0);
     assert_eq!(state.sessions.take_silent(60), Some(SESSION));
@@ -97,7 +97,7 @@ fn idle_session_is_expected_from_when_it_has_something_bound() {
     assert_eq!(state.sessions.first_silence(), None, "once");
 }
 
-/// One that is blocked in another command can't ask, and has its time once more after that.
+/// A session that is blocked in another command can't ask. After that, its time starts once more.
 #[test]
 fn session_that_was_blocked_in_another_command_is_expected_again() {
     let mut state = state(None);
@@ -109,7 +109,7 @@ fn session_that_was_blocked_in_another_command_is_expected_again() {
     assert_eq!(state.sessions.first_silence(), None);
 }
 
-/// Silence goes along with a step of the server's clock.
+/// The deadline of a silent session follows a step of the server's clock.
 #[test]
 fn silence_follows_a_step_of_the_clock() {
     let mut state = state(None);

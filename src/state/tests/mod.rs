@@ -1,4 +1,4 @@
-//! The state without a server.
+//! Tests of the state, without a server.
 
 mod bindings;
 mod confirmations;
@@ -23,7 +23,7 @@ const TERMS: Terms = Terms {
     replicas: 0,
 };
 
-/// Who asks for a lock.
+/// The recipient of a request's outcome.
 fn asker(client: u64, on_behalf: OnBehalf, ticket: Ticket) -> Asker {
     let Terms { flags, replicas, .. } = TERMS;
     let (form, arrived) = (TokenForm::Alone, 1);
@@ -47,7 +47,7 @@ fn home(db: i32) -> Home {
     Rc::new(Cell::new(db))
 }
 
-/// What a watched hold of a session is bound by: for 30 ms at a time, until 50.
+/// The binding of a session's watched hold: renewed for 30 ms at a time, held until 50.
 fn new_binding(client: u64, key: LockKey, owner: Owner, token: Token) -> NewBinding {
     NewBinding {
         client,
@@ -63,12 +63,12 @@ fn new_binding(client: u64, key: LockKey, owner: Owner, token: Token) -> NewBind
     }
 }
 
-/// A request that was granted a lock, under the token that is also the name of the grant.
+/// A grant whose token is also its id.
 fn granted(number: u64) -> Outcome {
     Outcome::Granted(Answer::Token(number), GrantId(number))
 }
 
-/// No file of failures: what is found belongs into a test of its own.
+/// Writes no file of failures: a failure that is found gets a test of its own.
 fn config() -> proptest::test_runner::Config {
     proptest::test_runner::Config { failure_persistence: None, ..Default::default() }
 }

@@ -15,7 +15,7 @@ fn waiting() -> Stage<Ticket> {
     Stage::Waiting(WaiterId::FIRST)
 }
 
-/// The end of a blocked client's request, whose block is called as its ticket is.
+/// The end of a blocked client's request. The ticket stands for its block, too.
 fn end(ticket: Ticket) -> End<Ticket> {
     End { outcome: granted(ticket.0), at: NOW, block: Some(ticket) }
 }
@@ -78,7 +78,7 @@ proptest! {
 }
 
 #[test]
-fn reply_that_is_put_off_is_sent_if_the_client_is_still_there() {
+fn postponed_reply_is_sent_if_client_still_exists() {
     let mut replies: PendingReplies<Ticket> = PendingReplies::default();
     let [one, other] = [1, 2].map(|_| {
         let ticket = replies.ticket();
@@ -94,7 +94,7 @@ fn reply_that_is_put_off_is_sent_if_the_client_is_still_there() {
     assert_eq!(replies.next_put_off(), None);
 }
 
-/// A grant that is withdrawn before its reply is sent.
+/// A grant may be withdrawn before its reply is sent.
 #[test]
 fn end_is_changed_until_the_reply_is_sent() {
     let mut replies: PendingReplies<Ticket> = PendingReplies::default();
@@ -109,7 +109,7 @@ fn end_is_changed_until_the_reply_is_sent() {
     assert!(matches!(end.outcome, Outcome::Withdrawn));
 }
 
-/// A reader is called without an outcome, and a session's request is never answered like that of a blocked client.
+/// A reader is answered without an outcome. A session's request is never answered as a blocked client's is.
 #[test]
 fn called_reader_is_answered() {
     let mut replies: PendingReplies<Ticket> = PendingReplies::default();

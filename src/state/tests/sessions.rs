@@ -1,4 +1,4 @@
-//! Event queues: the counters are what is stored, and each event is read once.
+//! Event queues: the counters match what is stored, and each event is read once.
 
 use super::{granted as grant, key, owner, request};
 use crate::lock::{Deadline, LockKey, Owner, Waiter};
@@ -48,29 +48,29 @@ fn act() -> impl Strategy<Value = Act> {
 /// The keys and the owner that an event names.
 type Subject = (Rc<[LockKey]>, Owner);
 
-/// What there should be.
+/// The model: what the sessions should contain.
 #[derive(Debug, Default)]
-struct Plain {
+struct Model {
     gone: BTreeSet<u64>,
     waiting: Vec<Waiter<Asker>>,
-    /// What each session has not read: of what keys and which owner.
-    mail: BTreeMap<u64, Vec<Subject>>,
+    /// The undelivered events of each session: their keys and owners.
+    events: BTreeMap<u64, Vec<Subject>>,
     left: BTreeSet<Ticket>,
     events_left: usize,
     tickets: u64,
 }
 
-impl Plain {
+impl Model {
     fn sizes(&self) -> (usize, usize, usize) {
-        (self.mail.len(), self.waiting.len(), self.mail.values().map(Vec::len).sum())
+        (self.events.len(), self.waiting.len(), self.events.values().map(Vec::len).sum())
     }
 }
 
-fn tell(sessions: &mut Sessions, plain: &mut Plain, nth: usize, end: End) {
-    if plain.waiting.is_empty() {
+fn end_request(sessions: &mut Sessions, model: &mut Model, nth: usize, end: End) {
+    if model.waiting.is_empty() {
         return;
     }
-    let request = plain.waiting.remove(nth % plain.waiting.len());
+    let request = model.waiting.remove(nth % model.waiting.len());
     let Ticket(ticket) = request.asker.ticket;
     let outcome = match end {
         End::Granted => grant(ticket),
@@ -78,31 +78,32 @@ fn tell(sessions: &mut Sessions, plain: &mut Plain, nth: usize, end: End) {
         End::Refused => Outcome::Refused("ERR".into()),
     };
     let about = (request.keys.clone(), request.owner.clone());
-    plain.mail.get_mut(&request.asker.client).expect("open").push(about);
+    model.events.get_mut(&request.asker.client).expect("open").push(about);
     assert!(sessions.tell(Box::new(request), (outcome, END), Now { micros: ticket }).is_ok());
 }
 
-fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
+fn carry_out(sessions: &mut Sessions, model: &mut Model, act: Act) {
     match act {
         // Ids of connections are never used twice.
-        Act::Open(client) if plain.gone.contains(&client) => {}
+        Act::Open(client) if model.gone.contains(&client) => {}
         Act::Open(client) => {
             sessions.open(client);
-            plain.mail.entry(client).or_default();
+            model.events.entry(client).or_default();
         }
         Act::Asks { client, owner: who, keys, renews } => {
             if sessions.is_open(client) {
-                plain.tickets += 1;
-                let ticket = Ticket(plain.tickets);
+                model.tickets += 1;
+                let ticket = Ticket(model.tickets);
                 let mut request = request(client, ticket, owner(who), keys.into_iter().map(key).collect::<Vec<_>>());
                 request.asker.renewal = renews.then(|| Renewal { token: None, fence: None }.into());
                 sessions.add_wait(client, ticket, request.bytes());
-                plain.waiting.push(*request);
+                model.waiting.push(*request);
             }
         }
-        Act::Ends { nth, end } => tell(sessions, plain, nth, end),
+        Act::Ends { nth, end } => end_request(sessions, model, nth, end),
         Act::Read(client) => {
-            let expected = plain.mail.get_mut(&client).filter(|mail| !mail.is_empty()).map(|mail| mail.remove(0));
+            let expected =
+                model.events.get_mut(&client).filter(|events| !events.is_empty()).map(|events| events.remove(0));
             let read = sessions.read(client).map(|(event, unheard)| {
                 assert_eq!(matches!(event.kind, Kind::Granted(..)), unheard.is_some());
                 (event.keys, event.owner)
@@ -110,15 +111,15 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
             assert_eq!(read, expected);
         }
         Act::Gone(client) => {
-            plain.gone.insert(client);
-            assert_eq!(sessions.client_gone(client), plain.mail.remove(&client).is_some());
-            let left = plain.waiting.extract_if(.., |it| it.asker.client == client);
-            plain.left.extend(left.map(|it| it.asker.ticket));
+            model.gone.insert(client);
+            assert_eq!(sessions.client_gone(client), model.events.remove(&client).is_some());
+            let left = model.waiting.extract_if(.., |it| it.asker.client == client);
+            model.left.extend(left.map(|it| it.asker.ticket));
         }
         Act::Remains => match sessions.next_remains() {
-            Some(Remains::Wait(ticket)) => drop(plain.left.remove(&ticket)),
-            Some(Remains::Grant(_) | Remains::Event) => plain.events_left += 1,
-            None => assert!(plain.left.is_empty(), "{plain:?}"),
+            Some(Remains::Wait(ticket)) => drop(model.left.remove(&ticket)),
+            Some(Remains::Grant(_) | Remains::Event) => model.events_left += 1,
+            None => assert!(model.left.is_empty(), "{model:?}"),
         },
     }
 }
@@ -127,28 +128,28 @@ proptest! {
     #![proptest_config(super::config())]
 
     #[test]
-    fn the_counters_are_what_is_stored(acts in proptest::collection::vec(act(), 0..100)) {
-        let (mut sessions, mut plain) = (Sessions::default(), Plain::default());
+    fn counters_match_what_is_stored(acts in proptest::collection::vec(act(), 0..100)) {
+        let (mut sessions, mut model) = (Sessions::default(), Model::default());
         for act in acts {
-            carry_out(&mut sessions, &mut plain, act);
-            prop_assert_eq!(sessions.sizes(), plain.sizes());
+            carry_out(&mut sessions, &mut model, act);
+            prop_assert_eq!(sessions.sizes(), model.sizes());
             prop_assert!(sessions.is_consistent(), "{:#?}", sessions);
         }
-        // In the end all of them go, and nothing is left.
+        // When all sessions have ended, nothing is left.
         for client in 1..4 {
-            carry_out(&mut sessions, &mut plain, Act::Gone(client));
+            carry_out(&mut sessions, &mut model, Act::Gone(client));
         }
         while sessions.has_departed() {
-            carry_out(&mut sessions, &mut plain, Act::Remains);
+            carry_out(&mut sessions, &mut model, Act::Remains);
         }
-        prop_assert!(plain.left.is_empty());
+        prop_assert!(model.left.is_empty());
         prop_assert_eq!(sessions.sizes(), (0, 0, 0));
         prop_assert!(sessions.is_consistent());
     }
 }
 
 #[test]
-fn how_large_the_next_event_is() {
+fn next_size_counts_keys_of_next_event() {
     let mut sessions = Sessions::default();
     sessions.open(1);
     assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.bytes(1)), (0, 0, 0));
@@ -162,16 +163,17 @@ fn how_large_the_next_event_is() {
     assert_eq!([1, 2].map(|client| (sessions.next_size(client), sessions.bytes(client))), [(0, 0), (0, 0)]);
 }
 
-/// A grant of these keys that a session was told of: its place.
+/// Notifies a session of a grant of these keys. Returns the position of the event.
 fn granted(sessions: &mut Sessions, client: u64, serial: u64, who: u8, keys: &[LockKey]) -> u64 {
     let request = request(client, Ticket(serial), owner(who), keys);
     sessions.open(client);
     sessions.add_wait(client, Ticket(serial), request.bytes());
-    let told = sessions.tell(request, (grant(serial), END), Now { micros: 0 });
-    told.ok().flatten().expect("it is open")
+    let event = sessions.tell(request, (grant(serial), END), Now { micros: 0 });
+    event.ok().flatten().expect("it is open")
 }
 
-/// An event that was not read tells the withdrawal in its place; one that was read, or is about another grant, stays.
+/// When a grant is withdrawn, its undelivered event becomes a refusal, in the same position. An event that was read, or
+/// that is about another grant, stays.
 #[test]
 fn unread_grant_is_refused_in_its_place() {
     let mut sessions = Sessions::default();
@@ -190,9 +192,9 @@ fn unread_grant_is_refused_in_its_place() {
     );
 }
 
-/// However many events a session has not read, one of them is removed in each step of its end.
+/// However many undelivered events an ended session has, each call removes one of them.
 #[test]
-fn end_of_a_session_is_dealt_with_event_by_event() {
+fn ended_session_is_removed_event_by_event() {
     let mut sessions = Sessions::default();
     sessions.open(1);
     for number in 0..5 {
@@ -209,7 +211,7 @@ fn end_of_a_session_is_dealt_with_event_by_event() {
     assert_eq!((steps, sessions.has_departed()), (5, false));
 }
 
-/// A step of the server's clock moves what was granted and has not been read, without touching each of them.
+/// A step of the server's clock moves the deadlines in undelivered events, without touching each event.
 #[test]
 fn granted_events_follow_a_step_of_the_clock() {
     let mut sessions = Sessions::default();

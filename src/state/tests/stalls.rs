@@ -1,9 +1,9 @@
-//! A server that has stalled puts its work off once, until its event loop has gone round.
+//! Stalls: a server that has stalled postpones its work once, for one event-loop iteration.
 
 use crate::state::Stalls;
 
 #[test]
-fn a_stalled_server_waits_one_turn() {
+fn stalled_server_postpones_work_for_one_iteration() {
     let mut stalls = Stalls::default();
     let first = Some(100);
     assert!(!stalls.put_off(None, 500) && !stalls.put_off(first, 101));
@@ -15,15 +15,15 @@ fn a_stalled_server_waits_one_turn() {
 
 /// Two milliseconds late is not late.
 #[test]
-fn a_little_late_is_in_time() {
+fn two_milliseconds_late_is_no_stall() {
     let mut stalls = Stalls::default();
     assert!(!stalls.put_off(Some(100), 102));
     assert!(stalls.put_off(Some(100), 103));
 }
 
-/// A server that is late in each turn does its work in every other.
+/// A server that is late in each event-loop iteration does its work in every other one.
 #[test]
-fn a_server_that_is_always_late_does_its_work() {
+fn server_that_is_always_late_does_its_work() {
     let mut stalls = Stalls::default();
     for now in [500, 900, 1300] {
         assert!(stalls.put_off(Some(now - 100), now));
@@ -33,16 +33,16 @@ fn a_server_that_is_always_late_does_its_work() {
     }
 }
 
-/// A backlog is put off once, and not in every other turn.
+/// A backlog is postponed once, and not in every other iteration.
 #[test]
-fn a_backlog_is_put_off_once() {
+fn backlog_is_postponed_once() {
     let mut stalls = Stalls::default();
     assert!(stalls.put_off(Some(100), 500));
     for now in 501..506 {
         stalls.next_turn();
         assert!(!stalls.put_off(Some(100), now), "{now}");
     }
-    // What has become due since then may be due to another stall.
+    // Work that has become due since then may be late because of another stall.
     stalls.next_turn();
     assert!(stalls.put_off(Some(502), 900));
 }

@@ -1,4 +1,4 @@
-//! A pass over all there are, in pieces.
+//! Sweeps over all waiters and bindings, in slices.
 
 use crate::lock::WaiterId;
 use crate::state::{BindingId, Sweep};
@@ -7,7 +7,7 @@ fn nth(ticket: u64) -> WaiterId {
     WaiterId { ticket, ..WaiterId::FIRST }
 }
 
-/// Who is passed if there are so many of each.
+/// The waiters and bindings that a sweep passes if there are so many of each.
 fn pass(sweep: &mut Sweep, waiters: u64, bindings: u64) -> (Vec<u64>, Vec<u64>) {
     let mut seen = (Vec::new(), Vec::new());
     while !sweep.is_over() {
@@ -26,7 +26,7 @@ fn pass(sweep: &mut Sweep, waiters: u64, bindings: u64) -> (Vec<u64>, Vec<u64>) 
 }
 
 #[test]
-fn everybody_is_passed_once_and_nobody_who_came_later() {
+fn sweep_passes_each_once_and_none_that_came_later() {
     for (waiters, bindings) in [(0, 0), (1, 0), (0, 1), (3, 7), (5, 2)] {
         let mut sweep = Sweep::default();
         assert!(sweep.is_over());
@@ -38,7 +38,7 @@ fn everybody_is_passed_once_and_nobody_who_came_later() {
 }
 
 #[test]
-fn a_second_one_follows_the_first() {
+fn second_sweep_follows_first() {
     let mut sweep = Sweep::default();
     let four = (nth(4), BindingId(4));
     sweep.begin(Some(1), four);
@@ -48,7 +48,7 @@ fn a_second_one_follows_the_first() {
     let seen = pass(&mut sweep, 4, 4);
     assert_eq!(seen, ([1, 2, 3, 0, 1, 2, 3].into(), [0, 1, 2, 3, 0, 1, 2, 3].into()));
     assert!(sweep.concerns(2) && !sweep.concerns(1));
-    // Those that have to wait are one, of all databases if they are of two.
+    // Sweeps that have to wait are merged into one: of all databases, if they are of two.
     for (dbs, concerns_both) in [([1, 1], false), ([1, 2], true)] {
         let mut sweep = Sweep::default();
         sweep.begin(Some(3), four);
@@ -59,9 +59,9 @@ fn a_second_one_follows_the_first() {
     }
 }
 
-/// However often a database is flushed meanwhile, everybody is passed in the end.
+/// However often a database is flushed meanwhile, every waiter is passed in the end.
 #[test]
-fn it_comes_to_its_end_while_others_are_asked_for() {
+fn sweep_completes_while_others_are_requested() {
     let mut sweep = Sweep::default();
     let mut seen = Vec::new();
     sweep.begin(None, (nth(3), BindingId(0)));

@@ -1,4 +1,4 @@
-//! What concerns several tables at once.
+//! Operations that concern several tables at once.
 
 use super::{TERMS, asker, granted, home, key, new_binding, owner, request};
 use crate::lock::serve::{Change, Job};
@@ -39,7 +39,7 @@ fn asked(state: &mut State, client: u64) -> Box<Waiter<Asker>> {
     request
 }
 
-/// This request is granted key 1, and awaits replicas.
+/// Grants key 1 to a request, which then awaits replicas.
 fn confirming(state: &mut State, request: Box<Waiter<Asker>>) -> GrantId {
     let Asker { ticket, client, .. } = request.asker;
     let grant = undelivered(state, client, ticket, Progress::Confirming);
@@ -49,7 +49,7 @@ fn confirming(state: &mut State, request: Box<Waiter<Asker>>) -> GrantId {
     grant
 }
 
-/// A session that is blocked until its next event.
+/// Blocks a session until its next event.
 fn reads(state: &mut State, client: u64) {
     state.sessions.open(client);
     let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: None };
@@ -59,7 +59,7 @@ fn reads(state: &mut State, client: u64) {
     assert!(!state.pending.is_ending());
 }
 
-/// A waiter in the queue for key 1, which waits until then.
+/// Queues a request for key 1, which waits until `until`.
 fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
     let ticket = state.pending.ticket();
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
@@ -69,9 +69,10 @@ fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
     id
 }
 
-/// T6. What leaves the queues is counted in keys: the end of 5,000 waits of 128 keys took 50 ms in one step.
+/// Requests that leave the queues count by their keys. Otherwise, one call may end 5,000 waits for 128 keys each, which
+/// takes 50 ms.
 #[test]
-fn a_wait_for_many_keys_counts_as_many() {
+fn wait_counts_once_for_each_of_its_keys() {
     let mut state = State::default();
     let ids: Vec<WaiterId> = (0..3)
         .map(|number| {
@@ -85,7 +86,7 @@ fn a_wait_for_many_keys_counts_as_many() {
     assert_eq!(left, 2, "two hundred keys are a piece");
 }
 
-/// The next request that the agenda has judged.
+/// The next request that the agenda hands out.
 fn next_to_judge(state: &mut State) -> Option<WaiterId> {
     loop {
         match state.agenda.next(&state.queue)? {
@@ -123,7 +124,7 @@ fn end_of_a_request_reaches_its_recipient() {
     assert!(state.undelivered.is_revoked() && state.has_work());
 }
 
-/// A client that is gone gets nothing, also if that is found out while its request is being granted.
+/// A grant to a client that is gone is revoked, even if the client left while its request was being granted.
 #[test]
 fn grant_to_a_client_that_is_gone_is_revoked() {
     for is_session in [false, true] {
@@ -137,7 +138,7 @@ fn grant_to_a_client_that_is_gone_is_revoked() {
 }
 
 #[test]
-fn a_reader_is_called_for_each_kind_of_event() {
+fn reader_is_answered_for_each_kind_of_event() {
     let mut state = State::default();
     let request = asked(&mut state, 2);
     reads(&mut state, 2);
@@ -156,7 +157,7 @@ fn a_reader_is_called_for_each_kind_of_event() {
 }
 
 #[test]
-fn a_reader_that_has_gone_is_not_called() {
+fn reader_that_is_gone_is_not_answered() {
     let mut state = State::default();
     reads(&mut state, 2);
     let ticket = state.pending.ticket();
@@ -168,7 +169,7 @@ fn a_reader_that_has_gone_is_not_called() {
     assert!(!state.pending.is_ending());
 }
 
-/// Nothing is judged by a grant whose session has ended, also before that end has been dealt with.
+/// A grant of an ended session is revoked before anything is decided by it, even if the end was not processed yet.
 #[test]
 fn grant_of_ended_session_is_revoked() {
     let mut state = State::default();
@@ -182,9 +183,10 @@ fn grant_of_ended_session_is_revoked() {
     assert!(state.take_revoked(0, &key(1).name).is_empty());
 }
 
-/// Only a grant that awaits replicas makes other requests of its owner wait, and these are looked at when that is over.
+/// A grant that awaits replicas makes other requests of its owner wait. These are judged once it is confirmed or
+/// revoked.
 #[test]
-fn grant_that_awaits_replicas_is_in_the_way() {
+fn grant_that_awaits_replicas_delays_other_requests_of_its_owner() {
     for is_confirmed in [true, false] {
         let mut state = State::default();
         let request = asked(&mut state, 2);
@@ -205,9 +207,9 @@ fn grant_that_awaits_replicas_is_in_the_way() {
     }
 }
 
-/// What an owner withdraws is told in the way in which the grant would have been.
+/// The withdrawal of a grant reaches the client in the way that the grant would have.
 #[test]
-fn withdrawn_grant_is_told_to_its_client() {
+fn withdrawal_of_grant_is_reported_to_its_client() {
     let mut state = State::default();
     let request = asked(&mut state, 2);
     let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
@@ -235,9 +237,9 @@ fn withdrawn_grant_is_told_to_its_client() {
     assert!(state.confirmations.is_empty() && state.withdraw_granted(grant, &key(1)).is_none());
 }
 
-/// Those behind a waiter that gives up are looked at; a look at the lock is due as long as anybody waits for it.
+/// When a waiter leaves the queue, the next one is judged. A look at the lock stays scheduled while any request waits.
 #[test]
-fn whoever_leaves_makes_way() {
+fn next_waiter_is_judged_when_one_leaves() {
     let mut state = State::default();
     let [first, second] = [(1, Some(30)), (2, Some(40))].map(|(number, until)| waits(&mut state, number, until));
     state.queue.look_at(&key(1), Some(100));
@@ -279,9 +281,9 @@ fn work_is_noticed() {
     assert!(state.has_work() && !state.has_news_to_tell());
 }
 
-/// So is what is only told, which a replica does as well.
+/// Work that writes nothing, which a replica does as well, is noticed, too.
 #[test]
-fn news_are_noticed() {
+fn work_without_writes_is_noticed() {
     let mut state = State::default();
     asked(&mut state, 2);
     assert!(!state.has_news_to_tell());
@@ -300,7 +302,7 @@ fn news_are_noticed() {
 }
 
 #[test]
-fn a_role_that_changes_ends_the_work_and_not_the_waits() {
+fn role_change_ends_work_but_not_waits() {
     let mut state = State::default();
     let [first, last] = [1, 2].map(|number| waits(&mut state, number, None));
     state.agenda.note(key(1), Change::Freed);
@@ -312,7 +314,7 @@ fn a_role_that_changes_ends_the_work_and_not_the_waits() {
     assert!(state.undelivered.is_revoked() && state.sweep.is_over());
     state.forget_changes();
     assert!(state.undelivered.is_empty());
-    // One that comes later is none of them; they are looked at again when the role changes once more.
+    // A later request is not undecided. Once the role changes again, all of them are.
     let later = waits(&mut state, 3, None);
     let tickets = [first, last, later].map(|id| state.queue.get(id).expect("it waits").asker.ticket);
     assert_eq!(state.next_undecided(), Some(tickets[0]));
@@ -323,7 +325,7 @@ fn a_role_that_changes_ends_the_work_and_not_the_waits() {
 
 /// The module may be unloaded only when nothing is lost with it.
 #[test]
-fn whatever_would_be_lost_is_in_use() {
+fn state_is_in_use_while_unloading_would_lose_something() {
     assert!(!State::default().are_in_use());
     let mut state = State::default();
     waits(&mut state, 1, None);

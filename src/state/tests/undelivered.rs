@@ -1,5 +1,5 @@
-//! Undelivered grants: each is delivered or revoked, hold by hold, once, and revoking one takes nothing that another has
-//! promised.
+//! Undelivered grants: each is delivered or revoked once, hold by hold. Revoking one takes nothing that another grant
+//! relies on.
 
 use super::{home, key, owner};
 use crate::lock::Deadline;
@@ -26,7 +26,7 @@ fn begin(all: &mut Undelivered, basis: Basis, undo: u64) -> GrantId {
     all.begin(grant(1, 1, &[1], basis, undo), Progress::Delivering)
 }
 
-/// By how much the hold of key 1 is lowered now.
+/// By how much the next revocation lowers the hold of key 1.
 fn revoked(all: &mut Undelivered) -> Option<u64> {
     all.next_revoked().map(|it| it.undo)
 }
@@ -55,7 +55,7 @@ fn revoke_undoes_what_grant_added() {
 
 /// An earlier hold of the owner has ended, and its grant was not delivered.
 #[test]
-fn grant_of_another_hold_is_kept_by_no_repetition() {
+fn repetition_keeps_no_grant_of_another_hold() {
     let mut all = Undelivered::default();
     let first = begin(&mut all, Basis::New, 1);
     let (name, who) = (key(1).name, owner(1));
@@ -64,24 +64,25 @@ fn grant_of_another_hold_is_kept_by_no_repetition() {
     assert_eq!(revoked(&mut all), Some(1));
 }
 
-/// A request that repeats an undelivered one, and is answered at once, keeps what that could have undone.
+/// A request that repeats an undelivered one, and is answered at once, keeps the hold: revoking the first undoes
+/// nothing.
 #[test]
-fn repetition_that_is_told_keeps_the_hold() {
+fn repetition_that_is_answered_keeps_the_hold() {
     let mut all = Undelivered::default();
     let first = begin(&mut all, Basis::New, 1);
     assert_eq!(keep(&mut all, 0), 1);
     all.revoke(first);
     assert!(all.is_empty() && !all.is_revoked());
-    // One more hold than it relies on can be undone.
+    // Holds beyond those that the repetition relies on can be undone.
     let first = begin(&mut all, Basis::New, 3);
     assert_eq!(keep(&mut all, 2), 1);
     all.revoke(first);
     assert_eq!(revoked(&mut all), Some(2));
 }
 
-/// If neither a grant nor its repetition is delivered, the hold is undone, whichever fails first; if one is, it stays.
+/// If neither a grant nor its repetition is delivered, the hold is undone, whichever fails first. If one is, it stays.
 #[test]
-fn hold_is_undone_when_all_who_rely_on_it_fail() {
+fn hold_is_undone_when_grant_and_repetition_fail() {
     for order in [[0, 1], [1, 0]] {
         let mut all = Undelivered::default();
         let first = begin(&mut all, Basis::New, 1);
@@ -103,9 +104,9 @@ fn hold_is_undone_when_all_who_rely_on_it_fail() {
     }
 }
 
-/// A re-entry adds a hold of its own, which is undone by itself.
+/// A re-entry adds a hold, which is undone independently.
 #[test]
-fn reentry_is_undone_by_itself() {
+fn reentry_is_undone_independently() {
     let mut all = Undelivered::default();
     let [first, more] = [(Basis::New, 1), (Basis::OneMore, 1)].map(|(basis, undo)| begin(&mut all, basis, undo));
     all.delivered(first);
@@ -117,7 +118,7 @@ fn reentry_is_undone_by_itself() {
 fn repetition_does_not_undo_a_delivered_reentry() {
     let mut all = Undelivered::default();
     let (first, reentry) = (begin(&mut all, Basis::New, 1), begin(&mut all, Basis::OneMore, 1));
-    // It relies on one of the two holds.
+    // The repetition relies on one of the two holds.
     let undo = keep(&mut all, 1);
     let repetition = begin(&mut all, Basis::Repetition, undo);
     all.delivered(reentry);
@@ -139,7 +140,7 @@ fn repetition_does_not_undo_an_undelivered_reentry() {
     assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(1), None]);
 }
 
-/// Each repetition relies on what it found, also once a later one has failed.
+/// Each repetition relies on the hold that it found, even after a later one has failed.
 #[test]
 fn hold_stays_for_an_earlier_repetition_when_a_later_one_fails() {
     let mut all = Undelivered::default();
@@ -155,7 +156,7 @@ fn hold_stays_for_an_earlier_repetition_when_a_later_one_fails() {
     assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(1), None]);
 }
 
-/// Only replicas that have yet to confirm make others wait.
+/// A grant is found only while replicas have yet to confirm it.
 #[test]
 fn confirming_grant_is_found_by_its_hold() {
     let mut all = Undelivered::default();
@@ -168,7 +169,7 @@ fn confirming_grant_is_found_by_its_hold() {
     assert_eq!((all.confirming(0, &name, &who), all.of(0, &name, &who).len()), (None, 2));
 }
 
-/// A new hold that is to be revoked is over, also if only the end of its session says so.
+/// A new hold that is to be revoked is over, even if so far only its session has ended.
 #[test]
 fn new_hold_that_is_revoked_is_over() {
     let mut all = Undelivered::default();
@@ -180,10 +181,10 @@ fn new_hold_that_is_revoked_is_over() {
     assert!(ends(&all, 0, true) && !ends(&all, 1, true));
 }
 
-/// A renewal asks for each of its keys whether a request of its owner awaits replicas, and however many do, goes through
-/// none of the others.
+/// A renewal checks for each of its keys whether a request of its owner awaits replicas. The check visits no other
+/// requests, however many there are.
 #[test]
-fn one_of_many_is_found_by_its_key_and_owner() {
+fn confirming_grant_is_found_among_many_by_key_and_owner() {
     let mut all = Undelivered::default();
     let begin = |all: &mut Undelivered, who: u8| {
         all.begin(grant(u64::from(who), who, &[who % 4], Basis::New, 1), Progress::Confirming)
@@ -224,19 +225,20 @@ proptest! {
     #![proptest_config(super::config())]
 
     #[test]
-    fn each_hold_is_dealt_with_once(acts in proptest::collection::vec(act(), 0..80)) {
+    fn each_hold_is_delivered_or_revoked_once(acts in proptest::collection::vec(act(), 0..80)) {
         let mut all = Undelivered::default();
-        // What is left of each grant, and whether it is to be revoked. Each has a token of its own.
-        type Plain = BTreeMap<GrantId, (u8, Vec<u8>, Basis, bool)>;
-        let (mut plain, mut begun) = (Plain::new(), 0);
-        let take = |plain: &mut Plain, it: &Revocation| {
-            let (who, keys, _, is_revoked) = plain.get_mut(&GrantId(it.token))?;
+        // The model: the remaining holds of each grant, and whether it is to be revoked. Each grant has a token of its
+        // own.
+        type Model = BTreeMap<GrantId, (u8, Vec<u8>, Basis, bool)>;
+        let (mut model, mut begun) = (Model::new(), 0);
+        let take = |model: &mut Model, it: &Revocation| {
+            let (who, keys, _, is_revoked) = model.get_mut(&GrantId(it.token))?;
             let at = keys.iter().position(|number| *key(*number).name == *it.key.name)?;
             keys.swap_remove(at);
             (*is_revoked && owner(*who) == it.owner).then_some(())
         };
         for act in acts {
-            let nth = |nth: usize| plain.keys().nth(nth % plain.len().max(1)).copied();
+            let nth = |nth: usize| model.keys().nth(nth % model.len().max(1)).copied();
             match act {
                 Act::Begin { who, keys, basis } => {
                     let undo = u64::from(basis != Basis::Renewal);
@@ -245,44 +247,44 @@ proptest! {
                     let id = all.begin(grant, Progress::Delivering);
                     prop_assert_eq!(id, GrantId(begun));
                     begun += 1;
-                    plain.insert(id, (who, keys, basis, false));
+                    model.insert(id, (who, keys, basis, false));
                 }
-                Act::Deliver(number) => if let Some(id) = nth(number).filter(|id| !plain[id].3) {
-                    let (_, keys, ..) = plain.remove(&id).expect("it is there");
+                Act::Deliver(number) => if let Some(id) = nth(number).filter(|id| !model[id].3) {
+                    let (_, keys, ..) = model.remove(&id).expect("it is there");
                     prop_assert_eq!(all.delivered(id).map(|it| it.holds.len()), Some(keys.len()));
                     prop_assert!(all.get(id).is_none() && all.delivered(id).is_none());
                 },
                 Act::Revoke(number) => if let Some(id) = nth(number) {
                     all.revoke(id);
                     prop_assert!(all.get(id).is_none());
-                    let of_id = plain.get_mut(&id).expect("there");
+                    let of_id = model.get_mut(&id).expect("there");
                     of_id.3 = true;
-                    if of_id.2 == Basis::Renewal || of_id.1.is_empty() { plain.remove(&id); }
+                    if of_id.2 == Basis::Renewal || of_id.1.is_empty() { model.remove(&id); }
                 },
                 Act::NextRevoked => match all.next_revoked() {
-                    Some(it) => prop_assert!(take(&mut plain, &it).is_some()),
+                    Some(it) => prop_assert!(take(&mut model, &it).is_some()),
                     None => {
-                        prop_assert!(plain.values().all(|it| !it.3 || it.1.is_empty()));
-                        plain.retain(|_, it| !it.3);
+                        prop_assert!(model.values().all(|it| !it.3 || it.1.is_empty()));
+                        model.retain(|_, it| !it.3);
                     }
                 },
                 Act::TakeRevoked(number) => {
                     let name = key(number).name;
-                    let ends = plain.len() as u64; // whether or not any session has ended
+                    let ends = model.len() as u64; // varies, as if sessions had ended
                     prop_assert!(all.failed(0, &name, ends, |_| true).iter().all(|id| all.get(*id).is_none()));
                     for it in all.take_revoked(0, &name) {
-                        prop_assert!(take(&mut plain, &it).is_some());
+                        prop_assert!(take(&mut model, &it).is_some());
                     }
-                    prop_assert!(plain.values().all(|it| !it.3 || !it.1.contains(&number)));
+                    prop_assert!(model.values().all(|it| !it.3 || !it.1.contains(&number)));
                 }
                 Act::RemoveHold(number, of) => if let Some(id) = nth(number) {
-                    let keys = &mut plain.get_mut(&id).expect("it is there").1;
+                    let keys = &mut model.get_mut(&id).expect("it is there").1;
                     prop_assert_eq!(all.remove_hold(id, &key(of).name).is_some(), keys.contains(&of));
                     keys.retain(|it| *it != of);
                 },
             }
             prop_assert!(all.is_consistent(), "{:#?}", all);
-            for (id, (who, keys, _, is_revoked)) in &plain {
+            for (id, (who, keys, _, is_revoked)) in &model {
                 let is_found = |it: &u8| all.of(0, &key(*it).name, &owner(*who)).contains(id) != *is_revoked;
                 prop_assert!(keys.iter().all(is_found));
             }
@@ -291,7 +293,7 @@ proptest! {
 }
 
 #[test]
-fn they_follow_their_database() {
+fn undelivered_grants_follow_their_database() {
     let mut all = Undelivered::default();
     let grant = grant(1, 1, &[1], Basis::New, 1);
     let home = grant.home.clone();
@@ -305,9 +307,9 @@ fn they_follow_their_database() {
     assert!(all.next_revoked().is_none() && all.is_empty());
 }
 
-/// What is dropped with the role is neither delivered nor revoked later.
+/// A grant that is dropped after a change of role is neither delivered nor revoked later.
 #[test]
-fn names_are_not_used_twice() {
+fn grant_ids_are_not_used_twice() {
     let mut all = Undelivered::default();
     let before = begin(&mut all, Basis::New, 1);
     all.revoke(before);

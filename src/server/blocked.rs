@@ -1,9 +1,9 @@
-//! Clients that wait for their reply.
+//! Blocked clients.
 //!
-//! They are blocked *on keys*, as with `BLPOP`, so that the server itself redirects them when the slot moves, and so
-//! that [`Blocked::answer`] writes the reply at once rather than in a later turn of the event loop. A lock is a hash,
-//! and the server never considers a hash "ready", so only this module wakes them. A client that waits for a
-//! session's events waits for no key: [`block_for_events`].
+//! A client that waits for a lock is blocked *on keys*, as with `BLPOP`. So the server itself redirects it when the
+//! slot moves, and [`Blocked::answer`] writes the reply immediately instead of in a later event-loop iteration. A lock
+//! is a hash, and the server never considers a hash "ready", so that only this module unblocks the client. A client
+//! that waits for a session's events is blocked on no key: see [`block_for_events`].
 
 use super::callbacks::{self, Ticket};
 use super::reply::Replied;
@@ -17,54 +17,54 @@ use std::ptr::{NonNull, null_mut, without_provenance_mut};
 #[derive(Debug)]
 pub struct Blocked {
     raw: NonNull<RedisModuleBlockedClient>,
-    /// What it waits for.
-    on: On,
-    /// The client, if its user was not the default one.
-    of_user: Option<u64>,
+    target: WaitTarget,
+    /// The client's id, if its user was not the default user when it was blocked.
+    client_with_own_user: Option<u64>,
 }
 
+/// What a client is blocked on.
 #[derive(Debug)]
-enum On {
-    /// Keys. In a cluster also the first of them; all are in the same slot.
+enum WaitTarget {
+    /// Keys. In a cluster, the first of them is stored; all are in the same slot.
     Keys(Option<Text>),
-    /// Nothing that the server knows of. In that case the server waits for the module to end every block, even one
-    /// that the server ended itself, and forgets the ticket only then.
-    Nothing(Ticket),
+    /// Events of a session, of which the server knows nothing. The module must unblock every such client, even one that
+    /// the server has unblocked itself. The server keeps the ticket until then.
+    Events(Ticket),
 }
 
-/// Blocks the calling client on `keys` without a time limit. The caller has made sure that the client may block.
+/// Blocks the calling client on `keys` without a timeout. The caller must have checked that the client may block.
 ///
-/// Whatever ends the wait, exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] is called
-/// for the ticket.
+/// The server calls exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] for the ticket,
+/// whatever ends the wait.
 pub fn block(ctx: Ctx, keys: &[TextRef], ticket: Ticket) -> Option<(Blocked, Replied)> {
     let first = keys.first().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key.bytes()));
     let count = c_int::try_from(keys.len()).ok()?;
-    // SAFETY: this many keys live for the call, which only reads the array.
-    unsafe { block_on(ctx, on_ready, (TextRef::raw_of_all(keys), count), On::Keys(first), ticket) }
+    // SAFETY: `count` keys are valid for the call, which only reads the array.
+    unsafe { block_on(ctx, on_ready, (TextRef::raw_of_all(keys), count), WaitTarget::Keys(first), ticket) }
 }
 
-/// The same for a client that waits for no key, and that the server never redirects.
+/// Blocks the calling client on no key. The server never redirects such a client.
 ///
-/// Blocking it on an empty list of keys would let [`Blocked::answer`] answer at once, but Redis 7.0 stops at that with
-/// a failed assertion. So the answer comes when the server next deals with blocked clients, right after the end of the
-/// turn.
+/// [`Blocked::answer`] does not write the reply immediately. The server asks for the reply when it next handles
+/// unblocked clients, at the end of the event-loop iteration. Blocking on an empty list of keys would avoid the delay,
+/// but Redis 7.0 then fails an assertion.
 pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> {
     // SAFETY: there are no keys.
-    unsafe { block_on(ctx, on_answer, (null_mut(), 0), On::Nothing(ticket), ticket) }
+    unsafe { block_on(ctx, on_answer, (null_mut(), 0), WaitTarget::Events(ticket), ticket) }
 }
 
 /// # Safety
 ///
-/// `keys` points to this many strings, which live for the call.
+/// `keys` must point to `count` strings that are valid for the call.
 unsafe fn block_on(
     ctx: Ctx,
     on_ready: unsafe extern "C" fn(*mut RedisModuleCtx, *mut *mut RedisModuleString, c_int) -> c_int,
     (keys, count): (*mut *mut RedisModuleString, c_int),
-    on: On,
+    target: WaitTarget,
     ticket: Ticket,
 ) -> Option<(Blocked, Replied)> {
-    // SAFETY: the context is that of a command of a client that may block; the server takes its own references to
-    // the keys; the callbacks have the signatures it expects; the private data is a number and never dereferenced.
+    // SAFETY: the context is that of a command of a client that may block. The server takes its own references to the
+    // keys. The callbacks have the signatures it expects. The private data is a number and never dereferenced.
     let raw = unsafe {
         api!(RedisModule_BlockClientOnKeys)(
             ctx.raw(),
@@ -78,11 +78,11 @@ unsafe fn block_on(
         )
     };
     let raw = NonNull::new(raw)?;
-    // SAFETY: the handle is new, and the callback lives as long as the module; the server refuses to unload a module
+    // SAFETY: the handle is new, and the callback exists as long as the module. The server refuses to unload a module
     // that has blocked clients.
     unsafe { api!(RedisModule_SetDisconnectCallback)(raw.as_ptr(), Some(on_gone)) };
-    let of_user = Some(ctx.client_id()).filter(|client| acl::has_own_user(ctx, *client));
-    Some((Blocked { raw, on, of_user }, Replied::later()))
+    let client_with_own_user = Some(ctx.client_id()).filter(|client| acl::has_own_user(ctx, *client));
+    Some((Blocked { raw, target, client_with_own_user }, Replied::later()))
 }
 
 fn as_data(ticket: Ticket) -> Option<*mut c_void> {
@@ -90,60 +90,63 @@ fn as_data(ticket: Ticket) -> Option<*mut c_void> {
 }
 
 impl Blocked {
-    /// Whether the server may still end the wait itself in this turn of the event loop, even though it was answered. Once
-    /// the cron has run, it no longer can.
+    /// Whether the server may still end the wait itself in this event-loop iteration, although the module has a reply.
+    /// Once the cron has run, it no longer can.
     pub fn may_end_otherwise(&self, ctx: Ctx) -> bool {
         self.may_be_redirected(ctx) || self.is_being_closed(ctx)
     }
 
-    /// Whether the server's cron may redirect the client: Redis 7.2 does, and the client gets two replies.
+    /// Whether the server's cron may redirect the client. Redis 7.2 does so even if the client was answered, and the
+    /// client gets two replies.
     fn may_be_redirected(&self, ctx: Ctx) -> bool {
-        let key = match &self.on {
-            On::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
+        let key = match &self.target {
+            WaitTarget::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
             _ => None,
         };
         key.is_some_and(|key| !ctx.serves(key))
     }
 
-    /// Whether the user of the client was deleted (`ACL DELUSER`, `ACL LOAD`): then the server has given it the default user,
-    /// drops its replies, and closes it at the end of the turn. (A blocked client can't change its user.)
+    /// Whether the user of the client was deleted (`ACL DELUSER`, `ACL LOAD`). The server then gives the client the
+    /// default user, drops its replies, and closes it at the end of the event-loop iteration. (A blocked client can't
+    /// change its user.)
     fn is_being_closed(&self, ctx: Ctx) -> bool {
-        self.of_user.is_some_and(|client| !acl::has_own_user(ctx, client))
+        self.client_with_own_user.is_some_and(|client| !acl::has_own_user(ctx, client))
     }
 
-    /// Ends the wait: [`callbacks::Callbacks::answer`] is called before this returns or, if the client waits for no
-    /// key, before the server does anything else for it.
+    /// Ends the wait. The server calls [`callbacks::Callbacks::answer`] before this function returns. If the client is
+    /// blocked on no key, the server calls it later, before it does anything else for the client.
     pub fn answer(self) {
         self.unblock();
     }
 
-    /// The wait has ended without the module: lets the server forget it.
+    /// Frees the server's record of a wait that has already ended, where the server keeps one until the module unblocks
+    /// the client.
     pub fn has_ended(self) {
-        if let On::Nothing(_) = self.on {
+        if let WaitTarget::Events(_) = self.target {
             self.unblock();
         }
     }
 
     fn unblock(self) {
-        let data = match self.on {
-            On::Keys(_) => null_mut(),
-            On::Nothing(ticket) => as_data(ticket).unwrap_or_default(),
+        let data = match self.target {
+            WaitTarget::Keys(_) => null_mut(),
+            WaitTarget::Events(ticket) => as_data(ticket).unwrap_or_default(),
         };
-        // SAFETY: the handle is valid until this call, which consumes it; for a client that was blocked on keys, only
-        // until `answer` or `gone` was called, upon which its owner forgets it.
+        // SAFETY: the handle is valid until this call, which consumes it. For a client that was blocked on keys, it is
+        // valid only until `answer` or `gone` is called: the owner of the handle drops it then.
         unsafe { api!(RedisModule_UnblockClient)(self.raw.as_ptr(), data) };
     }
 }
 
-/// The key became "ready" because, for example, it was turned into a list. The wait goes on; the change to the key is
-/// noted elsewhere.
+/// The server calls this if the key becomes "ready" because, for example, it is now a list. The client stays blocked.
+/// The keyspace notification reports the change of the key.
 unsafe extern "C" fn on_ready(_: *mut RedisModuleCtx, _: *mut *mut RedisModuleString, _: c_int) -> c_int {
     raw::REDISMODULE_ERR as c_int
 }
 
 unsafe extern "C" fn on_answer(ctx: *mut RedisModuleCtx, _: *mut *mut RedisModuleString, _: c_int) -> c_int {
     if let Some(callbacks) = callbacks::get() {
-        // SAFETY: the server calls with a context that lives for this call.
+        // SAFETY: the server passes a context that is valid for this call.
         let ctx = unsafe { Ctx::from_raw(ctx) };
         (callbacks.answer)(ctx, ticket(ctx));
     }
@@ -159,6 +162,6 @@ unsafe extern "C" fn on_gone(ctx: *mut RedisModuleCtx, _: *mut RedisModuleBlocke
 }
 
 fn ticket(ctx: Ctx) -> Ticket {
-    // SAFETY: this is the context of a blocked client; its private data is the number given in `block`.
+    // SAFETY: this is the context of a blocked client. Its private data is the number that `block_on` passed.
     Ticket(unsafe { api!(RedisModule_GetBlockedClientPrivateData)(ctx.raw()) }.addr() as u64)
 }

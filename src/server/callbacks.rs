@@ -1,4 +1,4 @@
-//! What the server's callbacks call in the module. Set once, when the module is loaded.
+//! The module's functions that the server's callbacks call. They are set once, when the module is loaded.
 
 use super::Ctx;
 use super::info::Section;
@@ -7,30 +7,31 @@ use std::sync::OnceLock;
 /// The module's side of the server's callbacks.
 #[derive(Debug)]
 pub struct Callbacks {
-    /// A blocked client is to be answered, in this context: its wait has ended, or `CLIENT UNBLOCK` ended it.
+    /// Answers a blocked client in this context: the module or `CLIENT UNBLOCK` ended its wait.
     pub answer: fn(Ctx, Ticket),
-    /// A blocked client is gone: disconnected, unblocked with an error, redirected. Nothing may be written here.
+    /// Handles the end of a wait without a reply: the client was disconnected, unblocked with an error, or redirected.
+    /// May not write.
     pub gone: fn(Ctx, Ticket),
-    /// The time has come for some of the work.
+    /// Does the work that is due.
     pub tick: fn(Ctx),
-    /// The replicas are to be asked for confirmation, in a step of its own.
+    /// Asks the replicas for confirmation. Must replicate nothing else: replicas do not answer inside `MULTI`.
     pub ask_replicas: fn(Ctx),
-    /// Another command touched a key.
+    /// Notes that another command touched a key, or that it expired.
     pub key_touched: fn(Ctx, Touch, &[u8]),
-    /// Whatever `key_touched` postponed may be written now.
+    /// Writes what `key_touched` had to postpone.
     pub after_touch: fn(Ctx),
-    /// Something happened to the server.
+    /// Handles an event of the server.
     pub event: fn(Ctx, Event),
-    /// The module's section of `INFO` is to be filled.
+    /// Fills the module's section of `INFO`.
     pub info: fn(Section),
 }
 
-/// The name of a blocked client.
+/// Identifies a request whose reply is pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// The one that is given after this one.
+    /// The ticket that follows this one.
     pub fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
@@ -39,40 +40,41 @@ impl Ticket {
 /// How a key was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// Its expiry removed it. Nothing may be written in the same step.
+    /// The key expired. The module may not write in the same command execution.
     Expired,
-    /// Fields of it had an expiry of their own, which removed them, and the key with the last of them. Nothing may be
-    /// written in this step either.
+    /// Fields with an expiry of their own expired, and with the last of them the key. The module may not write then,
+    /// either.
     FieldsExpired,
-    /// It was changed in any other way.
+    /// The key was changed in any other way.
     Changed,
 }
 
-/// What happened to the server.
+/// An event of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A connection ended; its id. Nothing may be written here.
+    /// The connection with this id was closed. The module may not write here.
     ClientGone(u64),
-    /// One database was emptied, or all of them.
+    /// One database was flushed, or all of them (`None`).
     Flushed(Option<i32>),
     /// Two databases were swapped.
     Swapped(i32, i32),
-    /// The server became a master or a replica.
+    /// The server became a primary or a replica.
     RoleChanged,
     /// The server's data set was replaced, or is about to be.
     DataReplaced,
-    /// Slots of a cluster arrived or left with everything in them, or an import was abandoned and what had arrived is
-    /// dropped. Nothing may be written here.
+    /// An atomic slot migration has moved slots to or from this node. Or the server drops the keys that an aborted
+    /// import or a completed migration left here. The module may not write here.
     SlotsMoved,
-    /// A replica or file may have begun to follow the data: a fork for a snapshot, a changed setting.
+    /// A replica or an append-only file may have been added: the server has forked for a snapshot, or a setting
+    /// changed.
     ListenersMayHaveChanged,
     /// Another module was loaded.
     ModuleLoaded,
     /// Another module was unloaded.
     ModuleUnloaded,
-    /// The event loop is about to hand the replies to the network, and then to sleep.
+    /// The event loop is about to write the replies to the sockets, and then to sleep.
     TurnEnds,
-    /// The event loop has slept, and begins another turn.
+    /// The event loop has slept, and begins another iteration.
     TurnBegins,
     /// The server's own cron ran (by default ten times a second).
     Cron,
@@ -80,12 +82,12 @@ pub enum Event {
 
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
-/// Sets the module's side; the first call counts.
+/// Sets the module's callbacks. Only the first call has an effect.
 pub fn set(callbacks: Callbacks) {
     let _ = CALLBACKS.set(callbacks);
 }
 
-/// The module's side, once it is set.
+/// The module's callbacks, once they are set.
 pub(super) fn get() -> Option<&'static Callbacks> {
     CALLBACKS.get()
 }

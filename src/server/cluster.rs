@@ -1,4 +1,4 @@
-//! Where the slots of a cluster are served, as this node knows it.
+//! Which nodes serve the slots of a cluster, as far as this node knows.
 
 use super::call::{self, Reply};
 use super::clock::Now;
@@ -7,62 +7,65 @@ use super::text::{AsText, Text};
 use super::{Ctx, Key, MainThread};
 use crate::lock::Millis;
 
-/// How long, in ms, what was read about the slots stays valid: many may ask at once, and reading takes some ten
+/// How long the slot table is cached, in ms. Many requests may need it at the same time, and reading it takes some ten
 /// microseconds.
-const GOOD_FOR: Millis = 10;
+const CACHED_FOR: Millis = 10;
 
-/// Where a slot is served.
+/// A slot, and the node that serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The slot.
     pub slot: i64,
-    /// The node: its host and port.
+    /// The host and port of the node.
     pub address: String,
 }
 
-/// Which node of a cluster decides on a key, for those who wait for it or hold it.
+/// Which node of a cluster decides on a key, for its waiters and holders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// This one.
+    /// This node.
     Here,
-    /// Another one.
+    /// Another node.
     Elsewhere(Place),
-    /// The slot is being moved to another node, and the key is not here any more, if it ever was.
+    /// The slot is being migrated to another node, and this node does not serve the key: the key has moved, or never
+    /// existed, or the cluster is down.
     Leaving,
-    /// The slot is being moved here, and the key is not here yet, if it exists.
+    /// The slot is being imported, and the key is not here: it has not moved yet, or does not exist.
     Arriving,
-    /// None: no node owns the slot, or the cluster is down.
+    /// None: no node owns the slot, or this node owns it but does not serve it, as when the cluster is down.
     Nowhere,
 }
 
-/// Who serves a slot, according to `CLUSTER NODES`.
+/// The node that serves a slot, according to `CLUSTER NODES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Myself,
-    /// The node of this number in [`Slots::addresses`].
+    /// Index of the node in [`Slots::addresses`].
     Other(usize),
 }
 
-/// What this node knows of the slots.
+/// The slot table.
 #[derive(Debug, Default)]
 struct Slots {
-    /// When it was read.
+    /// When the table was read.
     read: Option<Millis>,
+    /// Addresses of the other nodes.
     addresses: Vec<String>,
     /// Ranges of slots, both ends included.
     ranges: Vec<(i64, i64, Owner)>,
-    /// Slots that are being moved to another node.
+    /// Slots that are being migrated to another node.
     migrating: Vec<i64>,
-    /// Slots that are being moved here.
+    /// Slots that are being imported.
     importing: Vec<i64>,
 }
 
 static SLOTS: MainThread<Slots> = MainThread::new();
 
-/// Which node decides on a key of the selected database. To be asked before the key is opened.
+/// Returns which node decides on a key of the selected database. The caller must not have a key open, because the
+/// server runs a command.
 ///
-/// Mostly it takes one command that is not run as a client would, less than a microsecond. Where this node does not serve the
-/// key as its own, what was last read about the slots is looked at.
+/// Usually one check by [`Ctx::serves`] suffices, which takes less than a microsecond. If it fails, the function looks
+/// the slot up in the slot table.
 pub fn served(ctx: Ctx, key: &Text) -> Served {
     if ctx.serves(key) {
         return Served::Here;
@@ -88,21 +91,21 @@ pub fn served(ctx: Ctx, key: &Text) -> Served {
     }
 }
 
-/// Reads what this node knows of the slots, unless it was read just now.
+/// Reads the slot table, unless the cached one is recent enough.
 fn read_slots(ctx: Ctx) {
     let now = Now::read().millis();
     let is_known =
-        SLOTS.with(|slots| slots.read.is_some_and(|read| (read..read.saturating_add(GOOD_FOR)).contains(&now)));
+        SLOTS.with(|slots| slots.read.is_some_and(|read| (read..read.saturating_add(CACHED_FOR)).contains(&now)));
     if !is_known {
-        // Not `SLOTS`: Valkey 8.0 prepares that reply for a connection, and crashes where there is none.
+        // Not `CLUSTER SLOTS`: Valkey 8.0 composes its reply for a connection, and crashes if there is none.
         let nodes = call::run(ctx, c"CLUSTER", c"NODES", &[], Reply::bytes).unwrap_or_default();
         let slots = parse_slots(&String::from_utf8_lossy(&nodes));
         SLOTS.with(|it| *it = Slots { read: Some(now), ..slots });
     }
 }
 
-/// Reads `CLUSTER NODES`: a line for each node, with its id, its address (`host:port@busport`, and perhaps `,hostname`), its
-/// flags, five more fields, and its slots. Those in brackets are on the move.
+/// Parses the reply of `CLUSTER NODES`. It has a line for each node: id, address (`host:port@busport`, optionally
+/// followed by `,hostname`), flags, five more fields, and slots. Slots in brackets are being migrated or imported.
 fn parse_slots(nodes: &str) -> Slots {
     let mut all = Slots::default();
     for line in nodes.lines() {
@@ -137,13 +140,13 @@ mod tests {
     use super::{Owner, parse_slots};
 
     #[test]
-    fn slots_are_read_with_those_that_move() {
+    fn parse_slots_reads_ranges_and_moving_slots() {
         let nodes = "aa 127.0.0.1:7001@17001 myself,master - 0 0 1 connected 0-99 [5->-bb] [7-<-bb]\n\
                      bb 127.0.0.1:7002@17002,host master - 0 1426238316232 2 connected 100-200 300\n\
                      cc 127.0.0.1:7003@17003 slave bb 0 1426238316232 3 connected\n";
         let slots = parse_slots(nodes);
-        let right = [(0, 99, Owner::Myself), (100, 200, Owner::Other(0)), (300, 300, Owner::Other(0))];
-        assert_eq!(slots.ranges, right);
+        let expected = [(0, 99, Owner::Myself), (100, 200, Owner::Other(0)), (300, 300, Owner::Other(0))];
+        assert_eq!(slots.ranges, expected);
         assert_eq!(slots.addresses, ["127.0.0.1:7002", "127.0.0.1:7003"]);
         assert_eq!((slots.migrating, slots.importing), (vec![5], vec![7]));
     }

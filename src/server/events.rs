@@ -1,4 +1,4 @@
-//! What the server reports to the module.
+//! Events and keyspace notifications that the server sends to the module.
 
 use super::callbacks::{self, Event, Touch};
 use super::info::Section;
@@ -9,8 +9,7 @@ use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleInfoC
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
-/// Subscribes to the server's events, and to requests for `INFO`. (Touched keys are subscribed to separately:
-/// [`watch_keys`].)
+/// Subscribes to the server's events, and to requests for `INFO`. [`watch_keys`] subscribes to keyspace notifications.
 pub fn subscribe(ctx: Ctx) {
     const EVENTS: [u64; 9] = [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -24,7 +23,8 @@ pub fn subscribe(ctx: Ctx) {
         raw::REDISMODULE_EVENT_CONFIG,
     ];
     for id in EVENTS {
-        // SAFETY: the callback has the signature that the server expects, and unloading ends the subscription.
+        // SAFETY: the callback has the signature that the server expects, and unloading the module ends the
+        // subscription.
         unsafe {
             api!(RedisModule_SubscribeToServerEvent)(ctx.raw(), RedisModuleEvent { id, dataver: 1 }, Some(on_event));
         }
@@ -36,29 +36,29 @@ pub fn subscribe(ctx: Ctx) {
 
 unsafe extern "C" fn on_info(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) {
     if for_crash_report != 0 {
-        return; // The crash may have come while the module was at work: its state is not to be touched.
+        return; // The server may have crashed inside the module, so the module's state may be inconsistent.
     }
-    // SAFETY: the context lives for this call.
+    // SAFETY: the context is valid for this call.
     if let (Some(callbacks), Some(section)) = (callbacks::get(), unsafe { Section::begin(ctx) }) {
         (callbacks.info)(section);
     }
 }
 
-/// What the server has been asked to report, and where it is in its event loop.
+/// The module's view of the server's event loop.
 #[derive(Debug, Default)]
 struct EventLoop {
-    /// Keys and turns are reported: [`watch_keys`].
+    /// The server reports touched keys and event-loop iterations: see [`watch_keys`].
     is_watched: bool,
-    /// This turn is over: the loop is about to sleep.
-    turn_is_over: bool,
-    /// Another turn was asked for: [`go_round_again`].
-    goes_round_again: bool,
+    /// This iteration has ended: the event loop is about to sleep.
+    is_iteration_over: bool,
+    /// The module has requested another iteration: see [`go_round_again`].
+    is_iteration_requested: bool,
 }
 
 static EVENT_LOOP: MainThread<EventLoop> = MainThread::new();
 
-/// From now on, reports each touched key and each turn of the event loop. Until a request waits there is nothing to
-/// know, so a server without waiting requests does not pay for it.
+/// Subscribes to keyspace notifications and to event-loop iterations. The module calls this when it first needs them,
+/// so that a server whose locks need neither does not pay for them.
 pub fn watch_keys(ctx: Ctx) {
     const CLASSES: c_int = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_STRING
@@ -79,30 +79,32 @@ pub fn watch_keys(ctx: Ctx) {
     }
 }
 
-/// The module is being unloaded, and its subscriptions end with it.
+/// Notes that the module is being unloaded, which ends its subscriptions.
 pub(super) fn unloaded() {
     EVENT_LOOP.with(|it| it.is_watched = false);
 }
 
-/// Whether the end of a turn of the event loop ([`Event::TurnEnds`]) comes before the server ends the blocks of
-/// clients that were answered. It does before Redis 7.2, where the event loop has also decided already how long to
-/// sleep, so that a timer set then would fire late. Later servers do both the other way round.
+/// Whether the server reports the end of an event-loop iteration ([`Event::TurnEnds`]) before it unblocks the clients
+/// that were answered.
+///
+/// Servers before Redis 7.2 do. They also decide how long to sleep before they report it, so that a timer set in that
+/// callback would fire late. Later servers do both in the opposite order.
 pub fn turn_end_precedes_unblock() -> bool {
     newer_api!(RedisModule_AddPostNotificationJob).is_none()
 }
 
-/// Requests a call of [`callbacks::Callbacks::after_touch`] after the command that touched a key, in the same step.
-/// `false` where the server can't do that (before Redis 7.2): there, what is written inside the notification would be
-/// replicated *before* the command.
+/// Requests a call of [`callbacks::Callbacks::after_touch`] after the command that touched a key, in the same command
+/// execution. Returns `false` where the server can't do that (before Redis 7.2). Such a server would replicate what the
+/// module writes in a notification *before* the command.
 pub fn request_after_touch(ctx: Ctx) -> bool {
     let Some(add_job) = newer_api!(RedisModule_AddPostNotificationJob) else { return false };
-    // SAFETY: this is the context of a notification; the callback takes no data.
+    // SAFETY: this is the context of a notification, and the callback takes no data.
     unsafe { add_job(ctx.raw(), Some(on_after_touch), null_mut(), None) == raw::REDISMODULE_OK as c_int }
 }
 
 unsafe extern "C" fn on_after_touch(ctx: *mut RedisModuleCtx, _: *mut c_void) {
     if let Some(callbacks) = callbacks::get() {
-        // SAFETY: the server calls with a context that lives for this call.
+        // SAFETY: the server passes a context that is valid for this call.
         (callbacks.after_touch)(unsafe { Ctx::from_raw(ctx) });
     }
 }
@@ -113,14 +115,14 @@ unsafe extern "C" fn on_touch(
     event: *const c_char,
     key: *mut RedisModuleString,
 ) -> c_int {
-    // SAFETY: the server names the event by a C string that lives for this call.
+    // SAFETY: the event's name is a C string that is valid for this call.
     let fields_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
     let touch = match class & raw::REDISMODULE_NOTIFY_EXPIRED {
         _ if fields_expired => Touch::FieldsExpired,
         0 => Touch::Changed,
         _ => Touch::Expired,
     };
-    // SAFETY: context and key live for this call.
+    // SAFETY: the context and the key are valid for this call.
     if let (Some(callbacks), Some(key)) = (callbacks::get(), unsafe { TextRef::from_raw(key) }) {
         // SAFETY: as above.
         (callbacks.key_touched)(unsafe { Ctx::from_raw(ctx) }, touch, key.bytes());
@@ -128,42 +130,45 @@ unsafe extern "C" fn on_touch(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Lets the event loop make another turn before it sleeps, if it is about to.
+/// Makes the event loop run another iteration before it sleeps, if it is about to sleep.
 ///
-/// Before Redis 7.2 it decides how long to sleep, then deals with clients that were blocked (and with any commands
-/// they sent meanwhile), and sleeps: whatever those commands set in motion would have to wait.
+/// A server before Redis 7.2 decides how long to sleep, then handles unblocked clients and the commands that they sent
+/// meanwhile, and then sleeps. A timer that such a command sets would fire late.
 pub fn go_round_again() {
-    let is_first = |it: &mut EventLoop| it.turn_is_over && !std::mem::replace(&mut it.goes_round_again, true);
+    let is_first =
+        |it: &mut EventLoop| it.is_iteration_over && !std::mem::replace(&mut it.is_iteration_requested, true);
     if turn_end_precedes_unblock() && EVENT_LOOP.with(is_first) {
-        // SAFETY: the callback lives as long as the module, which refuses to be unloaded while this is pending.
-        unsafe { api!(RedisModule_EventLoopAddOneShot)(Some(on_next_turn), null_mut()) };
+        // SAFETY: the callback exists as long as the module, which refuses to be unloaded while this is pending.
+        unsafe { api!(RedisModule_EventLoopAddOneShot)(Some(on_next_iteration), null_mut()) };
     }
 }
 
-unsafe extern "C" fn on_next_turn(_: *mut c_void) {
-    EVENT_LOOP.with(|it| it.goes_round_again = false);
+unsafe extern "C" fn on_next_iteration(_: *mut c_void) {
+    EVENT_LOOP.with(|it| it.is_iteration_requested = false);
 }
 
-/// Whether the server will still call the module although nothing is subscribed any more.
-pub(super) fn is_called_back() -> bool {
-    EVENT_LOOP.with(|it| it.goes_round_again)
+/// Whether the server has yet to run [`on_next_iteration`]. Unloading the module does not cancel that callback.
+pub(super) fn has_pending_callback() -> bool {
+    EVENT_LOOP.with(|it| it.is_iteration_requested)
 }
 
 unsafe extern "C" fn on_event(ctx: *mut RedisModuleCtx, event: RedisModuleEvent, subevent: u64, data: *mut c_void) {
     if event.id == raw::REDISMODULE_EVENT_EVENTLOOP {
-        let over = subevent != raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP;
-        EVENT_LOOP.with(|it| it.turn_is_over = over);
+        let is_over = subevent != raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP;
+        EVENT_LOOP.with(|it| it.is_iteration_over = is_over);
     }
     // SAFETY: `data` is what the server documents for this event.
     if let (Some(callbacks), Some(event)) = (callbacks::get(), unsafe { translate(event.id, subevent, data) }) {
-        // SAFETY: the server calls with a context that lives for this call.
+        // SAFETY: the server passes a context that is valid for this call.
         (callbacks.event)(unsafe { Ctx::from_raw(ctx) }, event);
     }
 }
 
+/// Translates an event of the server. Returns `None` for one that the module ignores.
+///
 /// # Safety
 ///
-/// `data` is null or points to the structure that the server documents for the event.
+/// `data` must be null or point to the structure that the server documents for the event.
 unsafe fn translate(event: u64, subevent: u64, data: *mut c_void) -> Option<Event> {
     match event {
         raw::REDISMODULE_EVENT_CLIENT_CHANGE if subevent == raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED => {

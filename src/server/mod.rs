@@ -1,22 +1,21 @@
-//! The border with the server: everything `unsafe`, behind functions that are safe to call.
+//! The border with the server. It wraps all `unsafe` code in functions that are safe to call.
 //!
-//! All of it runs on the server's main thread: commands, timers and events come from its event loop one at a time. The
-//! facts about the module API that the SAFETY lines rely on are those of `redismodule.h` and of `module.c` of Redis 7.0
-//! to 8 and Valkey 8 to 9.
+//! All of it runs on the server's main thread: the event loop runs commands, timers and events one at a time. The
+//! SAFETY comments rely on `redismodule.h` and `module.c` of Redis 7.0 to 8 and Valkey 8 to 9.
 
-/// A function of the module API that every supported server has ([`complete`] made sure of it when the module was
-/// loaded).
+/// A function of the module API that every supported server has. [`complete`] verifies this when the module is loaded.
 macro_rules! api {
     ($name:ident) => {{
         #[allow(unused_unsafe)]
-        // SAFETY: the function pointers are written once, when the module is loaded, and only read afterwards. None is null: `load`
-        // calls nothing if `complete` misses one, and a test compares the list of `complete` with the calls.
+        // SAFETY: the function pointers are written once, when the module is loaded, and only read afterwards. None is
+        // null: `load` calls none of them if `complete` finds one missing, and a test compares the list in `complete`
+        // with the calls.
         let function = unsafe { redis_module::raw::$name.unwrap_unchecked() };
         function
     }};
 }
 
-/// A function that only newer servers have.
+/// A function of the module API that only newer servers have.
 macro_rules! newer_api {
     ($name:ident) => {{
         #[allow(unused_unsafe)]
@@ -62,12 +61,12 @@ pub use text::{AsText, Text, TextRef};
 
 use redis_module::{Context, RedisString, Status, raw};
 
-/// The server's own commands that the module runs, beside those that only newer servers have.
+/// The server's own commands that the module relies on. Commands that only newer servers have are not listed.
 pub fn needed_commands(ctx: Ctx) -> &'static [&'static std::ffi::CStr] {
     if ctx.flags().cluster() { &[c"CLIENT", c"SETRANGE", c"CLUSTER", c"EXISTS"] } else { &[c"CLIENT", c"SETRANGE"] }
 }
 
-/// Whether the server has every function of the module API that `api!` assumes: those of Redis 7.0.
+/// Whether the server has every function of the module API that `api!` calls: those of Redis 7.0.
 pub fn complete() -> bool {
     macro_rules! all {
         ($($name:ident)*) => {
@@ -103,17 +102,17 @@ pub fn complete() -> bool {
     )
 }
 
-/// Starts the module from what the server passes at load: its context and the module's arguments.
+/// Loads the module: sets its options and calls `start` with the context and the module's arguments.
 pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) -> bool) -> Status {
     if !complete() {
         context.log_warning("holdfast: this server lacks functions that came with Redis 7.0");
         return Status::Err;
     }
-    // SAFETY: context and arguments live for the call; the server frees neither before it returns.
+    // SAFETY: the context and the arguments are valid for the call; the server frees neither before it returns.
     let (ctx, args): (Ctx, Vec<TextRef>) =
         unsafe { (Ctx::from_raw(context.ctx), args.iter().filter_map(|arg| TextRef::from_raw(arg.inner)).collect()) };
-    // SAFETY: the context is that of loading. The options say that opening a key does not mean changing it (the
-    // module signals changes itself), and that the module supports slot migration.
+    // SAFETY: the context is that of loading. The options tell the server not to signal a key as modified when the
+    // module opens it (the module signals changes itself), and that the module supports slot migration.
     unsafe {
         let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | slots::module_option(ctx);
         api!(RedisModule_SetModuleOptions)(ctx.raw(), libc::c_int::try_from(options).unwrap_or(0));
@@ -122,12 +121,11 @@ pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) 
     if start(ctx, &args) { Status::Ok } else { Status::Err }
 }
 
-/// Stops the module from what the server passes when it unloads it. Refuses while the module is needed, and in the
-/// rare moment when the server is about to call it.
+/// Unloads the module. Refuses while the module is needed, and while the server has yet to run a one-shot callback.
 pub fn unload(context: &Context, is_needed: fn(Ctx) -> bool, stop: fn(Ctx)) -> Status {
-    // SAFETY: the context lives for the call.
+    // SAFETY: the context is valid for the call.
     let ctx = unsafe { Ctx::from_raw(context.ctx) };
-    if is_needed(ctx) || events::is_called_back() {
+    if is_needed(ctx) || events::has_pending_callback() {
         return Status::Err;
     }
     stop(ctx);
@@ -142,8 +140,8 @@ mod tests {
     use std::fs::{read_dir, read_to_string};
     use std::path::Path;
 
-    /// What stands in parentheses behind `prefix`, in all of `text`.
-    fn named<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+    /// The text between each occurrence of `prefix` and the next closing parenthesis.
+    fn arguments<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
         text.match_indices(prefix).filter_map(move |(at, _)| text.get(at + prefix.len()..)?.split(')').next())
     }
 
@@ -153,9 +151,9 @@ mod tests {
         let files = read_dir(folder).expect("the folder can be read").map(|file| file.expect("so can this").path());
         let sources: Vec<String> = files.map(|file| read_to_string(file).expect("a file of source")).collect();
         let functions = |it: &&str| it.starts_with("RedisModule_");
-        let calls = |text| named(text, " api!(").chain(named(text, "(api!("));
+        let calls = |text| arguments(text, " api!(").chain(arguments(text, "(api!("));
         let called: BTreeSet<&str> = sources.iter().flat_map(|text| calls(text)).filter(functions).collect();
-        let list = sources.iter().flat_map(|text| named(text, "    all!(")).flat_map(str::split_whitespace);
+        let list = sources.iter().flat_map(|text| arguments(text, "    all!(")).flat_map(str::split_whitespace);
         let listed: BTreeSet<&str> = list.filter(functions).collect();
         assert_eq!(listed, called);
     }

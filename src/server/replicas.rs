@@ -1,4 +1,4 @@
-//! What the replicas have, and asking them to confirm it.
+//! Replication offsets of the replicas, and requests for acknowledgements.
 
 use super::Ctx;
 use super::text::{AsText, Text};
@@ -7,17 +7,17 @@ use std::ffi::{CStr, CString};
 /// An offset in the replication stream, in bytes.
 pub type Offset = u64;
 
-/// The end of the stream, and how much of it each online replica has confirmed.
+/// The end of the replication stream, and how much of it each online replica has confirmed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offsets {
-    /// What this server has written.
+    /// The end of what this server has written.
     pub written: Offset,
-    /// What each replica has confirmed.
+    /// The offset that each online replica has confirmed.
     pub confirmed: Vec<Offset>,
 }
 
 impl Offsets {
-    /// Reads it, in some ten microseconds.
+    /// Reads the offsets from `INFO`, which takes some ten microseconds.
     pub fn read(ctx: Ctx) -> Self {
         ctx.with_server_info(c"replication", |info| {
             let count: usize = info.field(c"connected_slaves").parse().unwrap_or(0);
@@ -30,7 +30,7 @@ impl Offsets {
         })
     }
 
-    /// How many replicas have confirmed everything up to `offset`.
+    /// The number of replicas that have confirmed everything up to `offset`.
     pub fn having(&self, offset: Offset) -> usize {
         self.confirmed.iter().filter(|&&confirmed| confirmed >= offset).count()
     }
@@ -45,7 +45,8 @@ fn confirmed_offset(line: &str) -> Option<Offset> {
     value("offset")?.parse().ok()
 }
 
-/// Asks all replicas to confirm what they have. Must be alone in its step: inside `MULTI` they would not answer.
+/// Asks all replicas to confirm their offsets. The calling callback must replicate nothing else: the server would wrap
+/// both in `MULTI`, and replicas do not answer inside `MULTI`.
 pub fn request_acks(ctx: Ctx) {
     const COMMAND: &CStr = c"REPLCONF";
     let (getack, all) = (Text::new(b"GETACK"), Text::new(b"*"));

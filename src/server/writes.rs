@@ -1,59 +1,68 @@
-//! Whether the server takes writes.
+//! Checks whether the server accepts writes.
 
 use super::call::Reply;
 use super::text::{AsText, Text};
 use super::{Ctx, MainThread, Role, ctx, events, open_keys};
 use std::ffi::CStr;
 
-/// A write that changes nothing, whatever the key holds, and the key.
+/// A write command that changes nothing, whatever the type of the key.
 const COMMAND: &CStr = c"SETRANGE";
+/// The key of that command, or the start of its name.
 const KEY: &str = "holdfast";
 
-/// What the errors begin with that concern every write. Others are about the key: another type, another node's slot.
+/// Codes of the errors that concern every write. Other errors concern only the key: its type, or its slot.
 const REFUSALS: [&[u8]; 3] = [b"NOREPLICAS", b"MISCONF", b"READONLY"];
 
-/// What the errors contain where the cluster is down, whichever node has the slot of the key. (Clients get `-CLUSTERDOWN`.)
-const DOWN: &[u8] = b"the cluster is down";
+/// Part of the error if the cluster is down, whichever node owns the slot of the key. (Clients get `-CLUSTERDOWN`.)
+const CLUSTER_DOWN: &[u8] = b"the cluster is down";
 
-/// What the error contains where another node serves the slot of the key, or none: then it may say nothing of the cluster.
-const NOT_HERE: &[u8] = b"non local key";
+/// Part of the error if another node or no node owns the slot of the key. This error says nothing about the cluster.
+const NOT_LOCAL: &[u8] = b"non local key";
 
-/// How often [`NOT_HERE`] was the answer.
-static KEYS: MainThread<u32> = MainThread::new();
+/// How often the error was [`NOT_LOCAL`]. The number selects the key of the next check.
+static KEY_NUMBER: MainThread<u32> = MainThread::new();
 
-/// Whether this server decides anything now: not a replica, nor one that is loading its data or whose clients are paused.
+/// Whether this server may decide on locks now: it is a primary, is not loading its data, and its clients are not
+/// paused.
 pub fn are_possible(ctx: Ctx) -> bool {
     let flags = ctx.flags();
     flags.role() == Role::Master && !flags.loading() && !ctx::is_paused()
 }
 
-/// Whether the server would refuse a client's write now: too few good replicas (`min-replicas-to-write`), a snapshot or
-/// an append-only file that can't be written, a replica, or a cluster that is down. (Paused clients: [`super::ctx::is_paused`].)
+/// Whether the server would refuse a client's write now. It does so if:
 ///
-/// Takes less than a microsecond. Before Redis 7.2, the server can't be asked without running the command, which
-/// `MONITOR` and `INFO commandstats` then show.
+/// * there are too few good replicas (`min-replicas-to-write`);
+/// * it can't write its snapshot or append-only file;
+/// * it is a replica; or
+/// * the cluster is down.
+///
+/// [`super::ctx::is_paused`] checks for paused clients.
+///
+/// The check takes less than a microsecond. Before Redis 7.2, the module must run the command for it, so `MONITOR` and
+/// `INFO commandstats` show the command.
 pub fn are_refused(ctx: Ctx) -> bool {
     open_keys::none_may_be_open();
     let Some(error) = refusal(ctx) else { return false };
-    if contains(&error, NOT_HERE) {
-        // Another key next time: sooner or later one of those that this node serves.
-        KEYS.with(|keys| *keys = keys.wrapping_add(1));
+    if contains(&error, NOT_LOCAL) {
+        // The next check uses another key, until this node serves the slot of one.
+        KEY_NUMBER.with(|keys| *keys = keys.wrapping_add(1));
         return false;
     }
-    REFUSALS.iter().any(|refusal| error.starts_with(refusal)) || contains(&error, DOWN)
+    REFUSALS.iter().any(|refusal| error.starts_with(refusal)) || contains(&error, CLUSTER_DOWN)
 }
 
-/// The error with which the server would answer a write, if it would.
+/// The error with which the server would refuse a write; `None` if it would accept it.
 fn refusal(ctx: Ctx) -> Option<Vec<u8>> {
-    let key = match KEYS.with(|keys| *keys) {
+    let key = match KEY_NUMBER.with(|keys| *keys) {
         0 => KEY.to_owned(),
         number => format!("{KEY}:{number}"),
     };
     let (key, offset, nothing) = (Text::new(key.as_bytes()), c"0".as_ptr(), c"".as_ptr());
-    // `S`: with the checks that scripts undergo, those for writes among them. `E`: errors are replies. `D`: only try.
+    // `S` (script mode) checks what the server checks for scripts, including whether writes are accepted. `E` returns
+    // errors as replies. `D` is a dry run.
     let format = if events::turn_end_precedes_unblock() { c"SEscc" } else { c"DSscc" };
-    // SAFETY: the format takes a string and two C strings and gets them. The reply, if there is one, is read while it lives,
-    // and is ours to free.
+    // SAFETY: the format takes a string and two C strings, and gets them. The module owns the reply, if there is one,
+    // and reads it before freeing it.
     unsafe {
         let call = api!(RedisModule_Call);
         let reply = call(ctx.raw(), COMMAND.as_ptr(), format.as_ptr(), key.as_text().raw(), offset, nothing);

@@ -1,7 +1,6 @@
-//! Bytes that clients send: numbers in them, and how to show them.
+//! Bytes that clients send: parses numbers in them, and makes them printable.
 
-/// The number that bytes stand for, in the server's own notation: decimal digits, no sign, no leading zeros, at most
-/// 19 of them.
+/// Parses a number in the server's own notation: at most 19 decimal digits, no sign, no leading zeros.
 pub fn parse_number(bytes: &[u8]) -> Option<u64> {
     let digit = |byte: &u8| byte.is_ascii_digit().then(|| u64::from(byte.wrapping_sub(b'0')));
     match bytes {
@@ -12,15 +11,15 @@ pub fn parse_number(bytes: &[u8]) -> Option<u64> {
     }
 }
 
-/// Bytes made printable, escaped as `redis-cli` does it.
+/// Makes bytes printable: escapes them as `redis-cli` does.
 pub fn show(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
-/// How many bytes of a client's input an error shows.
+/// How many bytes of a client's input an error message shows.
 const SHOWN: usize = 128;
 
-/// Like [`show`], but only the beginning.
+/// Like [`show`], but shows only the first 128 bytes, followed by `...` if there are more.
 pub fn show_start(bytes: &[u8]) -> String {
     match bytes.get(..SHOWN) {
         Some(start) if bytes.len() > SHOWN => format!("{}...", show(start)),
@@ -33,14 +32,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What the server would read.
+    /// The number that the server would read.
     fn expected(text: &str) -> Option<u64> {
         let number: u64 = text.parse().ok()?;
         (number.to_string() == text && text.len() <= 19).then_some(number)
     }
 
     #[test]
-    fn every_byte_in_every_place_is_looked_at() {
+    fn parse_number_checks_every_byte() {
         for length in 1..=20 {
             for place in 0..length {
                 for byte in 0..=u8::MAX {
@@ -56,7 +55,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_are_read_as_they_are_written(number: u64, digits in 1_u32..=19) {
+        fn parse_number_reads_every_number_of_up_to_19_digits(number: u64, digits in 1_u32..=19) {
             let number = number % 10_u64.pow(digits);
             prop_assert_eq!(parse_number(number.to_string().as_bytes()), Some(number));
         }

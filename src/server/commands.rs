@@ -1,4 +1,4 @@
-//! Commands as the server knows them: how they are called, and what it tells clients about them.
+//! Registers commands with the server, documents them, and receives their calls.
 
 pub use super::grammar::{Access, Arg, Command, Docs, Keys};
 use super::grammar::{Count, Kind};
@@ -16,38 +16,40 @@ use std::ptr::{null, null_mut};
 /// One call of a command.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// The context it runs in.
+    /// The context of the call.
     pub ctx: Ctx<'a>,
     argv: &'a [*mut RedisModuleString],
 }
 
 impl<'a> Call<'a> {
-    /// How many arguments there are, the command's name included.
+    /// The number of arguments, including the command's name.
     pub fn count(self) -> usize {
         self.argv.len()
     }
 
     /// The argument at a position; 0 is the command's name.
     pub fn get(self, index: usize) -> Option<TextRef<'a>> {
-        // SAFETY: the server keeps the arguments for the whole call.
+        // SAFETY: the arguments are valid for the whole call.
         self.argv.get(index).and_then(|&arg| unsafe { TextRef::from_raw(arg) })
     }
 }
 
 impl Call<'_> {
-    /// Whether the server only asks where the keys of the call are. A cluster of Redis 7.0 finds the keys of a
-    /// command with a count of keys only in this way (`getkeys-api`); newer servers use the key specification.
+    /// Whether the server only asks for the positions of the keys. A cluster of Redis 7.0 finds the keys of a command
+    /// with a count of keys only in this way (`getkeys-api`). Newer servers use the key specification.
     fn asks_for_keys(self) -> bool {
-        // SAFETY: the context lives.
+        // SAFETY: the context is valid.
         unsafe { api!(RedisModule_IsKeysPositionRequest)(self.ctx.raw()) != 0 }
     }
 
-    fn tell_counted_keys(self) {
+    /// Reports the positions of the keys to the server: argument 1 is their count, and they follow it. Reports none if
+    /// the count is invalid.
+    fn report_counted_keys(self) {
         let count = self.get(1).and_then(|count| parse_number(count.bytes()));
         let count = count.and_then(|count| usize::try_from(count).ok());
         let keys = count.filter(|count| *count <= self.count().saturating_sub(2)).unwrap_or(0);
         for position in (2..).take(keys) {
-            // SAFETY: the context is that of such a question.
+            // SAFETY: the context is that of a request for key positions.
             unsafe { api!(RedisModule_KeyAtPos)(self.ctx.raw(), position) };
         }
     }
@@ -67,14 +69,14 @@ impl Access {
     }
 }
 
-/// A command in a list of commands of any type.
+/// A command as a value, without its type: an entry of the list of all commands.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Its name, in lower case.
+    /// The command's name, in lower case.
     pub name: &'static CStr,
-    /// Its grammar and documentation.
+    /// The command's grammar and documentation.
     pub docs: Docs,
-    /// Registers it with the server; see [`register`].
+    /// Registers the command with the server; see [`register`].
     pub register: fn(Ctx, &str) -> bool,
 }
 
@@ -84,20 +86,22 @@ impl Entry {
         Self { name: C::NAME, docs: C::DOCS, register: register::<C> }
     }
 
-    /// Its line of syntax.
+    /// The command's syntax, on one line.
     pub fn syntax(&self) -> String {
         let name = self.name.to_string_lossy().to_uppercase();
         self.docs.args.iter().fold(name, |line, arg| format!("{line} {}", arg.syntax()))
     }
 }
 
-/// Registers a command with the server, in the ACL category `own_category` among others.
+/// Registers a command with the server, in the ACL category `own_category` and those of [`Command::CATEGORIES`], where
+/// the server supports them. Returns whether it succeeded.
 pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
     let (first, last) = match C::KEYS {
         Keys::First(_) => (1, 1),
         Keys::None | Keys::Counted(_) => (0, 0),
     };
-    // SAFETY: the context is that of loading; the strings are static; `enter` has the signature that is expected.
+    // SAFETY: the context is that of loading, the strings are static, and `enter` has the signature that the server
+    // expects.
     unsafe {
         let created = api!(RedisModule_CreateCommand)(
             ctx.raw(),
@@ -113,7 +117,7 @@ pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
             return false;
         }
         if let Some(set) = newer_api!(RedisModule_SetCommandACLCategories) {
-            // Redis 7.2 has categories, but modules can't add any.
+            // Redis 7.2 supports categories, but modules can't add any.
             let own = if newer_api!(RedisModule_AddACLCategory).is_some() { own_category } else { "" };
             let categories = CString::new(format!("{own} {}", C::CATEGORIES).trim()).unwrap_or_default();
             set(command, categories.as_ptr());
@@ -135,10 +139,11 @@ pub fn add_category(ctx: Ctx, name: &str) {
     }
 }
 
-/// Whether the server knows a command under this name: `rename-command` may have taken it away.
+/// Whether the server has a command with this name: `rename-command` may have renamed or removed it.
 pub fn exists(ctx: Ctx, name: &CStr) -> bool {
-    // SAFETY: the format takes no arguments. Commands need some, so none is run (but `REPLCONF`, which does nothing without):
-    // the server says by `errno` whether it knows the command. A reply is ours to free.
+    // SAFETY: the format takes no arguments. The commands that the module checks need some, so the server runs none of
+    // them, except `REPLCONF`, which does nothing without arguments. `errno` reports whether the command exists. The
+    // module owns a reply, and frees it.
     unsafe {
         *libc::__errno_location() = 0;
         let reply = api!(RedisModule_Call)(ctx.raw(), name.as_ptr(), c"".as_ptr());
@@ -150,7 +155,7 @@ pub fn exists(ctx: Ctx, name: &CStr) -> bool {
     }
 }
 
-/// The error for a call from a thread of another module.
+/// The error for a call from a thread that another module has started.
 const OTHER_THREAD: &str = "ERR commands of this module can be called on the server's main thread only";
 
 unsafe extern "C" fn enter<C: Command>(
@@ -159,25 +164,27 @@ unsafe extern "C" fn enter<C: Command>(
     argc: c_int,
 ) -> c_int {
     let len = usize::try_from(argc).unwrap_or(0);
-    // SAFETY: the server hands over `argc` strings and a context, all alive for this call.
+    // SAFETY: the server passes a context and `argc` strings, all valid for this call.
     let call = unsafe { Call { ctx: Ctx::from_raw(ctx), argv: std::slice::from_raw_parts(argv, len) } };
-    if !main_thread::is_here() {
+    if !main_thread::is_current() {
         let Replied { .. } = call.ctx.reply_error(OTHER_THREAD);
         return reply::OK;
     }
     if let Keys::Counted(_) = C::KEYS
         && call.asks_for_keys()
     {
-        call.tell_counted_keys();
+        call.report_counted_keys();
         return reply::OK;
     }
     let Replied { .. } = call.ctx.reply_outcome(C::run(call));
     reply::OK
 }
 
+/// Sets the command's documentation, arity, key specifications and arguments. Returns whether the server accepted them.
+///
 /// # Safety
 ///
-/// `command` is a command of this module, and the server is loading it.
+/// `command` must be a command of this module, and the server must be loading the module.
 unsafe fn document<C: Command>(command: *mut raw::RedisModuleCommand) -> bool {
     let version = RedisModuleCommandInfoVersion {
         version: 1,
@@ -186,8 +193,8 @@ unsafe fn document<C: Command>(command: *mut raw::RedisModuleCommand) -> bool {
         sizeof_arg: size_of::<RedisModuleCommandArg>(),
     };
     let mut specs = key_specs(C::KEYS);
-    let mut kept = Vec::new();
-    let mut args = c_args(C::DOCS.args, &mut kept);
+    let mut nested = Vec::new();
+    let mut args = c_args(C::DOCS.args, &mut nested);
     let info = RedisModuleCommandInfo {
         version: &raw const version,
         summary: C::DOCS.summary.as_ptr(),
@@ -199,13 +206,13 @@ unsafe fn document<C: Command>(command: *mut raw::RedisModuleCommand) -> bool {
         key_specs: specs.as_mut_ptr(),
         args: args.as_mut_ptr(),
     };
-    // SAFETY: the server copies all of it; the lists end with a zeroed element and live until the call returns.
+    // SAFETY: the server copies all of it. The lists end with a zeroed element, and are valid until the call returns.
     unsafe { api!(RedisModule_SetCommandInfo)(command, &raw const info) == raw::REDISMODULE_OK as c_int }
 }
 
 fn key_specs(keys: Keys) -> Vec<RedisModuleCommandKeySpec> {
-    // SAFETY: all zero is a valid specification: the one that ends the list. (It holds numbers, pointers and unions
-    // of numbers and pointers only.)
+    // SAFETY: all zero is a valid specification: the one that ends the list. (The type contains only numbers, pointers,
+    // and unions of these.)
     let end: RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
     let mut spec = end;
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
@@ -230,9 +237,10 @@ fn key_specs(keys: Keys) -> Vec<RedisModuleCommandKeySpec> {
     vec![spec, end]
 }
 
-/// The arguments in the server's form, ended by a zeroed one; lists of choices are put into `kept`.
-fn c_args(args: &[Arg], kept: &mut Vec<Vec<RedisModuleCommandArg>>) -> Vec<RedisModuleCommandArg> {
-    // SAFETY: all zero is a valid argument, the one that ends the list: numbers and pointers only.
+/// Converts arguments to the server's form: a list that ends with a zeroed element. The result points to lists of
+/// choices, which are moved into `nested`, so that they stay valid.
+fn c_args(args: &[Arg], nested: &mut Vec<Vec<RedisModuleCommandArg>>) -> Vec<RedisModuleCommandArg> {
+    // SAFETY: all zero is a valid argument: the one that ends the list. (The type contains only numbers and pointers.)
     let end: RedisModuleCommandArg = unsafe { std::mem::zeroed() };
     let mut list: Vec<_> = args
         .iter()
@@ -257,9 +265,9 @@ fn c_args(args: &[Arg], kept: &mut Vec<Vec<RedisModuleCommandArg>>) -> Vec<Redis
                 Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
                 Kind::Token => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
                 Kind::OneOf(choices) => {
-                    let mut choices = c_args(choices, kept);
+                    let mut choices = c_args(choices, nested);
                     it.subargs = choices.as_mut_ptr();
-                    kept.push(choices);
+                    nested.push(choices);
                     raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF
                 }
             };

@@ -1,4 +1,4 @@
-//! The context in which the server calls the module.
+//! The context that the server passes to the module's callbacks.
 
 use super::text::{AsText, Text};
 use super::{MainThread, open_keys};
@@ -9,28 +9,28 @@ use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A context without a client, once it was needed.
-static WITHOUT_CLIENT: MainThread<Option<NonNull<RedisModuleCtx>>> = MainThread::new();
+/// A context without a client. The first use creates it.
+static DETACHED_CONTEXT: MainThread<Option<NonNull<RedisModuleCtx>>> = MainThread::new();
 
-/// What the server passes to each callback; valid only while the callback runs.
+/// The context of a callback. It is valid only while the callback runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Ctx<'a> {
     raw: *mut RedisModuleCtx,
-    /// The database that [`Ctx::in_db`] has selected, if it has.
+    /// The database that [`Ctx::in_db`] selected, if it did.
     selected: Option<i32>,
-    lives: PhantomData<&'a ()>,
+    lifetime: PhantomData<&'a ()>,
 }
 
 /// This server's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It decides.
+    /// It takes writes, and decides on locks.
     Master,
-    /// It follows.
+    /// It copies a primary.
     Replica,
 }
 
-/// Properties of the place where a command runs.
+/// The flags of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(c_int);
 
@@ -39,14 +39,14 @@ impl Flags {
         self.0 & c_int::try_from(flag).unwrap_or(0) != 0
     }
 
-    /// Whether the client may be blocked: not in `MULTI`, in a script, or where it asked not to be.
+    /// Whether the client may be blocked. It may not in `MULTI`, in a script, or where blocking is denied.
     pub fn may_block(self) -> bool {
         !(self.has(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING)
             || self.has(raw::REDISMODULE_CTX_FLAGS_MULTI)
             || self.has(raw::REDISMODULE_CTX_FLAGS_LUA))
     }
 
-    /// Whether a script runs.
+    /// Whether a script calls the command.
     pub fn in_script(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
     }
@@ -61,7 +61,7 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
     }
 
-    /// Whether the server decides or follows.
+    /// Whether the server is a primary or a replica.
     pub fn role(self) -> Role {
         if self.has(raw::REDISMODULE_CTX_FLAGS_MASTER) { Role::Master } else { Role::Replica }
     }
@@ -75,38 +75,39 @@ impl Flags {
 impl<'a> Ctx<'a> {
     /// # Safety
     ///
-    /// `raw` is the context of a callback that runs for all of `'a`.
+    /// `raw` must be the context of a callback that runs for all of `'a`.
     pub(super) unsafe fn from_raw(raw: *mut RedisModuleCtx) -> Self {
-        Self { raw, selected: None, lives: PhantomData }
+        Self { raw, selected: None, lifetime: PhantomData }
     }
 
     pub(super) fn raw(self) -> *mut RedisModuleCtx {
         self.raw
     }
 
-    /// The properties of this context. Costs some tens of nanoseconds.
+    /// The flags of this context. Reading them takes some tens of nanoseconds.
     pub fn flags(self) -> Flags {
-        // SAFETY: the context lives.
+        // SAFETY: the context is valid.
         Flags(unsafe { api!(RedisModule_GetContextFlags)(self.raw) })
     }
 
     /// The selected database.
     pub fn db(self) -> i32 {
-        // SAFETY: the context lives.
+        // SAFETY: the context is valid.
         self.selected.unwrap_or_else(|| unsafe { api!(RedisModule_GetSelectedDb)(self.raw) })
     }
 
     /// Runs `work` with another database selected.
     ///
-    /// In a transaction on Valkey 9.1, the server opens keys of that database from then on but goes on saying that the
-    /// one from before is selected. So the context that `work` gets remembers which it is.
+    /// In a transaction on Valkey 9.1, the server then opens keys of `db`, but still reports the previous database as
+    /// selected. So the context that `work` receives remembers `db`.
     pub fn in_db<R>(self, db: i32, work: impl FnOnce(Self) -> R) -> R {
         let before = self.db();
         if before == db {
             return work(self);
         }
-        // SAFETY: the context lives; a number out of range is refused, and then `work` would see the database from
-        // before; that can't happen, as `db` was once a selected database and their number is fixed.
+        // SAFETY: the context is valid. The server refuses a number out of range, and `work` would then see the
+        // previous database. This can't happen: `db` was once a selected database, and the number of databases is
+        // fixed.
         unsafe { api!(RedisModule_SelectDb)(self.raw, db) };
         let result = work(Self { selected: Some(db), ..self });
         // SAFETY: as above.
@@ -114,25 +115,26 @@ impl<'a> Ctx<'a> {
         result
     }
 
-    /// The id of the calling connection; ids are never used twice in a run of the server.
+    /// The id of the calling connection. A server process never reuses an id.
     pub fn client_id(self) -> u64 {
-        // SAFETY: the context lives.
+        // SAFETY: the context is valid.
         unsafe { api!(RedisModule_GetClientId)(self.raw) }
     }
 
-    /// Writes a line to the server's log.
+    /// Writes a warning to the server's log.
     pub fn warn(self, line: &str) {
         let Ok(line) = CString::new(line) else { return };
         // SAFETY: the format takes one C string, and gets one.
         unsafe { api!(RedisModule_Log)(self.raw, c"warning".as_ptr(), c"%s".as_ptr(), line.as_ptr()) }
     }
 
-    /// Replicates and logs a command, in one step with everything else that this callback replicates.
+    /// Replicates a command and appends it to the append-only file, as one transaction with everything else that this
+    /// callback replicates.
     pub fn replicate(self, command: &CStr, args: &[&dyn AsText]) {
         let (replicate, ctx, command) = (api!(RedisModule_Replicate), self.raw, command.as_ptr());
         let raw = |arg: &&dyn AsText| arg.as_text().raw();
-        // SAFETY: each `s` takes a string, and `v` an array of strings and its length; the server takes references of its
-        // own. It makes room for as many strings as the format has letters: an array costs a second allocation.
+        // SAFETY: each `s` takes a string, and `v` an array of strings and its length. The server takes its own
+        // references. It allocates room for one string per letter of the format, so `v` costs a second allocation.
         match args {
             [one] => unsafe { replicate(ctx, command, c"s".as_ptr(), raw(one)) },
             [one, two] => unsafe { replicate(ctx, command, c"ss".as_ptr(), raw(one), raw(two)) },
@@ -148,55 +150,56 @@ impl<'a> Ctx<'a> {
         };
     }
 
-    /// Replicates a command, but keeps it out of the append-only file because it says nothing about the data.
+    /// Replicates a command, but keeps it out of the append-only file because it does not change the data.
     pub fn replicate_only(self, command: &CStr, args: &[&dyn AsText; 2]) {
         let [one, two] = args.map(|arg| arg.as_text().raw());
         // SAFETY: as in `replicate`; `A` takes no argument.
         unsafe { api!(RedisModule_Replicate)(self.raw, command.as_ptr(), c"ssA".as_ptr(), one, two) };
     }
 
-    /// Counts a change for the snapshot rules (`save`) where nothing needs to be sent: the caller knows that there is
-    /// neither a replica, nor a backlog, nor an append-only file, so the server would drop the command anyway.
+    /// Counts a change for the snapshot rules (`save`), where no command needs to be replicated. The caller must know
+    /// that there is no replica, no backlog and no append-only file, so that the server drops the replicated command.
     pub fn count_change(self) {
-        // SAFETY: the context lives and belongs to a command.
+        // SAFETY: the context is valid and belongs to a command.
         unsafe { api!(RedisModule_ReplicateVerbatim)(self.raw) };
     }
 
     /// Sends a keyspace notification.
     pub fn notify(self, class: Class, event: &CStr, key: &dyn AsText) {
-        // SAFETY: context, event and key live for the call.
+        // SAFETY: the context, the event and the key are valid for the call.
         unsafe { api!(RedisModule_NotifyKeyspaceEvent)(self.raw, class.bits(), event.as_ptr(), key.as_text().raw()) };
     }
 
-    /// Informs clients that watch or cache a key that it has changed.
+    /// Notifies clients that watch a key (`WATCH`) or cache it (client-side caching) that it has changed.
     pub fn signal_modified(self, key: &dyn AsText) {
-        // SAFETY: context and key live for the call.
+        // SAFETY: the context and the key are valid for the call.
         unsafe { api!(RedisModule_SignalModifiedKey)(self.raw, key.as_text().raw()) };
     }
 
-    /// Publishes on a channel of this server and its cluster (`sharded`: of this shard only, where servers can do
-    /// that).
+    /// Publishes a message on a channel, in the whole cluster if there is one. If `sharded`, the message stays in this
+    /// shard, where the server supports sharded channels.
     pub fn publish(self, channel: &Text, message: &Text, sharded: bool) {
         let publish = match newer_api!(RedisModule_PublishMessageShard) {
             Some(shard) if sharded => shard,
             _ => api!(RedisModule_PublishMessage),
         };
-        // SAFETY: context and strings live for the call.
+        // SAFETY: the context and the strings are valid for the call.
         unsafe { publish(self.raw, channel.as_text().raw(), message.as_text().raw()) };
     }
 
-    /// Whether this node of a cluster serves a key: not if its slot is elsewhere or nowhere, nor if the cluster is down, nor
-    /// if the key does not exist while its slot is being moved here or away. ([`super::cluster::served`] tells these apart.)
+    /// Whether this node of a cluster serves a key. It does not if another node or no node owns the slot, or if the
+    /// cluster is down. It does not either if the key is missing while its slot is being imported or migrated.
+    /// [`super::cluster::served`] distinguishes these cases.
     ///
-    /// Asked without a client: one that has sent `ASKING` may use a missing key here, but those who wait or hold may not,
-    /// since it may be at the other node.
+    /// The check runs without a client. A client that has sent `ASKING` may use a missing key here, but waiters and
+    /// holders may not: the key may be at the other node.
     pub fn serves(self, key: &Text) -> bool {
         open_keys::none_may_be_open();
-        let Some(ctx) = self.without_client().filter(|_| can_access(key)) else { return false };
+        let Some(ctx) = self.detached_context().filter(|_| can_access(key)) else { return false };
         let call = api!(RedisModule_Call);
-        // SAFETY: the context is the module's own, and the main thread holds the lock that its use needs. The database is one that
-        // was selected. The format takes one string and gets one. The server checks the slot as for a client's command, and
-        // returns null if it is not to be served here; a reply is ours to free.
+        // SAFETY: the context is the module's own, and the main thread holds the lock that its use needs. The database
+        // is one that was selected. The format takes one string and gets one. The server checks the slot as for a
+        // client's command, and returns null if this node does not serve it. The module owns a reply, and frees it.
         unsafe {
             api!(RedisModule_SelectDb)(ctx.as_ptr(), self.db());
             let reply = call(ctx.as_ptr(), c"EXISTS".as_ptr(), c"s".as_ptr(), key.as_text().raw());
@@ -207,22 +210,22 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// A context of the module without a client.
-    fn without_client(self) -> Option<NonNull<RedisModuleCtx>> {
-        let made = WITHOUT_CLIENT.with(|made| {
-            // SAFETY: this context lives for the call, which only reads of which module it is. The new one lives until
-            // `unloaded` frees it.
-            *made = made.or_else(|| NonNull::new(unsafe { api!(RedisModule_GetDetachedThreadSafeContext)(self.raw) }));
-            *made
+    /// A context of the module without a client. It is created once.
+    fn detached_context(self) -> Option<NonNull<RedisModuleCtx>> {
+        let raw = DETACHED_CONTEXT.with(|raw| {
+            // SAFETY: this context is valid for the call, which only reads the context's module. The new one is valid
+            // until `unloaded` frees it.
+            *raw = raw.or_else(|| NonNull::new(unsafe { api!(RedisModule_GetDetachedThreadSafeContext)(self.raw) }));
+            *raw
         });
-        internal_errors::expect(made, "there is no context without a client")
+        internal_errors::expect(raw, "there is no context without a client")
     }
 
-    /// How many modules other than this one are loaded. Where the server does not say, assumes that there is one.
+    /// The number of other loaded modules. Returns 1 if `MODULE LIST` gets no reply.
     pub fn other_modules(self, own_name: &[u8]) -> usize {
         let call = api!(RedisModule_Call);
-        // SAFETY: the format takes one C string and gets one; the replies are read while the outer one lives, which is
-        // freed once.
+        // SAFETY: the format takes one C string and gets one. The inner replies are read before the outer one is freed,
+        // which happens once.
         unsafe {
             let reply = call(self.raw, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr());
             if reply.is_null() {
@@ -240,33 +243,33 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Fields of a section of `INFO`, as text; empty where a field is missing.
+    /// Fields of a section of `INFO`, as text. A missing field is empty.
     pub fn server_info<const N: usize>(self, section: &CStr, fields: [&CStr; N]) -> [String; N] {
         self.with_server_info(section, |info| fields.map(|field| info.field(field)))
     }
 
     /// Reads a section of `INFO`.
     pub fn with_server_info<R>(self, section: &CStr, read: impl FnOnce(&ServerInfo) -> R) -> R {
-        // SAFETY: the context lives; the data is freed below, after the last use.
+        // SAFETY: the context is valid. The data is freed below, after the last use.
         let info = ServerInfo(unsafe { api!(RedisModule_GetServerInfo)(self.raw, section.as_ptr()) });
         let result = read(&info);
-        // SAFETY: made above, freed once.
+        // SAFETY: the data was created above and is freed once.
         unsafe { api!(RedisModule_FreeServerInfo)(self.raw, info.0) };
         result
     }
 }
 
-/// Whether the slot of a key is open to modules: not while it is moved in one piece. `true` where the server has no
-/// such moves (before Redis 8.4), or closes no slot to modules (Valkey).
+/// Whether modules can access the slot of a key. They can't during an atomic slot migration. Returns `true` where the
+/// server has no such migrations (before Redis 8.4), or does not hide slots from modules (Valkey).
 fn can_access(key: &Text) -> bool {
     let (Some(slot_of), Some(can_access)) =
         (newer_api!(RedisModule_ClusterKeySlot), newer_api!(RedisModule_ClusterCanAccessKeysInSlot))
     else {
         return true;
     };
-    // SAFETY: the string lives for the call.
+    // SAFETY: the string is valid for the call.
     let slot = unsafe { slot_of(key.as_text().raw()) };
-    // SAFETY: takes a number.
+    // SAFETY: the function takes a number.
     c_int::try_from(slot).is_ok_and(|slot| unsafe { can_access(slot) } != 0)
 }
 
@@ -275,9 +278,9 @@ fn can_access(key: &Text) -> bool {
 pub struct ServerInfo(*mut raw::RedisModuleServerInfoData);
 
 impl ServerInfo {
-    /// A field, as text; empty where it is missing.
+    /// A field, as text. A missing field is empty.
     pub fn field(&self, name: &CStr) -> String {
-        // SAFETY: the data lives as long as `self`; with a null context the string is ours to free.
+        // SAFETY: the data is valid as long as `self`. With a null context, the module owns the string and frees it.
         let value = unsafe {
             Text::from_raw(api!(RedisModule_ServerInfoGetField)(std::ptr::null_mut(), self.0, name.as_ptr()))
         };
@@ -285,22 +288,22 @@ impl ServerInfo {
     }
 }
 
-/// The module is being unloaded.
+/// Frees the detached context when the module is unloaded.
 pub(super) fn unloaded() {
-    if let Some(ctx) = WITHOUT_CLIENT.with(Option::take) {
-        // SAFETY: the server made it, and it is freed once: it was just taken from the only place that has it.
+    if let Some(ctx) = DETACHED_CONTEXT.with(Option::take) {
+        // SAFETY: the server created it, and it is freed once: it was just taken from the only place that stores it.
         unsafe { api!(RedisModule_FreeThreadSafeContext)(ctx.as_ptr()) };
     }
 }
 
-/// The classes of keyspace notifications that the module sends.
+/// A class of keyspace notifications that the module sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// `g`: `del`, `expire`.
     Generic,
     /// `h`: `hset`, `hdel`.
     Hash,
-    /// `d`: the module's own.
+    /// `d`: events of modules.
     Module,
 }
 
@@ -314,31 +317,31 @@ impl Class {
         c_int::try_from(bits).unwrap_or(0)
     }
 
-    /// Whether the server currently passes this class on to clients.
+    /// Whether the server currently publishes this class to clients (`notify-keyspace-events`).
     pub fn is_enabled(self) -> bool {
-        // SAFETY: takes nothing, reads a setting.
+        // SAFETY: the function takes nothing, and reads a setting.
         unsafe { api!(RedisModule_GetNotifyKeyspaceEvents)() & self.bits() != 0 }
     }
 }
 
-/// The name of this run of the server: 40 random hexadecimal digits.
+/// The run id of the server process: 40 random hexadecimal digits.
 pub fn run_id() -> String {
-    // SAFETY: without a context, the server leaves freeing to the caller; it is done below, after the last use.
+    // SAFETY: without a context, the caller must free the data. It is freed below, after the last use.
     let info = ServerInfo(unsafe { api!(RedisModule_GetServerInfo)(std::ptr::null_mut(), c"server".as_ptr()) });
     let id = info.field(c"run_id");
-    // SAFETY: made above, freed once.
+    // SAFETY: the data was created above and is freed once.
     unsafe { api!(RedisModule_FreeServerInfo)(std::ptr::null_mut(), info.0) };
     id
 }
 
-/// Whether the data set must stand still: clients are paused, or a failover is under way.
+/// Whether the data set must not change: clients are paused, or a failover is in progress.
 pub fn is_paused() -> bool {
-    // SAFETY: takes nothing, reads a state.
+    // SAFETY: the function takes nothing, and reads a state.
     unsafe { api!(RedisModule_AvoidReplicaTraffic)() != 0 }
 }
 
-/// Whether `id` is a living connection: those of scripts and of other modules are not.
+/// Whether `id` is an open connection. Clients that run scripts or another module's calls have none.
 pub fn is_connected(id: u64) -> bool {
-    // SAFETY: with a null pointer the server only looks whether there is such a client.
+    // SAFETY: with a null pointer the server only checks whether there is such a client.
     unsafe { api!(RedisModule_GetClientInfoById)(std::ptr::null_mut(), id) == raw::REDISMODULE_OK as c_int }
 }

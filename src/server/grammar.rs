@@ -1,4 +1,4 @@
-//! What a command is: its name, its grammar, and what it says of itself.
+//! The definition of a command: its name, grammar and documentation.
 
 use super::Call;
 use super::reply::Replied;
@@ -6,60 +6,60 @@ use std::ffi::{CStr, c_int};
 
 /// A command of the module.
 pub trait Command {
-    /// Its name, in lower case.
+    /// The command's name, in lower case.
     const NAME: &'static CStr;
     /// The first version of the module that has it.
     const SINCE: &'static CStr = c"0.1.0";
-    /// The server's flags, as for `RedisModule_CreateCommand`.
+    /// The flags of the command, as for `RedisModule_CreateCommand`.
     const FLAGS: &'static CStr;
-    /// ACL categories besides the module's own. (Redis 7.0 puts it into none: see `commands::have_categories`.)
+    /// ACL categories besides the module's own. Redis 7.0 ignores them: see `commands::have_categories`.
     const CATEGORIES: &'static str;
-    /// Where its keys are.
+    /// Which arguments are keys.
     const KEYS: Keys;
-    /// How many arguments, the name included; negative: at least that many.
+    /// The number of arguments, including the name. A negative number is a minimum.
     const ARITY: c_int;
-    /// Its grammar, and what `COMMAND DOCS` and `LOCK.HELP` say about it.
+    /// The command's grammar and documentation.
     const DOCS: Docs;
 
-    /// Runs it.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// The error that the client gets.
+    /// The error reply for the client.
     fn run(call: Call) -> Result<Replied, String>;
 }
 
-/// Where a command's keys are.
+/// Which arguments of a command are keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// It has none.
+    /// None.
     None,
     /// The first argument.
     First(Access),
-    /// The first argument says how many follow.
+    /// The first argument is the number of keys, which follow it.
     Counted(Access),
 }
 
-/// What happens to a command's keys.
+/// How a command accesses its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// They are read.
+    /// It reads them.
     Read,
-    /// They are read, created or changed.
+    /// It reads, creates or changes them.
     Update,
-    /// They are changed or deleted.
+    /// It changes or deletes them.
     Delete,
 }
 
-/// A command's grammar and documentation: what the parser accepts, what `COMMAND DOCS` and `LOCK.HELP` print and what
-/// error messages name all comes from here.
+/// A command's grammar and documentation. The parser, `COMMAND DOCS`, `LOCK.HELP` and error messages are all based on
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Docs {
-    /// One line.
+    /// What the command does, on one line.
     pub summary: &'static CStr,
-    /// In O-notation, with words.
+    /// The time complexity: O-notation, explained in words.
     pub complexity: &'static CStr,
-    /// Its arguments.
+    /// The command's arguments.
     pub args: &'static [Arg],
 }
 
@@ -70,13 +70,13 @@ pub struct Arg {
     pub(super) token: Option<&'static CStr>,
     pub(super) kind: Kind,
     pub(super) count: Count,
-    /// What a line of syntax calls its value.
+    /// The name of its value in a line of syntax.
     shown: &'static str,
-    /// What the parser knows it by, if it is an option.
+    /// The number by which the parser identifies an option.
     id: Option<u8>,
 }
 
-/// What an argument is.
+/// The kind of an argument.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Key,
@@ -86,13 +86,13 @@ pub(super) enum Kind {
     OneOf(&'static [Arg]),
 }
 
-/// How often an argument may stand.
+/// How often an argument may occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Count {
     One,
     AtMostOne,
     Several,
-    /// Several, or none at all.
+    /// Several, or none.
     AnyNumber,
 }
 
@@ -106,12 +106,12 @@ impl Arg {
         Self::new(c"key", Kind::Key)
     }
 
-    /// One key or more.
+    /// One or more keys.
     pub const fn keys() -> Self {
         Self { count: Count::Several, ..Self::key() }
     }
 
-    /// Any bytes.
+    /// A string of any bytes.
     pub const fn text(name: &'static CStr) -> Self {
         Self::new(name, Kind::Text)
     }
@@ -121,42 +121,42 @@ impl Arg {
         Self::new(name, Kind::Integer)
     }
 
-    /// A number after a word; a line of syntax calls it `shown`.
+    /// A number that follows `token`. A line of syntax calls the number `shown`.
     pub const fn number(token: &'static CStr, name: &'static CStr, shown: &'static str) -> Self {
         Self { token: Some(token), shown, ..Self::integer(name) }
     }
 
-    /// Bytes after a word; a line of syntax calls them `shown`.
+    /// A string that follows `token`. A line of syntax calls the string `shown`.
     pub const fn bytes(token: &'static CStr, name: &'static CStr, shown: &'static str) -> Self {
         Self { token: Some(token), shown, ..Self::text(name) }
     }
 
-    /// The same, but optional.
+    /// Makes the argument optional.
     pub const fn optional(self) -> Self {
         Self { count: Count::AtMostOne, ..self }
     }
 
-    /// The same, but optional, and with one value or more behind the word.
+    /// Makes the argument optional, with one or more values after its token.
     pub const fn any_number(self) -> Self {
         Self { count: Count::AnyNumber, ..self }
     }
 
-    /// The same, known to the parser by this number.
+    /// Sets the number by which the parser identifies the option.
     pub const fn with_id(self, id: u8) -> Self {
         Self { id: Some(id), ..self }
     }
 
-    /// What the parser knows it by, if it is an option.
+    /// The number by which the parser identifies the argument, if it is an option.
     pub fn id(&self) -> Option<u8> {
         self.id
     }
 
-    /// The word that it begins with, if any.
+    /// The word that the argument begins with, if any.
     pub fn token(&self) -> Option<&'static CStr> {
         self.token
     }
 
-    /// The alternatives, if it is a choice.
+    /// The alternatives of an argument made by [`Arg::one_of`]. Empty for any other.
     pub fn choices(&self) -> &'static [Self] {
         match self.kind {
             Kind::OneOf(choices) => choices,
@@ -164,7 +164,7 @@ impl Arg {
         }
     }
 
-    /// As a line of syntax shows it.
+    /// The argument as a line of syntax shows it.
     pub fn syntax(&self) -> String {
         let name = self.name.to_string_lossy();
         let token = self.token.map(CStr::to_string_lossy);
@@ -182,12 +182,12 @@ impl Arg {
         }
     }
 
-    /// A word.
+    /// An option that is only a word.
     pub const fn word(name: &'static CStr, token: &'static CStr) -> Self {
         Self { token: Some(token), ..Self::new(name, Kind::Token) }
     }
 
-    /// One of several, optional.
+    /// An optional choice between several arguments.
     pub const fn one_of(name: &'static CStr, choices: &'static [Arg]) -> Self {
         Self { count: Count::AtMostOne, ..Self::new(name, Kind::OneOf(choices)) }
     }

@@ -1,4 +1,4 @@
-//! A key of the keyspace, through the low-level API: no command is run, nothing is looked up twice.
+//! A key of the keyspace. The low-level API reads and writes it without running a command, after a single lookup.
 
 use super::ctx::Ctx;
 use super::open_keys;
@@ -11,14 +11,14 @@ use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::ptr::null_mut;
 
-/// What a key holds.
+/// The type of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// There is no such key.
+    /// The key does not exist.
     Missing,
     /// A hash.
     Hash,
-    /// Anything else.
+    /// Any other type.
     Other,
 }
 
@@ -28,36 +28,37 @@ const KEYTYPE_HASH: c_int = raw::REDISMODULE_KEYTYPE_HASH as c_int;
 /// The callback for each field and value of a hash.
 pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
-/// An open key. Reading a key that has expired removes it first, as every command does.
+/// An open key. Opening a key that has expired deletes it first, as a command would.
 ///
-/// Code that changes it calls [`Ctx::signal_modified`]: opening alone informs nobody.
+/// Code that changes the key calls [`Ctx::signal_modified`], because opening it does not notify any client.
 ///
-/// Since Redis 8.4 the server opens no key in a slot that is being moved in one piece. Such a key seems to be missing,
-/// and what is written to it goes nowhere: code that would write asks [`Ctx::serves`] first.
+/// Redis 8.4 and later open no key in a slot that an atomic migration is moving. Such a key seems to be missing, and
+/// writes to it are dropped without an error. So code that would write calls [`Ctx::serves`] first.
 #[derive(Debug)]
 pub struct Key<'a> {
     raw: *mut RedisModuleKey,
-    /// `None` until it is known. Nobody but this handle changes it while it is open, since all of this runs in one
-    /// step.
+    /// The key's expiry; `None` until it has been read. Only this handle changes it while the key is open, because no
+    /// other command runs meanwhile.
     expiry: Cell<Option<Deadline>>,
-    lives: PhantomData<&'a ()>,
+    lifetime: PhantomData<&'a ()>,
 }
 
 impl<'a> Key<'a> {
     /// Opens a key for reading and writing, whether or not it exists.
     pub fn open(ctx: Ctx<'a>, name: TextRef<'a>) -> Self {
         let mode = c_int::try_from(raw::REDISMODULE_READ | raw::REDISMODULE_WRITE).unwrap_or(0);
-        // SAFETY: context and name live for 'a, and the handle is closed before: it does not outlive 'a.
+        // SAFETY: the context and the name are valid for 'a, and the handle is closed before its end: it does not
+        // outlive 'a.
         let raw = unsafe { api!(RedisModule_OpenKey)(ctx.raw(), name.raw(), mode) };
         if !raw.is_null() {
             open_keys::opened();
         }
-        Self { raw: raw.cast(), expiry: Cell::new(None), lives: PhantomData }
+        Self { raw: raw.cast(), expiry: Cell::new(None), lifetime: PhantomData }
     }
 
-    /// What it holds.
+    /// The type of the key.
     pub fn kind(&self) -> Kind {
-        // SAFETY: the handle is open; null means missing to this function.
+        // SAFETY: the handle is open; the function treats null as a missing key.
         let kind = unsafe { api!(RedisModule_KeyType)(self.raw) };
         match kind {
             KEYTYPE_EMPTY => Kind::Missing,
@@ -66,9 +67,9 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// How many fields the hash has.
+    /// The number of fields of the hash.
     pub fn fields(&self) -> usize {
-        // SAFETY: the handle is open; null has none to this function.
+        // SAFETY: the handle is open; the function returns 0 for null.
         unsafe { api!(RedisModule_ValueLength)(self.raw) }
     }
 
@@ -76,8 +77,8 @@ impl<'a> Key<'a> {
     pub fn get(&self, field: TextRef) -> Option<Text> {
         let mut value: *mut RedisModuleString = null_mut();
         let end: *mut RedisModuleString = null_mut();
-        // SAFETY: the handle is open and a hash; the list is pairs of a field and of where to put its value, and ends
-        // with null. Automatic memory is off, so the value is ours.
+        // SAFETY: the handle is open and a hash. The arguments are pairs of a field and a pointer to its value, and end
+        // with null. Automatic memory is off, so the module owns the value.
         unsafe {
             api!(RedisModule_HashGet)(self.raw, 0, field.raw(), &raw mut value, end);
             Text::from_raw(value)
@@ -101,8 +102,8 @@ impl<'a> Key<'a> {
     pub fn set(&self, pairs: &[(TextRef, TextRef)]) {
         let end: *mut RedisModuleString = null_mut();
         let hash_set = api!(RedisModule_HashSet);
-        // SAFETY: the handle is open for writing and a hash or missing, or null, which this function refuses; pairs of
-        // strings end with null. The server copies both.
+        // SAFETY: the handle is open for writing, and is a hash, missing or null. The function refuses null. The pairs
+        // of strings end with null. The server copies fields and values.
         match pairs {
             [(f1, v1), (f2, v2)] => unsafe {
                 hash_set(self.raw, 0, f1.raw(), v1.raw(), f2.raw(), v2.raw(), end);
@@ -116,11 +117,11 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Deletes a field; with the last one the key goes too.
+    /// Deletes a field. The server deletes the key with its last field.
     pub fn delete_field(&self, field: TextRef) {
         let end: *mut RedisModuleString = null_mut();
         let delete = std::ptr::without_provenance_mut::<RedisModuleString>(1);
-        // SAFETY: the handle is open for writing; the constant 1 in place of a value is REDISMODULE_HASH_DELETE.
+        // SAFETY: the handle is open for writing. The constant 1 instead of a value is REDISMODULE_HASH_DELETE.
         unsafe { api!(RedisModule_HashSet)(self.raw, 0, field.raw(), delete, end) };
     }
 
@@ -133,13 +134,13 @@ impl<'a> Key<'a> {
         self.expiry.set(None);
     }
 
-    /// When the key expires; never, if it is missing. The first call takes a look-up.
+    /// When the key expires. `Never` if the key is missing. Only the first call looks the expiry up.
     pub fn expiry(&self) -> Deadline {
         if let Some(known) = self.expiry.get() {
             return known;
         }
         if self.kind() == Kind::Missing {
-            return Deadline::Never; // Redis 8.6 would crash.
+            return Deadline::Never; // Redis 8.6 crashes if it is asked for the expiry of a missing key.
         }
         // SAFETY: the handle is open, and there is a value.
         let at = unsafe { api!(RedisModule_GetAbsExpire)(self.raw) };
@@ -148,16 +149,16 @@ impl<'a> Key<'a> {
         expiry
     }
 
-    /// Whether one of these fields of the hash `name`, which this is, has an expiry of its own. (Redis 8 reports all
-    /// fields at once, so it may be another one.)
+    /// Whether one of these fields of this hash, whose key is `name`, has an expiry of its own. Redis 8 reports only
+    /// whether any field has one, so it may be another field.
     pub fn has_expiring_field(&mut self, ctx: Ctx<'a>, name: TextRef<'a>, fields: &[TextRef]) -> bool {
         if let Some(first) = newer_api!(RedisModule_HashFieldMinExpire) {
             // SAFETY: the handle is open and a hash.
             return unsafe { first(self.raw) } != i64::from(raw::REDISMODULE_NO_EXPIRE);
         }
-        // A command that runs could find that the key has expired, and free what an open handle points to.
+        // The command that checks the fields could find that the key has expired, and free the value of an open handle.
         self.close();
-        let (expires, expiry) = (expires(ctx, name, fields), self.expiry.get());
+        let (expires, expiry) = (is_any_field_expiring(ctx, name, fields), self.expiry.get());
         *self = Self::open(ctx, name);
         if self.kind() == Kind::Hash {
             self.expiry.set(expiry);
@@ -169,12 +170,12 @@ impl<'a> Key<'a> {
         if !self.raw.is_null() {
             open_keys::closed();
         }
-        // SAFETY: opened in `open`; null from now on, so closed once. Null is allowed.
+        // SAFETY: `open` opened the handle. It is null from now on, so it is closed once. The function accepts null.
         unsafe { api!(RedisModule_CloseKey)(self.raw) };
         self.raw = null_mut();
     }
 
-    /// Sets or removes the expiry of the key, which exists.
+    /// Sets or removes the expiry of the key. Does nothing if the key is missing.
     pub fn set_expiry(&self, deadline: Deadline) {
         let at = match deadline {
             Deadline::At(at) => i64::try_from(at).unwrap_or(i64::MAX),
@@ -187,11 +188,12 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Calls `each` with every field and value until it breaks off or all have been seen. A field may be seen twice.
+    /// Calls `each` with every field and its value, until it returns `Break` or all fields are done. A field may occur
+    /// twice.
     pub fn scan(&self, each: EachField) {
         struct Scan<'f> {
             each: EachField<'f>,
-            broken_off: bool,
+            is_stopped: bool,
         }
         unsafe extern "C" fn on_field(
             _key: *mut RedisModuleKey,
@@ -199,21 +201,21 @@ impl<'a> Key<'a> {
             value: *mut RedisModuleString,
             scan: *mut c_void,
         ) {
-            // SAFETY: `scan` is the structure below, which outlives the scan and is used by nobody else meanwhile;
-            // the strings live for this call.
+            // SAFETY: `scan` is the structure below. It outlives the scan, and nothing else uses it meanwhile. The
+            // strings are valid for this call.
             unsafe {
                 let scan = &mut *scan.cast::<Scan>();
                 let (Some(field), Some(value)) = (TextRef::from_raw(field), TextRef::from_raw(value)) else { return };
-                if !scan.broken_off {
-                    scan.broken_off = (scan.each)(field.bytes(), value.bytes()).is_break();
+                if !scan.is_stopped {
+                    scan.is_stopped = (scan.each)(field.bytes(), value.bytes()).is_break();
                 }
             }
         }
-        let mut scan = Scan { each, broken_off: false };
-        // SAFETY: the cursor is made and destroyed here; the key is open and not changed during the scan.
+        let mut scan = Scan { each, is_stopped: false };
+        // SAFETY: the cursor is created and destroyed here. The key is open and not changed during the scan.
         unsafe {
             let cursor = api!(RedisModule_ScanCursorCreate)();
-            while !scan.broken_off
+            while !scan.is_stopped
                 && api!(RedisModule_ScanKey)(self.raw, cursor, Some(on_field), (&raw mut scan).cast()) != 0
             {
             }
@@ -228,17 +230,18 @@ impl Drop for Key<'_> {
     }
 }
 
-/// Whether the server reports fields with an expiry of their own without a command being run.
+/// Whether the module API reports fields with an expiry of their own, so that the module need not run a command.
 pub fn tells_of_field_expiry() -> bool {
     newer_api!(RedisModule_HashFieldMinExpire).is_some()
 }
 
-/// Asks the server whether one of these fields has an expiry of its own; without an answer, assumes so.
-fn expires(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
+/// Runs `HPTTL` to check whether one of these fields has an expiry of its own. Returns `true` if the reply is missing
+/// or incomplete.
+fn is_any_field_expiring(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
     let argv = TextRef::raw_of_all(fields);
     let (call, element) = (api!(RedisModule_Call), api!(RedisModule_CallReplyArrayElement));
-    // SAFETY: the format takes a string, a C string, a number, and an array of strings with its length, and gets these, which
-    // are only read; the reply's elements are read while it lives, and it is freed once.
+    // SAFETY: the format takes a string, a C string, a number, and an array of strings with its length, and gets these.
+    // The server only reads them. The reply's elements are read before it is freed, which happens once.
     unsafe {
         let (count, format) = (fields.len(), c"sclv".as_ptr());
         let words = (c"FIELDS".as_ptr(), c_longlong::try_from(count).unwrap_or(0));
@@ -246,9 +249,9 @@ fn expires(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
         if reply.is_null() {
             return true;
         }
-        let told = api!(RedisModule_CallReplyLength)(reply) == count;
-        let mut left = (0..count).map(|index| api!(RedisModule_CallReplyInteger)(element(reply, index)));
-        let expires = !told || left.any(|left| left >= 0);
+        let is_complete = api!(RedisModule_CallReplyLength)(reply) == count;
+        let mut ttls = (0..count).map(|index| api!(RedisModule_CallReplyInteger)(element(reply, index)));
+        let expires = !is_complete || ttls.any(|ttl| ttl >= 0);
         api!(RedisModule_FreeCallReply)(reply);
         expires
     }

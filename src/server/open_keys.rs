@@ -1,5 +1,6 @@
-//! How many keys are open: none may be while a command of the server's is run. The command could find that a key has expired,
-//! and free what an open handle points to (seen before Redis 7.2, where time goes on while a timer runs).
+//! Counts the open keys. None may be open while the module runs a command of the server. The command could find that a
+//! key has expired, and free the value of an open handle. This happened before Redis 7.2, where time advances during a
+//! timer callback.
 
 use crate::lock::internal_errors;
 use std::cell::Cell;
@@ -8,17 +9,17 @@ thread_local! {
     static OPEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A key was opened.
+/// Counts a key that was opened.
 pub(super) fn opened() {
     OPEN.set(OPEN.get().saturating_add(1));
 }
 
-/// A key was closed.
+/// Counts a key that was closed.
 pub(super) fn closed() {
     OPEN.set(OPEN.get().saturating_sub(1));
 }
 
-/// A command is about to be run: reports an internal error if a key is open.
+/// Reports an internal error if a key is open. Called before the module runs a command of the server.
 pub(super) fn none_may_be_open() {
     if OPEN.get() > 0 {
         internal_errors::report("a command of the server is run while a key is open");

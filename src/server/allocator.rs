@@ -1,14 +1,15 @@
-//! The allocator of the server's process, where that is glibc's.
+//! The allocator of the server process, if it is glibc's.
 
-/// Makes glibc's allocator merge what is freed at once. Otherwise it keeps small pieces apart and merges all of them in
-/// one step when somebody asks for a large one: 9 ms after 100,000 holds have ended together. Stays so for the life of the
-/// process. `false` if the C library has no such setting (musl).
+/// Makes glibc's allocator merge small blocks as soon as they are freed. By default it collects them, and merges all of
+/// them during a later allocation of a large block: this took 9 ms after 100,000 holds had ended together.
+///
+/// The setting lasts until the process ends. Returns `false` if the C library has no such setting (musl).
 ///
 /// Source: `mallopt(3)`, `M_MXFAST`; `malloc_consolidate` in glibc's `malloc/malloc.c`.
 pub fn merge_at_once() -> bool {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes two numbers. Other threads of the server that free meanwhile read the limit, one word, for each
-    // piece, and a piece is right in either place.
+    // SAFETY: the function takes two numbers. Other threads of the server may free blocks meanwhile: they read the
+    // limit, one word, for each block, and the allocator accepts a block in either list.
     return unsafe { libc::mallopt(libc::M_MXFAST, 0) } == 1;
     #[cfg(not(target_env = "gnu"))]
     false
@@ -18,18 +19,18 @@ pub fn merge_at_once() -> bool {
 mod tests {
     use super::*;
 
-    /// How many pieces wait to be merged.
-    fn waiting() -> libc::c_int {
-        // SAFETY: takes nothing, returns numbers.
+    /// How many freed blocks are not merged yet.
+    fn unmerged() -> libc::c_int {
+        // SAFETY: the function takes nothing, and returns numbers.
         unsafe { libc::mallinfo() }.smblks
     }
 
     #[test]
-    fn what_is_freed_is_merged_at_once() {
+    fn freed_blocks_are_merged_immediately() {
         assert!(merge_at_once());
-        let before = waiting();
+        let before = unmerged();
         drop((0..1_000_u64).map(Box::new).collect::<Vec<_>>());
-        // Other threads can only make it less.
-        assert!(waiting() <= before, "{} pieces wait to be merged, {before} before", waiting());
+        // Other threads can only reduce the number.
+        assert!(unmerged() <= before, "{} freed blocks are not merged, {before} before", unmerged());
     }
 }

@@ -1,19 +1,19 @@
-//! What was dropped as a whole, and is freed piece by piece: freeing a hundred thousand entries in one step would keep the
-//! server for milliseconds.
+//! Frees large collections in slices. Freeing a hundred thousand entries at once would block the server for
+//! milliseconds.
 
 use super::slice::Slice;
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Each step of one of these frees one piece.
+/// A collection to be freed: each call of `next` frees one element.
 type Pieces = Box<dyn Iterator<Item = ()>>;
 
-/// What has yet to be freed.
+/// Collections whose elements have yet to be freed.
 #[derive(Default)]
 pub struct Discarded(VecDeque<Pieces>);
 
 impl Discarded {
-    /// Takes what is not needed any more.
+    /// Takes over a collection. Frees its first element now, and the others in [`Discarded::free`].
     pub fn add<I: IntoIterator<Item: 'static, IntoIter: 'static>>(&mut self, pieces: I) {
         let mut pieces = pieces.into_iter().map(drop);
         if pieces.next().is_some() {
@@ -21,12 +21,12 @@ impl Discarded {
         }
     }
 
-    /// Frees piece by piece, as long as the slice lasts.
+    /// Frees elements until the slice is over or none is left.
     pub fn free(&mut self, slice: &Slice) {
         while !slice.is_over() && self.free_one() {}
     }
 
-    /// Frees a piece. Returns whether there was any.
+    /// Frees one element. Returns whether there was one.
     fn free_one(&mut self) -> bool {
         while let Some(first) = self.0.front_mut() {
             if first.next().is_some() {
@@ -37,7 +37,7 @@ impl Discarded {
         false
     }
 
-    /// Whether nothing is left to be freed.
+    /// Whether there is nothing to free.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,21 +1,25 @@
-//! The module's timers: one for its work, and one for what must be alone in its step.
+//! The module's timers: one for its work, and one that asks the replicas for confirmation. The latter needs its own
+//! timer, because its callback must replicate nothing else.
 
 use super::timers::{self, Fires, Id};
 use super::{Ctx, MainThread, callbacks, clock::Now, events};
 use crate::lock::Millis;
 
-/// In this turn of the event loop: as soon as the current work is done, before replies are sent or further requests
-/// are read. (From inside a timer: in a millisecond.)
+/// A time that means "in this event-loop iteration": after the current callback, before the server sends replies or
+/// polls for further requests. A timer callback can't set a timer for the same iteration; that one fires a millisecond
+/// later.
 pub const THIS_TURN: Millis = 0;
 
-/// The longest time for which a timer is set, in ms: a day. Whatever is due later sets it anew then.
+/// The longest period of a timer, in ms: a day. When the timer fires, the module sets it again for work that is due
+/// later.
 ///
-/// A key may have any expiry below 2^63 ms, and the server reckons timers in microseconds of 64 bits, both by the time of
-/// day and by a clock that counts from the machine's start. A time that does not fit can come out as one that is past for
-/// the first and never comes for the second, and then the server calls no timer of any module again.
-const FARTHEST: Millis = 24 * 60 * 60 * 1000;
+/// A key may have any expiry below 2^63 ms. The server computes the times of timers in 64-bit microseconds, both by the
+/// wall clock and by a clock that counts from the start of the machine. A longer period could overflow. The time could
+/// then be in the past by the first clock and never come by the second, and the server would call no timer of any
+/// module again.
+const LONGEST_PERIOD: Millis = 24 * 60 * 60 * 1000;
 
-/// What a timer is for.
+/// A timer of the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timer {
     /// Calls [`callbacks::Callbacks::tick`].
@@ -24,22 +28,22 @@ pub enum Timer {
     Ask,
 }
 
-/// A timer of the server's. Work has two, since a hand-off needs one at once while the next lease to run out is far
-/// off: the timer for that stays as it is meanwhile.
+/// A timer of the server. [`Timer::Work`] has two, because a hand-off needs one immediately, while the next lease
+/// expires much later. The timer for the lease then need not be set again.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
-    /// Work in this turn of the event loop.
-    WorkThisTurn,
-    /// Work at a later time.
+    /// For work in this event-loop iteration.
+    WorkNow,
+    /// For work at a later time.
     WorkLater,
-    /// Asking the replicas.
+    /// For asking the replicas.
     Ask,
 }
 
 impl Slot {
     fn of(timer: Timer, at: Millis) -> Self {
         match timer {
-            Timer::Work if at == THIS_TURN => Self::WorkThisTurn,
+            Timer::Work if at == THIS_TURN => Self::WorkNow,
             Timer::Work => Self::WorkLater,
             Timer::Ask => Self::Ask,
         }
@@ -48,19 +52,19 @@ impl Slot {
 
 #[derive(Debug, Default)]
 struct Timers {
-    work_this_turn: Option<(Id, Millis)>,
+    work_now: Option<(Id, Millis)>,
     work_later: Option<(Id, Millis)>,
     ask: Option<(Id, Millis)>,
-    /// The timers that were due at the last cron.
+    /// The timers that were due when [`rescue`] was last called.
     due: [Option<Id>; 3],
-    /// The server is calling one of them: a timer set now fires in a millisecond at the earliest.
-    firing: bool,
+    /// Whether the server is calling one of the timers: a timer set now fires in a millisecond at the earliest.
+    is_firing: bool,
 }
 
 impl Timers {
     fn slot(&mut self, slot: Slot) -> &mut Option<(Id, Millis)> {
         match slot {
-            Slot::WorkThisTurn => &mut self.work_this_turn,
+            Slot::WorkNow => &mut self.work_now,
             Slot::WorkLater => &mut self.work_later,
             Slot::Ask => &mut self.ask,
         }
@@ -69,14 +73,14 @@ impl Timers {
 
 static TIMERS: MainThread<Timers> = MainThread::new();
 
-/// Lets a timer fire at `at` (the server's timers may be a little late), unless it fires earlier anyway.
+/// Sets a timer that fires at `at`, unless it is already set to fire earlier. The server's timers may be a little late.
 pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
     if timer == Timer::Work && is_due(timer) {
         return;
     }
-    // The clock is read only where it makes a difference: mostly the timer is set already.
+    // The clock is read only if its value matters: usually the timer is already set.
     let millis = || Now::read().millis();
-    let at = if TIMERS.with(|timers| timers.firing) { at.max(millis().saturating_add(1)) } else { at };
+    let at = if TIMERS.with(|timers| timers.is_firing) { at.max(millis().saturating_add(1)) } else { at };
     let slot = Slot::of(timer, at);
     if let Some((_, due)) = TIMERS.with(|timers| *timers.slot(slot)) {
         if due <= at {
@@ -84,9 +88,9 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
         }
         stop_one(ctx, slot);
     }
-    let period = if at == THIS_TURN { 0 } else { at.saturating_sub(millis()).min(FARTHEST) };
+    let period = if at == THIS_TURN { 0 } else { at.saturating_sub(millis()).min(LONGEST_PERIOD) };
     let id = match slot {
-        Slot::WorkThisTurn => timers::create::<WorkThisTurn>(ctx, period),
+        Slot::WorkNow => timers::create::<WorkNow>(ctx, period),
         Slot::WorkLater => timers::create::<WorkLater>(ctx, period),
         Slot::Ask => timers::create::<Ask>(ctx, period),
     };
@@ -94,7 +98,7 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
     events::go_round_again();
 }
 
-/// Makes sure that answers that are ready are sent at the end of this turn of the event loop.
+/// Ensures that ready replies are sent at the end of this event-loop iteration, or in one that follows without sleep.
 pub fn wake_for_replies(ctx: Ctx) {
     if events::turn_end_precedes_unblock() {
         events::go_round_again();
@@ -103,19 +107,20 @@ pub fn wake_for_replies(ctx: Ctx) {
     }
 }
 
-/// Whether a timer will fire in this turn of the event loop.
+/// Whether a timer is set to fire in this event-loop iteration.
 pub fn is_due(timer: Timer) -> bool {
     TIMERS.with(|timers| timers.slot(Slot::of(timer, THIS_TURN)).is_some_and(|(_, due)| due == THIS_TURN))
 }
 
-/// Sets timers anew that are due and have not fired since the last call, which was some turns ago.
+/// Restarts all timers if one of them was due at the last call and has still not fired. The server's cron calls this.
 ///
-/// Servers keep timers by the time of day, but wait for the first of them by a clock that takes no steps. When the time of
-/// day is set back between setting a timer and firing it, it fires late by so much; when it is set forward, the server
-/// still waits for a timer that was the first before, and calls none meanwhile. Either would stand in the way of all work.
+/// Servers order timers by the wall clock, but wait for the first timer by a clock that does not step. If the wall
+/// clock steps back after a timer was set, the timer fires late by the size of the step. If the wall clock steps
+/// forward, the server still waits for the timer that was the first before, and calls no timer meanwhile. Both would
+/// delay all work.
 pub fn rescue(ctx: Ctx) {
     let now = Now::read().millis();
-    let due = [Slot::WorkThisTurn, Slot::WorkLater, Slot::Ask]
+    let due = [Slot::WorkNow, Slot::WorkLater, Slot::Ask]
         .map(|slot| TIMERS.with(|timers| timers.slot(slot).filter(|(_, due)| *due <= now).map(|(id, _)| id)));
     let before = TIMERS.with(|timers| std::mem::replace(&mut timers.due, due));
     if due.iter().zip(before).any(|(now, before)| now.is_some() && *now == before) {
@@ -123,7 +128,7 @@ pub fn rescue(ctx: Ctx) {
     }
 }
 
-/// Lets all timers fire in this turn: whichever the server waits for is among them.
+/// Makes all timers fire in this event-loop iteration. They include the one that the server waits for.
 pub fn restart(ctx: Ctx) {
     stop(ctx, Timer::Work);
     stop(ctx, Timer::Ask);
@@ -131,10 +136,10 @@ pub fn restart(ctx: Ctx) {
     wake(ctx, Timer::Ask, THIS_TURN);
 }
 
-/// Stops a timer.
+/// Stops a timer, if it is set.
 pub fn stop(ctx: Ctx, timer: Timer) {
     let set = TIMERS.with(|timers| match timer {
-        Timer::Work => [timers.work_this_turn.take(), timers.work_later.take()],
+        Timer::Work => [timers.work_now.take(), timers.work_later.take()],
         Timer::Ask => [timers.ask.take(), None],
     });
     set.into_iter().flatten().for_each(|(id, _)| timers::cancel(ctx, id));
@@ -146,13 +151,13 @@ fn stop_one(ctx: Ctx, slot: Slot) {
     }
 }
 
-struct WorkThisTurn;
+struct WorkNow;
 struct WorkLater;
 struct Ask;
 
-impl Fires for WorkThisTurn {
+impl Fires for WorkNow {
     fn fire(ctx: Ctx) {
-        fire(ctx, Slot::WorkThisTurn);
+        fire(ctx, Slot::WorkNow);
     }
 }
 
@@ -171,13 +176,13 @@ impl Fires for Ask {
 fn fire(ctx: Ctx, slot: Slot) {
     TIMERS.with(|timers| {
         *timers.slot(slot) = None;
-        timers.firing = true;
+        timers.is_firing = true;
     });
     if let Some(callbacks) = callbacks::get() {
         match slot {
-            Slot::WorkThisTurn | Slot::WorkLater => (callbacks.tick)(ctx),
+            Slot::WorkNow | Slot::WorkLater => (callbacks.tick)(ctx),
             Slot::Ask => (callbacks.ask_replicas)(ctx),
         }
     }
-    TIMERS.with(|timers| timers.firing = false);
+    TIMERS.with(|timers| timers.is_firing = false);
 }

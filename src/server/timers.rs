@@ -1,4 +1,4 @@
-//! The server's own timers, as `timer.rs` uses them.
+//! The server's timer API, which `timer.rs` uses.
 
 use super::Ctx;
 use crate::lock::Millis;
@@ -7,26 +7,26 @@ use redis_module::raw::RedisModuleCtx;
 pub(super) use redis_module::raw::RedisModuleTimerID as Id;
 use std::ptr::null_mut;
 
-/// What a timer does.
+/// The callback of a timer.
 pub(super) trait Fires {
-    /// Its time has come.
+    /// Runs when the timer fires.
     fn fire(ctx: Ctx);
 }
 
-/// Makes a timer that fires once, in `period` ms: less than the server's own arithmetic bears.
+/// Creates a timer that fires once, in `period` ms. The period must not overflow the server's computation of the time.
 pub(super) fn create<F: Fires>(ctx: Ctx, period: Millis) -> Id {
-    // SAFETY: the context lives; the callback lives as long as the module, which stops the timer before it is
+    // SAFETY: the context is valid. The callback exists as long as the module, which stops the timer before it is
     // unloaded.
     unsafe { api!(RedisModule_CreateTimer)(ctx.raw(), period.cast_signed(), Some(on_fire::<F>), null_mut()) }
 }
 
-/// Stops a timer; one that is not pending any more is refused by the server, which does no harm.
+/// Stops a timer. The server refuses the id of a timer that has already fired, which is harmless.
 pub(super) fn cancel(ctx: Ctx, id: Id) {
-    // SAFETY: the context lives; the data that was given is null.
+    // SAFETY: the context is valid. The timer was created with null data.
     unsafe { api!(RedisModule_StopTimer)(ctx.raw(), id, null_mut()) };
 }
 
 unsafe extern "C" fn on_fire<F: Fires>(ctx: *mut RedisModuleCtx, _: *mut c_void) {
-    // SAFETY: the server calls with a context that lives for this call.
+    // SAFETY: the server passes a context that is valid for this call.
     F::fire(unsafe { Ctx::from_raw(ctx) });
 }

@@ -69,7 +69,16 @@ fn assert_lost_at_its_deadline(server: &Server, session: &mut Raw, key: &str, en
     assert_eq!(renewals(server), before, "renewed while the cluster is down");
 }
 
-/// Two of three primaries are paused.
+/// Pauses two of three primaries, and waits until the first one considers the cluster down.
+fn take_down(cluster: &Cluster, session: &mut Raw) {
+    cluster.node(1).stop();
+    cluster.node(2).stop();
+    until(SOON, "the cluster is down", || {
+        read(session);
+        state(cluster.node(0)) == "fail"
+    });
+}
+
 #[test]
 fn holds_expire_when_cluster_is_down() {
     let cluster = start();
@@ -85,12 +94,7 @@ fn holds_expire_when_cluster_is_down() {
         read(&mut session);
         renewals(node) > 2
     });
-    cluster.node(1).stop();
-    cluster.node(2).stop();
-    until(SOON, "the cluster is down", || {
-        read(&mut session);
-        state(node) == "fail"
-    });
+    take_down(&cluster, &mut session);
     let error = client.run(&format!("SET {key}:x 1")).error();
     assert!(error.starts_with("CLUSTERDOWN"), "{error}");
     // No command can read the key now. Its deadline is at most a lease away.
@@ -102,6 +106,20 @@ fn holds_expire_when_cluster_is_down() {
     until(SOON, "the lock can be had", || matches!(client.run(&format!("LOCK.ACQUIRE {key} next")), Value::Int(_)));
     until(SOON, "the heartbeat says that the server takes writes", || read(&mut session).writes == Some(1));
     drop(replicas);
+}
+
+/// The key has not moved yet, so it is at no other node.
+#[test]
+fn hold_in_migrating_slot_expires_when_cluster_is_down() {
+    let cluster = start();
+    let node = cluster.node(0);
+    let key = key_of(&cluster, 0);
+    let [mut session, mut client] = std::array::from_fn(|_| node.raw());
+    let id = session.run("LOCK.SESSION").field("id").text();
+    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    cluster.begin_move(cluster.slot_of(key.as_bytes()), 0, 1);
+    take_down(&cluster, &mut session);
+    assert_lost_at_its_deadline(node, &mut session, &key, unix_millis() - 1);
 }
 
 /// A hold in a slot that no node owns is lost at its deadline. Other holds are not affected.

@@ -27,8 +27,7 @@ pub enum Served {
     Here,
     /// Another node.
     Elsewhere(Place),
-    /// The slot is being migrated to another node, and this node does not serve the key: the key has moved, or never
-    /// existed, or the cluster is down.
+    /// The slot is being migrated to another node, and the key is not here: it has moved already, or does not exist.
     Leaving,
     /// The slot is being imported, and the key is not here: it has not moved yet, or does not exist.
     Arriving,
@@ -82,13 +81,17 @@ pub fn served(ctx: Ctx, key: &Text) -> Served {
     });
     match owner {
         Some(Some(_)) if is_importing => {
-            let is_here = Key::open(ctx, key.as_text()).kind() != Kind::Missing;
-            if is_here { Served::Here } else { Served::Arriving }
+            if is_here(ctx, key) { Served::Here } else { Served::Arriving }
         }
         Some(Some(address)) => Served::Elsewhere(Place { slot, address }),
-        Some(None) if is_migrating => Served::Leaving,
+        // A key that is still here is not served only because the cluster is down.
+        Some(None) if is_migrating && !is_here(ctx, key) => Served::Leaving,
         Some(None) | None => Served::Nowhere,
     }
+}
+
+fn is_here(ctx: Ctx, key: &Text) -> bool {
+    Key::open(ctx, key.as_text()).kind() != Kind::Missing
 }
 
 /// Reads the slot table, unless the cached one is recent enough.

@@ -15,8 +15,8 @@ use crate::server::clock::{Now, Slice};
 use crate::server::replicas::{Offsets, request_acks};
 use crate::server::{AsText, Ctx, Text};
 use crate::state::bindings::Confirms;
-use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
-use crate::state::{Answer, Asker, Basis, GrantId, Outcome, Stage, State, Terms};
+use crate::state::confirmations::{Confirmation, ConfirmationId, ConfirmedItem, Settled};
+use crate::state::{Answer, Basis, GrantId, Outcome, Requester, Stage, State, Terms};
 use crate::stats::{count, time};
 
 /// The most confirmations that are taken from the table at a time.
@@ -24,15 +24,15 @@ const BATCH: usize = 64;
 
 /// Withholds an answer, or the effect of a watchdog's renewal, until `needed` replicas have confirmed it, or until
 /// `holdfast.replicas-timeout` is over.
-pub fn begin(state: &mut State, what: What, needed: u32, now: Now) -> ConfirmationId {
+pub fn begin(state: &mut State, what: ConfirmedItem, needed: u32, now: Now) -> ConfirmationId {
     let until = now.millis().saturating_add(config::REPLICAS_TIMEOUT.get());
     state.confirmations.begin(Confirmation { what, needed, target: None, began: now, until })
 }
 
 /// Withholds the answer to a request until enough replicas have confirmed the grant or renewal.
-pub fn begin_reply(state: &mut State, request: Box<Waiter<Asker>>, (answer, grant): (Answer, GrantId), now: Now) {
-    let (ticket, replicas) = (request.asker.ticket, request.asker.replicas);
-    let id = begin(state, What::Reply { request, answer, grant }, replicas, now);
+pub fn begin_reply(state: &mut State, request: Box<Waiter<Requester>>, (answer, grant): (Answer, GrantId), now: Now) {
+    let (ticket, replicas) = (request.requester.ticket, request.requester.replicas);
+    let id = begin(state, ConfirmedItem::Reply { request, answer, grant }, replicas, now);
     state.pending.set(ticket, Stage::Confirming(id));
 }
 
@@ -82,14 +82,14 @@ fn confirmed(state: &mut State, ctx: Ctx, id: ConfirmationId, it: Confirmation, 
     count(|it| &mut it.confirmed);
     time(|stats| &mut stats.confirmations, now.micros.saturating_sub(it.began.micros));
     match it.what {
-        What::Reply { request, answer, grant } => {
+        ConfirmedItem::Reply { request, answer, grant } => {
             let terms = request.terms();
             match bind_all(state, ctx, grant, &terms, now) {
                 Holds::There => {
                     state.confirmed(grant);
                     end_request(state, request, Outcome::Granted(answer, grant), now);
                     if terms.flags.contention {
-                        tell_if_contended(state, grant);
+                        notify_if_contended(state, grant);
                     }
                 }
                 Holds::Gone => {
@@ -98,31 +98,31 @@ fn confirmed(state: &mut State, ctx: Ctx, id: ConfirmationId, it: Confirmation, 
                 }
             }
         }
-        What::Renewal(binding) => state.bindings.answered(binding, id, Confirms::Yes),
+        ConfirmedItem::Renewal(binding) => state.bindings.answered(binding, id, Confirms::Yes),
     }
 }
 
 /// Notifies the session that was granted this, if a request now waits for one of its locks.
-fn tell_if_contended(state: &mut State, id: GrantId) {
+fn notify_if_contended(state: &mut State, id: GrantId) {
     let granted = state.undelivered.get(id).map(|grant| (grant.home.get(), grant.holds.clone()));
     if let Some((db, holds)) = granted {
-        holds::tell_if_contended(state, db, holds.iter().map(|hold| &*hold.name));
+        holds::notify_if_contended(state, db, holds.iter().map(|hold| &*hold.name));
     }
 }
 
 /// Answers that too few replicas have confirmed in time.
 fn missed(state: &mut State, id: ConfirmationId, it: Confirmation, having: usize, now: Now) {
     match it.what {
-        What::Reply { request, grant, .. } => {
+        ConfirmedItem::Reply { request, grant, .. } => {
             let time = it.until.saturating_sub(it.began.millis());
             let message = format!("UNCONFIRMED {having} of {} replicas confirmed within {time} ms", it.needed);
             refuse(state, request, grant, message, now);
         }
-        What::Renewal(binding) => state.bindings.answered(binding, id, Confirms::No),
+        ConfirmedItem::Renewal(binding) => state.bindings.answered(binding, id, Confirms::No),
     }
 }
 
-fn refuse(state: &mut State, request: Box<Waiter<Asker>>, grant: GrantId, message: String, now: Now) {
+fn refuse(state: &mut State, request: Box<Waiter<Requester>>, grant: GrantId, message: String, now: Now) {
     count(|it| &mut it.revoked);
     state.revoke(grant);
     end_request(state, request, Outcome::Refused(message), now);
@@ -141,7 +141,7 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
     let (owner, client, on_behalf, holds) = (grant.owner.clone(), grant.client, grant.on_behalf, grant.holds.clone());
     ctx.in_db(grant.home.get(), |ctx| {
         let text = Text::new(&owner);
-        let owner = Name::kept_as(text.as_text(), &owner);
+        let owner = Name::with_copy(text.as_text(), &owner);
         let grantee = Grantee { owner: &owner, client, on_behalf, terms };
         let names: Vec<Text> = holds.iter().map(|hold| Text::new(&hold.name)).collect();
         let look = |name, token| {
@@ -149,7 +149,7 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
             lock.held().is_some_and(|held| held.token == Some(token)).then_some(lock)
         };
         let of_both = names.iter().zip(&holds);
-        let locks = of_both.map(|(name, hold)| look(Name::kept_as(name.as_text(), &hold.name), hold.token));
+        let locks = of_both.map(|(name, hold)| look(Name::with_copy(name.as_text(), &hold.name), hold.token));
         let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
         for (lock, hold) in locks.iter().zip(&holds).filter(|_| binds) {
             // The hold was not bound meanwhile, so another client may have given the key an earlier expiry unnoticed.

@@ -3,13 +3,13 @@
 use crate::config;
 use crate::keyspace::words::words;
 use crate::keyspace::{Lock, NotRead};
-use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
+use crate::lock::deadlock::{Found, Held, Link, MOST_PLACES, Request, View, WaitReason, search};
 use crate::lock::{Actor, Limit, LockKey, Owner, Waiter, WaiterId, actor};
 use crate::server::acl::User;
 use crate::server::clock::Now;
 use crate::server::text::show_start as show;
 use crate::server::{AsText, Ctx, Text};
-use crate::state::{Asker, State};
+use crate::state::{Requester, State};
 use crate::stats::count;
 use std::cell::OnceCell;
 
@@ -29,7 +29,7 @@ pub fn refuse_cycle(state: &mut State, ctx: Ctx, request: &Request, client: u64,
     count(|it| &mut it.deadlock_searches);
     match search(&mut Readable { state, ctx, client, now, user: OnceCell::new() }, request) {
         Found::Nothing => Ok(()),
-        Found::GivenUp => {
+        Found::Aborted => {
             count(|it| &mut it.deadlock_searches_given_up);
             Ok(())
         }
@@ -77,8 +77,8 @@ impl View for Readable<'_> {
         self.state.queue.of_actor(actor, most).take(most).map(request).collect()
     }
 
-    fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
-        self.state.queue.several_ahead(key, of).take(most).map(request).collect()
+    fn multi_key_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
+        self.state.queue.multi_key_ahead(key, of).take(most).map(request).collect()
     }
 }
 
@@ -89,12 +89,12 @@ impl Readable<'_> {
         let likely = state.queue.likely_holder(key).cloned();
         self.ctx.in_db(key.db, |ctx| {
             let (name, text) = (Text::new(&key.name), likely.as_ref().map(|owner| Text::new(owner)));
-            let owner = text.as_ref().map_or_else(|| words().nobody.as_text(), Text::as_text);
+            let owner = text.as_ref().map_or_else(|| words().no_owner.as_text(), Text::as_text);
             // One of many locks that this search reads. A lock that has too many holders for that is not a mutex.
             let lock = match Lock::look_one_of(ctx, name.as_text(), owner, now, MOST_PLACES) {
                 Ok(lock) => lock,
                 Err(NotRead::NotALock) => return Held::Free,
-                Err(NotRead::TooMuch) => return Held::Shared,
+                Err(NotRead::TooLarge) => return Held::Shared,
             };
             match lock.limit() {
                 None => return Held::Free,
@@ -112,15 +112,15 @@ impl Readable<'_> {
     }
 }
 
-fn request(waiter: &Waiter<Asker>) -> Request {
+fn request(waiter: &Waiter<Requester>) -> Request {
     Request { id: waiter.id, owner: waiter.owner.clone(), keys: waiter.keys.clone() }
 }
 
 fn message(cycle: &[Link]) -> String {
     let waits = cycle.iter().map(|Link { owner, key, other, because }| {
         let why = match because {
-            Because::Holds => "held by",
-            Because::Ahead => "waited for ahead of it by",
+            WaitReason::Holds => "held by",
+            WaitReason::Ahead => "waited for ahead of it by",
         };
         format!("owner '{}' waits for '{}' {why} '{}'", show(owner), show(&key.name), show(other))
     });

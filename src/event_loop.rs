@@ -5,13 +5,13 @@
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | the event loop has slept | `TurnBegins` | the same |
+//! | the event loop has slept | `IterationBegins` | the same |
 //! | commands run; keys are touched | [`key_touched`] | the same, and [`after_touch`] within the command's execution |
 //! | timers are due | [`tick`], [`ask_replicas`] | the same |
-//! | the iteration ends | `TurnEnds`, then the server unblocks clients | the server unblocks clients, then `TurnEnds` |
+//! | the iteration ends | `IterationEnds`, then the server unblocks clients | the server unblocks clients, then `IterationEnds` |
 //! | the cron, ten times a second | `Cron`, among the timers | the same |
 //!
-//! Blocked clients therefore get their replies in `TurnEnds` before Redis 7.2 ([`events::turn_end_precedes_unblock`]),
+//! Blocked clients therefore get their replies in `IterationEnds` before Redis 7.2 ([`events::iteration_end_precedes_unblock`]),
 //! and in [`tick`] since. At both points, the server does nothing of its own between the module's answer and the end of
 //! the block. Once a client is unblocked, the server runs the commands that it has pipelined.
 
@@ -138,7 +138,7 @@ pub fn after_touch(ctx: Ctx) {
 pub fn tick(ctx: Ctx) {
     in_parts(|| {
         enter(ctx, |state, now| run_iteration(state, ctx, now));
-        if !events::turn_end_precedes_unblock() {
+        if !events::iteration_end_precedes_unblock() {
             replies::send_answers(ctx);
         }
     });
@@ -154,7 +154,7 @@ fn in_parts(calls: impl FnOnce()) {
 }
 
 fn run_iteration(state: &mut State, ctx: Ctx, now: Now) {
-    let iteration = Slice::of_turn();
+    let iteration = Slice::of_iteration();
     if state.bindings.any_lags() && holds::takes_writes(ctx) {
         holds::follow_clock(state, ctx, now, &iteration.piece());
     }
@@ -208,7 +208,7 @@ const ORDER: [Work; 10] = [
     (Slice::piece, |state, _, _, slice| sweep(state, slice)),
     (Slice::piece, report_all_expired),
     (Slice::piece, watchdog::verify_marked),
-    (Slice::of_crowds, serve),
+    (Slice::of_waiters, serve),
 ];
 
 /// Does all kinds of work, or as many as fit into the iteration's slice. The next iteration begins with the first kind
@@ -221,7 +221,7 @@ fn work(state: &mut State, ctx: Ctx, now: Now, iteration: &Slice) {
         return;
     }
     let first = earliest([state.queue.first_look(), state.sessions.first_silence()]);
-    if state.stalls.put_off(first, now.millis()) {
+    if state.stalls.postpone(first, now.millis()) {
         return;
     }
     let first = NEXT_KIND.with(std::mem::take);
@@ -269,7 +269,7 @@ fn report_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
 /// The number of holders of a lock, including those whose lease has run out but that have not been removed yet. `None`
 /// if the key is not a lock.
 fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
-    let lock = Lock::look_as_nobody(ctx, name.as_text(), now.millis()).ok()?;
+    let lock = Lock::look_without_owner(ctx, name.as_text(), now.millis()).ok()?;
     holder_cache::with(|cache| cache.holders(key.db, &key.name)).or(Some(lock.count()))
 }
 
@@ -295,7 +295,7 @@ fn purge_overdue(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 fn purge_key(state: &mut State, ctx: Ctx, key: &LockKey, now: Now) {
     let lock = |ctx| {
         let name = Text::new(&key.name);
-        let mut lock = Lock::look_as_nobody(ctx, name.as_text(), now.millis()).ok()?;
+        let mut lock = Lock::look_without_owner(ctx, name.as_text(), now.millis()).ok()?;
         Some((holds::end_expired(state, &mut lock, now), lock.count(), lock.expiry()))
     };
     let seen = ctx.in_db(key.db, lock);
@@ -325,7 +325,7 @@ fn sweep(state: &mut State, slice: &Slice) {
             if let Some(key) = id.and_then(|id| state.bindings.get(id)).map(state::Binding::key)
                 && state.sweep.concerns(key.db)
             {
-                id.into_iter().for_each(|id| state.bindings.doubt_one(id));
+                id.into_iter().for_each(|id| state.bindings.mark_one_unverified(id));
             }
             state.sweep.passed_binding(id);
         }
@@ -347,13 +347,13 @@ pub fn ask_replicas(ctx: Ctx) {
 /// possible only on servers that then end the block before the next command can interfere.
 fn end_iteration(ctx: Ctx) {
     log_internal_errors(ctx);
-    if events::turn_end_precedes_unblock() {
+    if events::iteration_end_precedes_unblock() {
         in_parts(|| replies::send_answers(ctx));
     }
     REQUESTED.with(|requested| *requested = false);
     state::with(|state| {
         if confirming::has_news(state, ctx) {
-            timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+            timer::wake(ctx, Timer::Work, timer::THIS_ITERATION);
         }
         schedule(state, ctx, read_millis);
     });
@@ -406,7 +406,7 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
     }
     let (overdue, is_clean) = holder_cache::with(|cache| (cache.first_due(), cache.discarded.is_empty()));
     let overdue = overdue.filter(|at| *at < *now);
-    let at_once = (!is_clean).then_some(timer::THIS_TURN);
+    let at_once = (!is_clean).then_some(timer::THIS_ITERATION);
     // A replica closes no session.
     let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Master);
     let confirming = (!state.confirmations.is_empty()).then(|| now.saturating_add(1));
@@ -419,13 +419,13 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
     let work = work.map(|at| match at {
         _ if !is_due(&at) => at,
         _ if !may_go_on(state, ctx) => now.saturating_add(RETRY_INTERVAL),
-        timer::THIS_TURN => timer::THIS_TURN,
+        timer::THIS_ITERATION => timer::THIS_ITERATION,
         // Work that is due but could not be done is retried a millisecond later, not at once.
         _ => now.saturating_add(1),
     });
     // A wait can time out even while nothing may be written.
     match earliest([work, state.next_timeout()]) {
-        Some(next) if next <= *now => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
+        Some(next) if next <= *now => timer::wake(ctx, Timer::Work, timer::THIS_ITERATION),
         Some(next) => timer::wake(ctx, Timer::Work, next),
         None => timer::stop(ctx, Timer::Work),
     }
@@ -437,15 +437,15 @@ fn read_millis() -> Millis {
 
 /// Whether work that is due can be done now.
 fn may_go_on(state: &State, ctx: Ctx) -> bool {
-    may_write(ctx) || ctx.flags().role() == Role::Replica && state.has_news_to_tell()
+    may_write(ctx) || ctx.flags().role() == Role::Replica && state.has_readonly_work()
 }
 
 /// Handles an event of the server.
 pub fn event(ctx: Ctx, event: Event) {
     match event {
         Event::ClientGone(client) => receive(ctx, Notice::ConnectionEnded(client)),
-        Event::TurnEnds => end_iteration(ctx),
-        Event::TurnBegins => state::with(|state| state.stalls.next_turn()),
+        Event::IterationEnds => end_iteration(ctx),
+        Event::IterationBegins => state::with(|state| state.stalls.next_iteration()),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => swapped(ctx, one, other),
         Event::RoleChanged => role_changed(ctx),
@@ -459,7 +459,7 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::ModuleUnloaded => listeners::module_unloaded(),
         Event::Cron => {
             log_internal_errors(ctx);
-            replies::send_put_off(&Slice::of_replies());
+            replies::send_postponed(&Slice::of_replies());
             listeners::recheck(ctx);
             timer::rescue(ctx);
             enter(ctx, |_, _| ());

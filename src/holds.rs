@@ -10,8 +10,8 @@ use crate::server::text::{show, show_start};
 use crate::server::{AsText, Ctx, Text, TextRef, events, timer, writes};
 use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::{
-    Basis, Binding, BindingFlags, BindingId, Grant, GrantId, GrantedHold, Kind, NewBinding, Progress, Revocation,
-    State, Terms, Why,
+    Basis, Binding, BindingFlags, BindingId, Grant, GrantId, GrantedHold, Kind, LossReason, NewBinding, Progress,
+    Revocation, State, Terms,
 };
 use crate::stats::{add, count};
 
@@ -36,7 +36,7 @@ pub struct Grantee<'a> {
 /// # Errors
 ///
 /// The reply that names a lock with the maximum number of holders.
-pub fn may_have_one_more(locks: &[Lock], decisions: &[Decision]) -> Result<(), String> {
+pub fn have_room_for_holder(locks: &[Lock], decisions: &[Decision]) -> Result<(), String> {
     let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
     match locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         None => Ok(()),
@@ -65,7 +65,7 @@ pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], gran
                 lock.grant(grantee.owner.text(), &Hold { token: Some(token), ..*hold }, *limit);
                 // A binding that is still here belongs to a hold that ended without the module's knowledge.
                 let left = unbind(state, lock, grantee.owner.text());
-                report_all_lost(state, left, Why::Changed, now);
+                report_all_lost(state, left, LossReason::Changed, now);
                 bind_now(state, lock, (hold.deadline, token), grantee, now);
             }
             (Decision::Reenter(hold), Some(own)) => {
@@ -92,7 +92,7 @@ pub fn change(state: &mut State, lock: &mut Lock, owner: TextRef, own: &Hold, ne
     }
     state.bindings.counted(hold, new.holds, lock.limit());
     let other = state.bindings.changed(hold, own.token, token, new.deadline, now.millis());
-    report_all_lost(state, other, Why::Changed, now);
+    report_all_lost(state, other, LossReason::Changed, now);
 }
 
 /// Lowers the count of a hold. Its token and deadline stay.
@@ -136,9 +136,9 @@ pub fn bind(state: &mut State, lock: &Lock, (deadline, token): (Deadline, Token)
         limit: lock.limit().unwrap_or(Limit::MUTEX),
     };
     match state.bind(binding, now.millis()) {
-        Some(before) if before.token == token => state.notify(&before, Kind::Unbound(token, Why::Taken)),
+        Some(before) if before.token == token => state.notify(&before, Kind::Unbound(token, LossReason::Taken)),
         // The earlier binding was of another hold of this owner, which must have ended unnoticed.
-        Some(before) => report_lost(state, &before, Why::Changed, now),
+        Some(before) => report_lost(state, &before, LossReason::Changed, now),
         None => {}
     }
 }
@@ -186,14 +186,14 @@ fn bound_end(state: &State, lock: &Lock, grantee: Grantee, token: Token, deadlin
 /// By how much the hold count drops if the re-entry that led to it is revoked.
 fn undo_of_reentry(state: &mut State, lock: &Lock, hold: &Hold, grantee: Grantee) -> u64 {
     match grantee.terms.demand.raise {
-        Raise::To(holds) => keep_holds(state, lock, grantee.owner.text(), hold.holds.saturating_sub(holds)),
+        Raise::To(holds) => limit_undo(state, lock, grantee.owner.text(), hold.holds.saturating_sub(holds)),
         Raise::ByOne | Raise::New => 1,
     }
 }
 
 /// Keeps what a re-entry of these locks relies on, because that is being answered: other undelivered grants of the
 /// owner can no longer undo it.
-pub fn keep_granted(state: &mut State, locks: &[Lock], decisions: &[Decision], grantee: Grantee) {
+pub fn keep_relied_on(state: &mut State, locks: &[Lock], decisions: &[Decision], grantee: Grantee) {
     for (lock, decision) in locks.iter().zip(decisions) {
         if let Decision::Reenter(hold) = decision {
             undo_of_reentry(state, lock, hold, grantee);
@@ -202,7 +202,7 @@ pub fn keep_granted(state: &mut State, locks: &[Lock], decisions: &[Decision], g
 }
 
 /// Limits what undelivered grants may still undo of a hold to `budget`. Returns by how much that is less than before.
-pub fn keep_holds(state: &mut State, lock: &Lock, owner: TextRef, budget: u64) -> u64 {
+pub fn limit_undo(state: &mut State, lock: &Lock, owner: TextRef, budget: u64) -> u64 {
     let token = lock.held().and_then(|held| held.token);
     token.map_or(0, |token| state.undelivered.keep((lock.db(), lock.name().bytes(), owner.bytes()), token, budget))
 }
@@ -245,7 +245,7 @@ pub fn one_at_a_time<'a>(
 
 /// Notifies the session that holds one of these locks, if it asked for that (`CONTENTION`) and a request waits for the
 /// lock. The caller must have answered the grant or renewal: the holder learns of its own hold first.
-pub fn tell_if_contended<'a>(state: &mut State, db: i32, names: impl IntoIterator<Item = &'a [u8]>) {
+pub fn notify_if_contended<'a>(state: &mut State, db: i32, names: impl IntoIterator<Item = &'a [u8]>) {
     for name in names {
         if state.is_contended(db, name) {
             state.contended(db, name);
@@ -254,16 +254,16 @@ pub fn tell_if_contended<'a>(state: &mut State, db: i32, names: impl IntoIterato
 }
 
 /// Reports the loss of bound holds.
-fn report_all_lost(state: &mut State, bindings: impl IntoIterator<Item = Binding>, why: Why, now: Now) {
+fn report_all_lost(state: &mut State, bindings: impl IntoIterator<Item = Binding>, why: LossReason, now: Now) {
     bindings.into_iter().for_each(|binding| report_lost(state, &binding, why, now));
 }
 
 /// Notifies a session that its bound hold is lost: for the given reason, unless its lease has run out. Counts the loss
 /// if another command ended the hold.
-pub fn report_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
-    let why = if binding.end().has_passed(now.millis()) { Why::Expired } else { why };
+pub fn report_lost(state: &mut State, binding: &Binding, why: LossReason, now: Now) {
+    let why = if binding.end().has_passed(now.millis()) { LossReason::Expired } else { why };
     state.notify(binding, Kind::Lost(binding.token, why));
-    if why == Why::Changed {
+    if why == LossReason::Changed {
         count(|it| &mut it.changed);
     }
 }
@@ -343,13 +343,13 @@ fn serves(ctx: Ctx, name: &Text) -> bool {
 /// ended connections, and grants that must be revoked. Keeps holds that only a clock step would have ended. The caller
 /// does this before it decides anything by the lock.
 #[inline]
-pub fn end_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
+pub fn end_orphaned(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
     if state.bindings.any_lags() || state.may_have_broken() {
-        end_all_broken(state, ctx, name, now);
+        end_all_orphaned(state, ctx, name, now);
     }
 }
 
-fn end_all_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
+fn end_all_orphaned(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
     if state.bindings.any_lags() {
         let lagging = state.bindings.lagging_of(ctx.db(), name.bytes());
         lagging.into_iter().for_each(|id| follow(state, ctx, id, now));
@@ -382,13 +382,13 @@ fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
                 // If another client has lowered the count, the hold that ends here was bound before this grant.
                 let bound = state.bindings.id(lock.db(), &revoked.key.name, &revoked.owner);
                 let binding = end_hold(state, &mut lock, owner.as_text()).filter(|_| bound != revoked.binding);
-                report_all_lost(state, binding, Why::Changed, now);
+                report_all_lost(state, binding, LossReason::Changed, now);
             }
             left => {
                 if revoked.undo > 0 {
                     lower(state, &mut lock, owner.as_text(), left);
                 }
-                revoked.binding.into_iter().for_each(|id| state.promise_nothing(id, now.millis()));
+                revoked.binding.into_iter().for_each(|id| state.clear_flags(id, now.millis()));
             }
         }
     });
@@ -425,7 +425,7 @@ pub fn end_expired(state: &mut State, lock: &mut Lock, now: Now) -> bool {
     let expired = lock.purge(now.millis());
     for owner in &expired {
         let binding = state.bindings.unbind(lock.db(), lock.name().bytes(), owner);
-        report_all_lost(state, binding, Why::Expired, now);
+        report_all_lost(state, binding, LossReason::Expired, now);
     }
     add(|it| &mut it.expired, expired.len() as u64);
     !expired.is_empty()
@@ -437,7 +437,7 @@ pub fn end_all(state: &mut State, lock: &mut Lock, now: Now) -> usize {
     if holders > 0 {
         lock.clear(waiters(state, lock));
         let bindings = state.bindings.unbind_all(lock.db(), lock.name().bytes());
-        report_all_lost(state, bindings, Why::Forced, now);
+        report_all_lost(state, bindings, LossReason::Forced, now);
     }
     holders
 }
@@ -478,12 +478,12 @@ pub fn look_all<'a>(
     now: Now,
 ) -> Result<Locks<'a>, String> {
     // For all of them before any is opened: ending a hold may run commands, which may free what an open key points to.
-    names.iter().for_each(|name| end_broken(state, ctx, *name, now));
+    names.iter().for_each(|name| end_orphaned(state, ctx, *name, now));
     let look = |&name: &TextRef<'a>| {
         let lock = Lock::look_one_of(ctx, name, owner, now.millis(), names.len());
         lock.map_err(|why| match why {
             NotRead::NotALock => WRONGTYPE.into(),
-            NotRead::TooMuch => too_large(name.bytes(), names.len()),
+            NotRead::TooLarge => too_large(name.bytes(), names.len()),
         })
     };
     match names {

@@ -54,7 +54,7 @@ fn fill_sizes(section: Section, state: &State) {
         (c"waiters", state.queue.len()),
         (c"contended_locks", state.queue.contended()),
         (c"bound_holds", state.bindings.len()),
-        (c"cached_locks", state.bindings.kept()),
+        (c"cached_locks", state.bindings.cached_locks()),
         (c"confirming", state.confirmations.len()),
         (c"sessions", sessions),
         (c"session_waits", session_waits),

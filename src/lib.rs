@@ -113,7 +113,7 @@ fn is_needed(ctx: Ctx) -> bool {
     if state::with(|state| state.are_in_use()) {
         return true;
     }
-    let connections = match server::clients::at_commands(ctx, COMMANDS) {
+    let connections = match server::clients::count_at_commands(ctx, COMMANDS) {
         Some(0) => return false,
         Some(count) => format!("{count} connections are"),
         None => "CLIENT LIST doesn't say which connections are".into(),

@@ -8,7 +8,7 @@ use crate::lock::serve::Change;
 use crate::replies;
 use crate::server::callbacks::{Ticket, Touch};
 use crate::server::{Ctx, MainThread};
-use crate::state::{self, Expiry, State, Why};
+use crate::state::{self, Expiry, LossReason, State};
 use std::collections::VecDeque;
 
 /// A report of the server about a key or client other than the one it is serving. Applying it writes nothing to the
@@ -74,8 +74,8 @@ fn note_touch(state: &mut State, key: LockKey, touch: Touch, holders: usize) {
         Touch::FieldsExpired => Some(Expiry::Fields { holders }),
         Touch::Changed => None,
     };
-    let why = if expiry.is_some() { Why::Expired } else { Why::Changed };
-    state.bindings.doubt(key.db, &key.name, why);
+    let why = if expiry.is_some() { LossReason::Expired } else { LossReason::Changed };
+    state.bindings.mark_unverified(key.db, &key.name, why);
     state.expired.extend(expiry.map(|expiry| (key.clone(), expiry)));
     state.agenda.note(key, Change::Foreign);
 }

@@ -13,8 +13,8 @@ use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::state::pending::{OnBehalf, Ticket};
-use crate::state::sessions::Unheard;
-use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Reading, SignsOfLife, Stage, State};
+use crate::state::sessions::UnreadGrant;
+use crate::state::{self, Answer, Event, HeartbeatMode, Kind, Outcome, Reading, Requester, Stage, State};
 use crate::stats::{add, count, time};
 
 /// The most blocked clients that are answered in one event-loop iteration. A count, not a time limit: unblocking a
@@ -30,15 +30,15 @@ const MIN_PATIENCE: Millis = 1_000;
 const KEYS_PER_READ: usize = 2_000;
 
 /// Records how a request ended, so that its recipient gets the outcome. `now` is when it ended.
-pub fn end_request(state: &mut State, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) {
+pub fn end_request(state: &mut State, request: Box<Waiter<Requester>>, outcome: Outcome, now: Now) {
     if state.end(request, outcome, now).is_some() {
         count(|it| &mut it.grants_undelivered);
     }
 }
 
 /// Ends the wait of a request that has left the queue without a grant. Requests that waited behind it may be served.
-pub fn end_wait(state: &mut State, waiter: Box<Waiter<Asker>>, outcome: Outcome, now: Now) {
-    state.gave_up(&waiter);
+pub fn end_wait(state: &mut State, waiter: Box<Waiter<Requester>>, outcome: Outcome, now: Now) {
+    state.left_without_grant(&waiter);
     match outcome {
         Outcome::TimedOut => time_out(state, waiter, now),
         outcome => end_request(state, waiter, outcome, now),
@@ -47,8 +47,8 @@ pub fn end_wait(state: &mut State, waiter: Box<Waiter<Asker>>, outcome: Outcome,
 
 /// Answers a request that has left the queue without a grant and without an error. (A blocked client's timeout is
 /// counted when the server has unblocked it.)
-pub fn time_out(state: &mut State, waiter: Box<Waiter<Asker>>, now: Now) {
-    if waiter.asker.on_behalf == OnBehalf::Session {
+pub fn time_out(state: &mut State, waiter: Box<Waiter<Requester>>, now: Now) {
+    if waiter.requester.on_behalf == OnBehalf::Session {
         count(|it| &mut it.timeouts);
     }
     end_request(state, waiter, Outcome::TimedOut, now);
@@ -59,8 +59,8 @@ pub fn time_out(state: &mut State, waiter: Box<Waiter<Asker>>, now: Now) {
 pub fn send_answers(ctx: Ctx) {
     for _ in 0..REPLIES_PER_ITERATION {
         let Some((ticket, block)) = state::with(|state| state.pending.next_ending()) else { break };
-        if block.may_end_otherwise(ctx) {
-            state::with(|state| state.pending.put_off(ticket, block));
+        if block.may_be_ended_by_server(ctx) {
+            state::with(|state| state.pending.postpone(ticket, block));
         } else {
             block.answer();
         }
@@ -69,9 +69,9 @@ pub fn send_answers(ctx: Ctx) {
 
 /// Answers the clients whose answers were postponed. The server might have ended their waits itself, but its cron has
 /// just checked them and has not.
-pub fn send_put_off(slice: &Slice) {
+pub fn send_postponed(slice: &Slice) {
     while !slice.is_over() {
-        let Some(block) = state::with(|state| state.pending.next_put_off()) else { break };
+        let Some(block) = state::with(|state| state.pending.next_postponed()) else { break };
         block.answer();
     }
 }
@@ -87,7 +87,7 @@ pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket, now: Now) {
         }
         Some(Stage::Reading(reader)) => {
             reader.block.into_iter().for_each(Blocked::has_ended);
-            state.reads_no_more(reader.client, ticket, reader.reading.until);
+            state.end_reading(reader.client, ticket, reader.reading.until);
             reply_events(state, ctx, reader.client, reader.reading)
         }
         _ => {
@@ -148,7 +148,7 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
 /// Replies with null if there is neither.
 pub fn reply_events(state: &mut State, ctx: Ctx, session: u64, reading: Reading) -> Replied {
     let events = read_events(state, session, reading.most);
-    let signs = usize::from(reading.signs == SignsOfLife::Wanted);
+    let signs = usize::from(reading.signs == HeartbeatMode::Wanted);
     let count = events.len().saturating_add(signs);
     if count == 0 {
         return ctx.reply_null();
@@ -179,8 +179,8 @@ fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
     while events.len() < most
         && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_PER_READ)
     {
-        let Some((mut event, unheard)) = state.sessions.read(session) else { break };
-        if let Some(Unheard { grant, since }) = unheard {
+        let Some((mut event, unread_grant)) = state.sessions.read(session) else { break };
+        if let Some(UnreadGrant { grant, since }) = unread_grant {
             // The owner may have shortened the lease since.
             if let Some(grant) = state.undelivered.delivered(grant)
                 && let Kind::Granted(_, until) = &mut event.kind

@@ -11,7 +11,7 @@ use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::cluster::{self, Place, Served};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::state::pending::OnBehalf;
-use crate::state::{Answer, Asker, GrantId, Outcome, State};
+use crate::state::{Answer, GrantId, Outcome, Requester, State};
 use crate::stats::{count, time};
 use crate::{confirming, notices};
 
@@ -65,7 +65,7 @@ fn judge(state: &mut State, ctx: Ctx, attempt: Attempt, now: Now) {
         // The lock is read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if served(ctx, &key) == Served::Here => ctx.in_db(key.db, |ctx| {
             let (name, text) = (Text::new(&key.name), Text::new(&owner));
-            let (name, owner) = (Name::kept_as(name.as_text(), &key.name), Name::kept_as(text.as_text(), &owner));
+            let (name, owner) = (Name::with_copy(name.as_text(), &key.name), Name::with_copy(text.as_text(), &owner));
             let Ok(mut lock) = look_to_grant(state, ctx, (&name, owner.text()), now, 1) else {
                 return conclude_by(state, ctx, attempt, Sight::NotALock, now, None);
             };
@@ -106,14 +106,14 @@ fn look_to_grant<'a>(
     now: Now,
     locks: usize,
 ) -> Result<Lock<'a>, NotRead> {
-    holds::end_broken(state, ctx, name.text(), now);
+    holds::end_orphaned(state, ctx, name.text(), now);
     let lock = Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)?;
     notices::apply(state, ctx);
     if lock.count() > 0 || !state.bindings.any_lags() {
         return Ok(lock);
     }
     drop(lock); // Ending a hold may run commands, so the key must not be open.
-    holds::end_broken(state, ctx, name.text(), now);
+    holds::end_orphaned(state, ctx, name.text(), now);
     Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)
 }
 
@@ -132,7 +132,7 @@ fn conclude(
     let refused = match end {
         WaitEnd::Refused(Decision::NotNew) => return time_out(state, waiter, now),
         WaitEnd::NotALock => WRONGTYPE.into(),
-        WaitEnd::TooMuch(place) => too_large(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),
+        WaitEnd::TooLarge(place) => too_large(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),
         WaitEnd::Refused(decision) => refusal(decision),
         WaitEnd::Granted(decisions) => {
             let granted = match lock {
@@ -152,14 +152,14 @@ fn conclude(
 fn grant_several(
     state: &mut State,
     ctx: Ctx,
-    waiter: &Waiter<Asker>,
+    waiter: &Waiter<Requester>,
     decisions: &[Decision],
     now: Now,
 ) -> Result<(Answer, GrantId), String> {
     let db = waiter.keys.first().map_or(0, |key| key.db);
     ctx.in_db(db, |ctx| {
         let text = Text::new(&waiter.owner);
-        let owner = Name::kept_as(text.as_text(), &waiter.owner);
+        let owner = Name::with_copy(text.as_text(), &waiter.owner);
         let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
         let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
         let mut locks = look_all(state, ctx, &names, owner.text(), now)?;
@@ -171,17 +171,17 @@ fn grant_several(
 fn grant(
     state: &mut State,
     ctx: Ctx,
-    waiter: &Waiter<Asker>,
+    waiter: &Waiter<Requester>,
     decisions: &[Decision],
     owner: &Name,
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(Answer, GrantId), String> {
-    let Asker { ticket, client, on_behalf, form, arrived, .. } = waiter.asker;
+    let Requester { ticket, client, on_behalf, form, arrived, .. } = waiter.requester;
     if !may_acquire(ctx, client, locks, owner.text()) {
         return Err(NOPERM.into());
     }
-    holds::may_have_one_more(locks, decisions)?;
+    holds::have_room_for_holder(locks, decisions)?;
     let terms = waiter.terms();
     let grantee = Grantee { owner, client, on_behalf, terms: &terms };
     let token = holds::grant(state, locks, decisions, grantee, now);
@@ -200,14 +200,14 @@ fn grant(
 }
 
 /// Answers a waiter that was granted its locks, or withholds the answer until replicas have confirmed the grant.
-fn answer(state: &mut State, waiter: Box<Waiter<Asker>>, (answer, grant): (Answer, GrantId), now: Now) {
-    if waiter.asker.replicas > 0 {
+fn answer(state: &mut State, waiter: Box<Waiter<Requester>>, (answer, grant): (Answer, GrantId), now: Now) {
+    if waiter.requester.replicas > 0 {
         return confirming::begin_reply(state, waiter, (answer, grant), now);
     }
-    let (keys, contention) = (waiter.keys.clone(), waiter.asker.flags.contention);
+    let (keys, contention) = (waiter.keys.clone(), waiter.requester.flags.contention);
     end_request(state, waiter, Outcome::Granted(answer, grant), now);
     if contention {
-        keys.iter().for_each(|key| holds::tell_if_contended(state, key.db, [&*key.name]));
+        keys.iter().for_each(|key| holds::notify_if_contended(state, key.db, [&*key.name]));
     }
 }
 
@@ -226,14 +226,15 @@ fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
 
 /// Whether a request belongs to an ended session whose requests have not left the queue yet.
 fn is_orphaned(state: &State, id: WaiterId) -> bool {
-    let asker = state.queue.get(id).map(|waiter| &waiter.asker);
-    asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !state.sessions.is_open(asker.client))
+    let requester = state.queue.get(id).map(|waiter| &waiter.requester);
+    requester
+        .is_some_and(|requester| requester.on_behalf == OnBehalf::Session && !state.sessions.is_open(requester.client))
 }
 
 /// The node that a session must send its request to, if another node now serves the slot of its keys. (The server
 /// itself redirects blocked clients. While the slot is being migrated, that node is unknown.)
 fn place_elsewhere(state: &State, ctx: Ctx, id: WaiterId) -> Option<Place> {
-    let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
+    let of_session = |waiter: &&Waiter<Requester>| waiter.requester.on_behalf == OnBehalf::Session;
     match served(ctx, state.queue.get(id).filter(of_session)?.keys.first()?) {
         Served::Elsewhere(place) => Some(place),
         _ => None,
@@ -260,7 +261,7 @@ fn holders(ctx: Ctx, key: &LockKey, now: Now) -> Vec<Owner> {
     let now = now.millis();
     ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
-        let Ok(lock) = Lock::look_as_nobody(ctx, name.as_text(), now) else { return Vec::new() };
+        let Ok(lock) = Lock::look_without_owner(ctx, name.as_text(), now) else { return Vec::new() };
         lock.holders(now).into_iter().map(|(owner, _)| owner).collect()
     })
 }
@@ -279,14 +280,14 @@ fn look(state: &mut State, ctx: Ctx, (key, owner): (&LockKey, &Owner), locks: us
     }
     ctx.in_db(key.db, |ctx| {
         let (name, owner) = (Text::new(&key.name), Text::new(owner));
-        let name = Name::kept_as(name.as_text(), &key.name);
+        let name = Name::with_copy(name.as_text(), &key.name);
         match look_to_grant(state, ctx, (&name, owner.as_text()), now, locks) {
             Ok(mut lock) => {
                 refresh(state, &mut lock, key, now);
                 Sight::Lock(lock.standing())
             }
             Err(NotRead::NotALock) => Sight::NotALock,
-            Err(NotRead::TooMuch) => Sight::TooMuch,
+            Err(NotRead::TooLarge) => Sight::TooLarge,
         }
     })
 }

@@ -28,13 +28,13 @@ use crate::server::text::show_start;
 
 use crate::server::{Ctx, TextRef, events};
 use crate::serving::schedule_earlier;
-use crate::state::confirmations::What;
+use crate::state::confirmations::ConfirmedItem;
 use crate::state::event_bytes::hold_bytes;
 use crate::state::pending::{self, OnBehalf, wait_bytes};
 use crate::state::sessions::Remains;
 use crate::state::{
-    Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Renewal, SignsOfLife, Stage, State, Terms, TokenForm,
-    WithdrawnGrant,
+    Answer, Basis, GrantId, GrantedHold, HeartbeatMode, Outcome, Reading, Renewal, Requester, Stage, State, Terms,
+    TokenForm, WithdrawnGrant,
 };
 use crate::stats::count;
 use std::collections::BTreeSet;
@@ -91,7 +91,7 @@ pub struct Request {
 
 impl Request {
     /// Blocks the client, or replies `WAITING` to the session. The caller records what the reply is pending for.
-    fn defer(&self, state: &mut State, ctx: Ctx, names: &[TextRef], now: Now) -> Result<(Asker, Replied), String> {
+    fn defer(&self, state: &mut State, ctx: Ctx, names: &[TextRef], now: Now) -> Result<(Requester, Replied), String> {
         events::watch_keys(ctx);
         let ticket = state.pending.ticket();
         let (block, replied) = match self.on_behalf {
@@ -109,7 +109,7 @@ impl Request {
         };
         let Self { client, on_behalf, terms: Terms { flags, replicas, .. }, form, .. } = *self;
         let (renewal, arrived) = (self.renewal.map(Box::new), steady_micros());
-        Ok((Asker { ticket, client, on_behalf, block, flags, replicas, renewal, form, arrived }, replied))
+        Ok((Requester { ticket, client, on_behalf, block, flags, replicas, renewal, form, arrived }, replied))
     }
 }
 
@@ -136,10 +136,10 @@ pub fn wait(
     let id = state.queue.next_id(arrived);
     let asking = deadlock::Request { id, owner: request.owner.clone(), keys: request.keys.clone() };
     deadlocks::refuse_cycle(state, ctx, &asking, request.client, now)?;
-    let (asker, replied) = request.defer(state, ctx, names, now)?;
-    let ticket = asker.ticket;
+    let (requester, replied) = request.defer(state, ctx, names, now)?;
+    let ticket = requester.ticket;
     let Request { keys, owner, terms, .. } = request;
-    let id = state.queue.join(owner, keys.clone(), terms.demand, arrived, until, asker);
+    let id = state.queue.join(owner, keys.clone(), terms.demand, arrived, until, requester);
     state.pending.set(ticket, Stage::Waiting(id));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
     for key in keys.iter() {
@@ -190,20 +190,20 @@ pub fn take_over(
     now: Now,
 ) -> Result<Replied, String> {
     const SUPERSEDED: &str = "SUPERSEDED this owner has asked for the same lock again";
-    let (asker, replied) = request.defer(state, ctx, names, now)?;
-    let (ticket, until) = (asker.ticket, wait.until(now));
+    let (requester, replied) = request.defer(state, ctx, names, now)?;
+    let (ticket, until) = (requester.ticket, wait.until(now));
     state.pending.set(ticket, Stage::Waiting(id));
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
-    let request = Waiter::new(request.owner, request.keys, request.terms.demand, until, asker);
-    let (client, on_behalf) = (request.asker.client, request.asker.on_behalf);
+    let request = Waiter::new(request.owner, request.keys, request.terms.demand, until, requester);
+    let (client, on_behalf) = (request.requester.client, request.requester.on_behalf);
     let earlier = state.queue.replace(id, request);
     if let Some(earlier) = internal_errors::expect(earlier, "a request to be replaced does not wait") {
         if let Some(until) = earlier.until {
-            state.pending.timeouts.remove(&(until, earlier.asker.ticket));
+            state.pending.timeouts.remove(&(until, earlier.requester.ticket));
         }
-        let are_of_sessions = on_behalf == OnBehalf::Session && earlier.asker.on_behalf == OnBehalf::Session;
-        if are_of_sessions && earlier.asker.client == client {
-            state.pending.take(earlier.asker.ticket);
+        let are_of_sessions = on_behalf == OnBehalf::Session && earlier.requester.on_behalf == OnBehalf::Session;
+        if are_of_sessions && earlier.requester.client == client {
+            state.pending.take(earlier.requester.ticket);
             state.sessions.remove_wait(&earlier);
         } else {
             replies::end_request(state, earlier, Outcome::Refused(SUPERSEDED.into()), now);
@@ -227,11 +227,11 @@ pub fn confirm(
     now: Now,
 ) -> Result<Replied, String> {
     let deferred = request.defer(state, ctx, names, now);
-    let ticket = deferred.as_ref().map_or_else(|_| state.pending.ticket(), |(asker, _)| asker.ticket);
+    let ticket = deferred.as_ref().map_or_else(|_| state.pending.ticket(), |(requester, _)| requester.ticket);
     let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, granted);
     match deferred {
-        Ok((asker, replied)) => {
-            let request = Waiter::new(request.owner, request.keys, request.terms.demand, None, asker);
+        Ok((requester, replied)) => {
+            let request = Waiter::new(request.owner, request.keys, request.terms.demand, None, requester);
             confirming::begin_reply(state, request, (answer, grant), now);
             Ok(replied)
         }
@@ -275,10 +275,10 @@ pub fn has_room_for_events(
 
 /// Replies `WAITING` if a session repeats a request that is already queued or awaits replicas. Changes nothing.
 pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
-    let is_same = |it: &Waiter<Asker>| {
-        (it.asker.on_behalf, it.asker.client) == (OnBehalf::Session, request.client)
+    let is_same = |it: &Waiter<Requester>| {
+        (it.requester.on_behalf, it.requester.client) == (OnBehalf::Session, request.client)
             && it.keys == request.keys
-            && (it.terms(), it.asker.renewal.as_deref()) == (request.terms, request.renewal.as_ref())
+            && (it.terms(), it.requester.renewal.as_deref()) == (request.terms, request.renewal.as_ref())
     };
     let mut requests = state.requests_of(&request.owner, request.keys.first()?);
     requests.any(is_same).then(|| ctx.reply_line(c"WAITING"))
@@ -326,7 +326,7 @@ pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now:
     for id in granted {
         let Some(withdrawn) = state.withdraw_granted(id, &key) else { continue };
         if let WithdrawnGrant::Unconfirmed(request) = withdrawn {
-            let outcome = match request.asker.on_behalf {
+            let outcome = match request.requester.on_behalf {
                 OnBehalf::Itself => Outcome::Refused(RELEASED.into()),
                 OnBehalf::Session => Outcome::Withdrawn,
             };
@@ -355,7 +355,7 @@ pub fn read_next(
     let ticket = state.pending.ticket();
     let (block, replied) = block_for_events(ctx, ticket).ok_or(NOT_BLOCKED)?;
     // The server renews holds only for a session that reads, so the session must ask again in time.
-    let has_to_ask = reading.signs == SignsOfLife::Wanted || state.bindings.shortest_lease(session).is_some();
+    let has_to_ask = reading.signs == HeartbeatMode::Wanted || state.bindings.shortest_lease(session).is_some();
     let pace = state.sessions.promised_pace(session, state.pace(session, config::default_lease()));
     let until = if has_to_ask { wait.at_most(pace) } else { wait }.until(now);
     let blocked = pending::Reader { client: session, reading: Reading { until, ..reading }, block: Some(block) };
@@ -438,7 +438,7 @@ pub fn refuse_undecided(state: &mut State, now: Now, slice: &Slice) {
         let Some(ticket) = state.next_undecided() else { break };
         match state.pending.get(ticket) {
             Some(Stage::Waiting(id)) => {
-                let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
+                let of_session = |waiter: &&Waiter<Requester>| waiter.requester.on_behalf == OnBehalf::Session;
                 if let Some(id) = state.queue.get(*id).filter(of_session).map(|waiter| waiter.id)
                     && let Some(waiter) = state.queue.leave(id)
                 {
@@ -446,11 +446,13 @@ pub fn refuse_undecided(state: &mut State, now: Now, slice: &Slice) {
                 }
             }
             Some(Stage::Confirming(id)) => {
-                let Some(What::Reply { request, grant, .. }) = state.confirmations.remove(*id).map(|it| it.what) else {
+                let Some(ConfirmedItem::Reply { request, grant, .. }) =
+                    state.confirmations.remove(*id).map(|it| it.what)
+                else {
                     continue;
                 };
                 state.revoke(grant);
-                if request.asker.on_behalf == OnBehalf::Session {
+                if request.requester.on_behalf == OnBehalf::Session {
                     replies::end_request(state, request, refused(), now);
                 }
             }

@@ -6,8 +6,8 @@ use crate::server::clock::{Now, Slice};
 use crate::server::cluster::Served;
 use crate::server::{AsText, Ctx, Text, TextRef, writes};
 use crate::serving::served;
-use crate::state::confirmations::What;
-use crate::state::{Binding, BindingId, Kind, State, Why};
+use crate::state::confirmations::ConfirmedItem;
+use crate::state::{Binding, BindingId, Kind, LossReason, State};
 use crate::stats::count;
 use crate::{confirming, holds};
 
@@ -20,11 +20,11 @@ pub fn renew_due(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
         };
         let is_unread = state.is_unread(&binding);
         if !binding.flags.watchdog || binding.end().has_passed(now.millis()) {
-            verify(state, ctx, id, Why::Changed, now);
+            verify(state, ctx, id, LossReason::Changed, now);
         } else if is_unread {
             state.bindings.wait_for_reader(id);
         } else if binding.renewal().is_some() {
-            verify(state, ctx, id, Why::Changed, now);
+            verify(state, ctx, id, LossReason::Changed, now);
         } else {
             renew(state, ctx, id, &binding, now);
         }
@@ -36,7 +36,9 @@ fn renew(state: &mut State, ctx: Ctx, id: BindingId, binding: &Binding, now: Now
         Served::Here => {}
         // The watchdog tries again a third of the lease later, if the lease has not run out by then.
         Served::Nowhere => return,
-        Served::Elsewhere(_) | Served::Leaving | Served::Arriving => return verify(state, ctx, id, Why::Changed, now),
+        Served::Elsewhere(_) | Served::Leaving | Served::Arriving => {
+            return verify(state, ctx, id, LossReason::Changed, now);
+        }
     }
     let renewed = with_lock(ctx, binding, now, |lock, owner| {
         let own = held(lock, binding)?;
@@ -48,11 +50,11 @@ fn renew(state: &mut State, ctx: Ctx, id: BindingId, binding: &Binding, now: Now
     });
     if renewed.flatten().is_none() {
         count(|it| &mut it.renewals_lost);
-        return verify(state, ctx, id, Why::Changed, now);
+        return verify(state, ctx, id, LossReason::Changed, now);
     }
     count(|it| &mut it.watchdog_renewals);
     if binding.replicas > 0 {
-        let renewal = confirming::begin(state, What::Renewal(id), binding.replicas, now);
+        let renewal = confirming::begin(state, ConfirmedItem::Renewal(id), binding.replicas, now);
         state.bindings.asked(id, renewal);
     }
 }
@@ -63,9 +65,9 @@ pub fn report_expired(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
         let Some(id) = state.bindings.first_due(now.millis()) else { break };
         if state.bindings.get(id).is_none_or(|binding| binding.end().has_passed(now.millis())) {
             state.bindings.is_over(id);
-            verify(state, ctx, id, Why::Changed, now);
+            verify(state, ctx, id, LossReason::Changed, now);
         } else {
-            state.bindings.put_off(id);
+            state.bindings.postpone(id);
         }
     }
 }
@@ -73,7 +75,7 @@ pub fn report_expired(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 /// Verifies the bindings whose hold another client may have ended.
 pub fn verify_marked(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some((id, why)) = state.bindings.next_doubtful() else { break };
+        let Some((id, why)) = state.bindings.next_unverified() else { break };
         verify(state, ctx, id, why, now);
     }
 }
@@ -81,7 +83,7 @@ pub fn verify_marked(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 /// Checks that a bound hold still exists. If not, reports it as lost: for the given reason, unless its lease has run
 /// out. If the lease that its replicas know has run out, the hold ends: one of them may have been promoted and have
 /// granted the lock.
-pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: Why, now: Now) {
+pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: LossReason, now: Now) {
     let Some(binding) = state.bindings.get(id).cloned() else { return };
     let elsewhere = matches!(served(ctx, &binding.key()), Served::Elsewhere(_) | Served::Leaving);
     let still_held = |lock: &mut Lock, _: TextRef| Some((held(lock, &binding)?.holds, lock.limit(), lock.own_end()?));
@@ -104,7 +106,7 @@ pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: Why, now: Now) {
     }
     state.bindings.remove(id);
     if elsewhere {
-        state.notify(&binding, Kind::Unbound(binding.token, Why::Moved));
+        state.notify(&binding, Kind::Unbound(binding.token, LossReason::Moved));
     } else {
         holds::report_lost(state, &binding, why, now);
     }
@@ -125,7 +127,7 @@ pub fn unbind_retired(state: &mut State, slice: &Slice) {
     while !slice.is_over() {
         let Some(binding) = state.bindings.next_retired() else { break };
         binding.renewal().into_iter().for_each(|id| drop(state.confirmations.remove(id)));
-        state.notify(&binding, Kind::Unbound(binding.token, Why::Replica));
+        state.notify(&binding, Kind::Unbound(binding.token, LossReason::Replica));
     }
 }
 

@@ -53,17 +53,17 @@ impl Command for Acquire {
         let mut options = Options::default();
         let (name, owner) = args::read_one::<Self>(call, &mut options)?;
         event_loop::run(call.ctx, |state, now| {
-            let asker = args::asker(state, call, &options)?;
-            let mut acquisition = Acquisition::new(state, call.ctx, owner.as_text(), asker, &options, now);
+            let requester = args::requester(state, call, &options)?;
+            let mut acquisition = Acquisition::new(state, call.ctx, owner.as_text(), requester, &options, now);
             if let Some(replied) = acquisition.repeated(&[name]) {
                 return Ok(replied);
             }
             acquisition.has_room_for_events(&[name])?;
-            holds::end_broken(acquisition.state, call.ctx, name, now);
+            holds::end_orphaned(acquisition.state, call.ctx, name, now);
             let (ahead, now) = (ahead(acquisition.state, call.ctx, name), now.millis());
             let mut lock = match ahead {
-                Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
-                Ahead::Somebody => {
+                Ahead::NoRequest => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
+                Ahead::Requests => {
                     match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
                         Ok(Some(lock)) => lock,
                         // An owner without a hold queues behind the other requests, whatever else the key contains.
@@ -83,7 +83,7 @@ pub(super) fn ahead(state: &State, ctx: Ctx, name: TextRef) -> Ahead {
     // Normally no request waits for anything, and the server need not be asked for the database or the bytes of the
     // key.
     let is_contended = !state.queue.is_empty() && state.is_contended(ctx.db(), name.bytes());
-    if is_contended { Ahead::Somebody } else { Ahead::Nobody }
+    if is_contended { Ahead::Requests } else { Ahead::NoRequest }
 }
 
 /// A request for one lock or several, while its command runs.
@@ -162,7 +162,7 @@ impl<'a, 'b> Acquisition<'a, 'b> {
             }
             Err(refused) => return Err(refusal(refused)),
         }
-        holds::may_have_one_more(locks, decisions)?;
+        holds::have_room_for_holder(locks, decisions)?;
         self.grant(locks, decisions)
     }
 
@@ -180,9 +180,9 @@ impl<'a, 'b> Acquisition<'a, 'b> {
         count(|it| &mut it.granted_at_once);
         let answer = self.form.answer(token, 0);
         let Some(request) = request else {
-            holds::keep_granted(self.state, locks, decisions, grantee);
+            holds::keep_relied_on(self.state, locks, decisions, grantee);
             if self.terms.flags.contention {
-                holds::tell_if_contended(self.state, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
+                holds::notify_if_contended(self.state, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
             }
             return Ok(replies::reply(ctx, &answer));
         };

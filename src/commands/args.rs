@@ -9,7 +9,7 @@ use crate::server::commands::{Arg, Command};
 use crate::server::text::{parse_number, show_start as show};
 use crate::server::{AsText, Call, Text, TextRef, acl};
 use crate::state::pending::OnBehalf;
-use crate::state::{BindingFlags, SignsOfLife, State, Terms, TokenForm};
+use crate::state::{BindingFlags, HeartbeatMode, State, Terms, TokenForm};
 use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -192,7 +192,7 @@ pub struct Options<'a> {
     /// `COUNT`.
     pub count: Option<usize>,
     /// `HEARTBEAT`.
-    pub signs: SignsOfLife,
+    pub signs: HeartbeatMode,
     /// The form of the reply to a grant: `WITHWAITED`.
     pub form: TokenForm,
     /// `UNBIND`.
@@ -328,7 +328,7 @@ impl<'a> Options<'a> {
             Word::Replicas => self.replicas = u32::try_from(value).unwrap_or(u32::MAX),
             Word::Count => self.count = Some(usize::try_from(value).unwrap_or(usize::MAX)),
             Word::Fence => self.fence = Some(value),
-            Word::Heartbeat => self.signs = SignsOfLife::Wanted,
+            Word::Heartbeat => self.signs = HeartbeatMode::Wanted,
             Word::Contention => self.flags.contention = true,
             Word::WithWaited => self.form = TokenForm::WithWaited,
             Word::Unbind => self.unbind = true,
@@ -400,7 +400,7 @@ fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerAr
 ///
 /// The reply that says that the session does not exist or belongs to another user, that a binding needs a connection or
 /// a session, or that `REPLICAS` needs a command that can block.
-pub fn asker(state: &State, call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
+pub fn requester(state: &State, call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     let ctx = call.ctx;
     if let Some(session) = options.session {
         return Ok((session_of(state, call, session)?, OnBehalf::Session));

@@ -30,8 +30,8 @@ impl Command for Force {
     fn run(call: Call) -> Result<Replied, String> {
         let (ctx, name) = (call.ctx, args::key(call, 1)?);
         event_loop::run(ctx, |state, now| {
-            holds::end_broken(state, ctx, name, now);
-            let mut lock = Lock::look_as_nobody(ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
+            holds::end_orphaned(state, ctx, name, now);
+            let mut lock = Lock::look_without_owner(ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
             let lost = holds::end_all(state, &mut lock, now) as u64;
             drop(lock);
             add(|it| &mut it.forced, lost);

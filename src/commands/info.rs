@@ -42,7 +42,7 @@ impl Command for Info {
 
 fn reply(state: &State, ctx: Ctx, name: TextRef, most: usize, now: Millis) -> Result<Replied, String> {
     clear_cache_on_replica(ctx);
-    let lock = Lock::look_as_nobody(ctx, name, now).map_err(|_| WRONGTYPE)?;
+    let lock = Lock::look_without_owner(ctx, name, now).map_err(|_| WRONGTYPE)?;
     let waiters = state.queue.waiting(lock.db(), name.bytes());
     let holders = lock.holders(now);
     if holders.is_empty() && waiters == 0 {

@@ -48,8 +48,8 @@ impl Command for Macquire {
         let mut options = Options::default();
         let (names, owner) = args::read_several::<Self>(call, &mut options)?;
         event_loop::run(call.ctx, |state, now| {
-            let asker = args::asker(state, call, &options)?;
-            let mut acquisition = Acquisition::new(state, call.ctx, owner.as_text(), asker, &options, now);
+            let requester = args::requester(state, call, &options)?;
+            let mut acquisition = Acquisition::new(state, call.ctx, owner.as_text(), requester, &options, now);
             if let Some(replied) = acquisition.repeated(&names) {
                 return Ok(replied);
             }

@@ -138,7 +138,7 @@ fn release_hold(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Op
     // If the owner names a count, undelivered grants may undo nothing of it. Otherwise they may undo at most the holds
     // that are left, since the released hold may be theirs.
     let budget = if options.holds.is_some() { 0 } else { holds };
-    holds::keep_holds(state, lock, owner, budget);
+    holds::limit_undo(state, lock, owner, budget);
     match options.lease {
         None => holds::lower(state, lock, owner, holds),
         Some(lease) => {

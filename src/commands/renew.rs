@@ -76,7 +76,7 @@ pub(super) fn renew_all(
     answer: impl FnOnce(&[Option<Renewed>]) -> Option<Answer>,
     now: Now,
 ) -> Result<Replied, String> {
-    let (client, on_behalf) = args::asker(state, call, options)?;
+    let (client, on_behalf) = args::requester(state, call, options)?;
     let (ctx, terms, owner) = (call.ctx, options.terms(), Name::from(owner));
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
@@ -109,7 +109,7 @@ pub(super) fn renew_all(
     let Some(answer) = answer(renewed) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {
         if terms.flags.contention {
-            holds::tell_if_contended(state, ctx.db(), names.iter().map(|name| name.bytes()));
+            holds::notify_if_contended(state, ctx.db(), names.iter().map(|name| name.bytes()));
         }
         return Ok(replies::reply(ctx, &answer));
     };
@@ -156,7 +156,7 @@ fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Optio
     if options.unbind {
         state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes());
     }
-    holds::keep_holds(state, lock, owner, 0);
+    holds::limit_undo(state, lock, owner, 0);
     let terms = Terms { demand: Demand { lease, ..grantee.terms.demand }, ..*grantee.terms };
     if holds::renewal_binds(grantee.on_behalf, &terms) {
         holds::bind_now(state, lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);

@@ -83,7 +83,7 @@ struct Held {
 
 /// The locks with the most waiters. Those with equally many are ordered by their longest wait.
 fn rows(state: &State, db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
-    let contended = state.queue.crowds_in(db).take(EXAMINED);
+    let contended = state.queue.longest_queues(db).take(EXAMINED);
     let mut rows: Vec<(LockKey, usize)> = contended.filter(|(key, _)| may_read(key)).take(most).collect();
     if rows.len() < most {
         // Locks with a single waiter, in order of arrival.
@@ -101,7 +101,7 @@ fn rows(state: &State, db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool
 
 fn held(state: &State, ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
     let name = Text::new(&key.name);
-    let lock = Lock::look_as_nobody(ctx, name.as_text(), now).ok()?;
+    let lock = Lock::look_without_owner(ctx, name.as_text(), now).ok()?;
     let holders = lock.holders(now);
     let owners: Vec<Owner> = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
     let is_cached = |(owner, hold): &&(Owner, Hold)| {

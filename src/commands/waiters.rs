@@ -44,7 +44,7 @@ impl Command for Waiters {
                     ctx,
                     &[
                         ("owner", Value::Bytes(&waiter.owner)),
-                        ("client", Value::Number(waiter.asker.client)),
+                        ("client", Value::Number(waiter.requester.client)),
                         ("waited", Value::Number(steady.saturating_sub(waiter.id.arrived))),
                         ("remaining", Value::or_no_end(remaining)),
                         ("limit", Value::Number(u64::from(waiter.demand.limit.number()))),

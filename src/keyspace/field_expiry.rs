@@ -20,5 +20,5 @@ pub fn is_possible() -> bool {
 /// Whether the server reports such fields without running a command. Where it does not (as on Valkey 9), the query
 /// costs as much as the rest of a renewal.
 pub fn is_cheap_to_ask() -> bool {
-    key::tells_of_field_expiry()
+    key::reports_field_expiry()
 }

@@ -19,14 +19,14 @@ pub enum NotRead {
     /// The key holds something that is not a lock.
     NotALock,
     /// It has too many holders to be read in one call together with the other locks.
-    TooMuch,
+    TooLarge,
 }
 
 /// Whether a lock that must be read whole may be read as one of `locks` in one call. All of them together may have as
 /// many fields as the largest lock. A small lock may always be read, and so may a single one.
 fn may_be_read(fields: usize, locks: usize) -> Result<(), NotRead> {
     let is_allowed = locks <= 1 || fields <= SMALL || fields <= most_fields().checked_div(locks).unwrap_or_default();
-    if is_allowed { Ok(()) } else { Err(NotRead::TooMuch) }
+    if is_allowed { Ok(()) } else { Err(NotRead::TooLarge) }
 }
 
 /// How many holders each of `locks` may have if all must be read whole in one call.
@@ -169,8 +169,8 @@ impl<'a> Lock<'a> {
     }
 
     /// Reads a lock as a client without a hold sees it.
-    pub fn look_as_nobody(ctx: Ctx<'a>, name: TextRef<'a>, now: Millis) -> Result<Self, NotALock> {
-        Self::look(ctx, name, words().nobody.as_text(), now)
+    pub fn look_without_owner(ctx: Ctx<'a>, name: TextRef<'a>, now: Millis) -> Result<Self, NotALock> {
+        Self::look(ctx, name, words().no_owner.as_text(), now)
     }
 
     /// The key's name.

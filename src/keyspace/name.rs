@@ -15,7 +15,7 @@ pub struct Name<'a> {
 
 impl<'a> Name<'a> {
     /// A name that has been copied already.
-    pub fn kept_as(text: TextRef<'a>, copy: &Rc<[u8]>) -> Self {
+    pub fn with_copy(text: TextRef<'a>, copy: &Rc<[u8]>) -> Self {
         Self { kept: OnceCell::from(copy.clone()), ..Self::from(text) }
     }
 

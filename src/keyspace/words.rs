@@ -21,7 +21,7 @@ pub struct Words {
     /// Field: the limit.
     pub limit: Text,
     /// A name that is not a valid owner.
-    pub nobody: Text,
+    pub no_owner: Text,
     /// A hold count of one.
     pub one: Text,
     /// The message that is published when a lock becomes free.
@@ -41,7 +41,7 @@ impl Default for Words {
         Self {
             fence: Text::new(b"#fence"),
             limit: Text::new(b"#limit"),
-            nobody: Text::new(&[MARK]),
+            no_owner: Text::new(&[MARK]),
             one: Text::new(b"1"),
             zero: Text::new(b"0"),
             replace: Text::new(b"REPLACE"),

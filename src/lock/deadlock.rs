@@ -46,7 +46,7 @@ pub trait View {
     fn waits_of(&mut self, actor: &Actor, most: usize) -> Vec<Request>;
 
     /// The multi-key requests ahead of position `of` in the queue of a key, at most `most`.
-    fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request>;
+    fn multi_key_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request>;
 }
 
 /// How a lock is held.
@@ -70,12 +70,12 @@ pub struct Link {
     /// The owner that it waits for.
     pub other: Owner,
     /// Why it waits for that owner.
-    pub because: Because,
+    pub because: WaitReason,
 }
 
 /// Why one owner waits for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Because {
+pub enum WaitReason {
     /// The other owner holds the key.
     Holds,
     /// The other owner has a multi-key request for the key that is ahead in the queue.
@@ -90,17 +90,17 @@ pub enum Found {
     /// The request would close this cycle, which begins with the request's owner.
     Cycle(Vec<Link>),
     /// The search was aborted: it examined [`MOST_PLACES`] keys and requests without a result.
-    GivenUp,
+    Aborted,
 }
 
-/// Searches for the cycle that `asker` would close by waiting at its position. (The requester may always read its own
+/// Searches for the cycle that `requester` would close by waiting at its position. (The requester may always read its own
 /// keys.)
-pub fn search(view: &mut impl View, asker: &Request) -> Found {
-    let search = Search { view, asker, left: MOST_PLACES, reached: BTreeMap::new() };
+pub fn search(view: &mut impl View, requester: &Request) -> Found {
+    let search = Search { view, requester, left: MOST_PLACES, reached: BTreeMap::new() };
     match search.run() {
         Ok(Some(cycle)) => Found::Cycle(cycle),
         Ok(None) => Found::Nothing,
-        Err(LimitReached) => Found::GivenUp,
+        Err(LimitReached) => Found::Aborted,
     }
 }
 
@@ -108,7 +108,7 @@ struct LimitReached;
 
 struct Search<'a, V> {
     view: &'a mut V,
-    asker: &'a Request,
+    requester: &'a Request,
     /// How many keys and requests the search may still examine.
     left: usize,
     /// The actors that the search has reached, each with a wait that leads to it.
@@ -117,7 +117,7 @@ struct Search<'a, V> {
 
 impl<V: View> Search<'_, V> {
     fn run(mut self) -> Result<Option<Vec<Link>>, LimitReached> {
-        let mut waiting = VecDeque::from([self.asker.clone()]);
+        let mut waiting = VecDeque::from([self.requester.clone()]);
         let mut is_own = true;
         while let Some(request) = waiting.pop_front() {
             for key in request.keys.iter() {
@@ -126,7 +126,7 @@ impl<V: View> Search<'_, V> {
                 for (other, because) in blockers {
                     let link = Link { owner: request.owner.clone(), key: key.clone(), other, because };
                     let blocker = actor::of(&link.other);
-                    if *blocker == *actor::name(&self.asker.owner) {
+                    if *blocker == *actor::name(&self.requester.owner) {
                         return Ok(Some(self.path_to(link)));
                     }
                     if !self.reached.contains_key(&blocker) {
@@ -141,30 +141,31 @@ impl<V: View> Search<'_, V> {
     }
 
     /// The owners that a request waits for at one of its keys, and why.
-    fn blockers(&mut self, request: &Request, key: &LockKey) -> Result<Vec<(Owner, Because)>, LimitReached> {
+    fn blockers(&mut self, request: &Request, key: &LockKey) -> Result<Vec<(Owner, WaitReason)>, LimitReached> {
         self.spend(1)?;
         let holder = match self.view.held(key) {
             // A multi-key request may hold this key already. The search doesn't follow shared locks.
             Held::Shared => return Ok(Vec::new()),
             Held::Mutex(holder) if holder == request.owner => return Ok(Vec::new()),
-            Held::Mutex(holder) => Some((holder, Because::Holds)),
+            Held::Mutex(holder) => Some((holder, WaitReason::Holds)),
             Held::Free => None,
         };
-        let mut ahead = self.view.several_ahead(key, request.id, self.left.saturating_add(1));
+        let mut ahead = self.view.multi_key_ahead(key, request.id, self.left.saturating_add(1));
         self.spend(ahead.len())?;
         // The requester is not in the queue yet.
-        let is_ahead = self.asker.id < request.id && self.asker.keys.len() > 1 && self.asker.keys.contains(key);
-        ahead.extend(is_ahead.then(|| self.asker.clone()));
+        let is_ahead =
+            self.requester.id < request.id && self.requester.keys.len() > 1 && self.requester.keys.contains(key);
+        ahead.extend(is_ahead.then(|| self.requester.clone()));
         // A request waits for the holds of its own actor, but not for its other requests.
         ahead.retain(|it| actor::name(&it.owner) != actor::name(&request.owner));
-        Ok(holder.into_iter().chain(ahead.into_iter().map(|it| (it.owner, Because::Ahead))).collect())
+        Ok(holder.into_iter().chain(ahead.into_iter().map(|it| (it.owner, WaitReason::Ahead))).collect())
     }
 
     fn waits_of(&mut self, actor: &Actor) -> Result<Vec<Request>, LimitReached> {
         let mut waits = self.view.waits_of(actor, self.left.saturating_add(1));
         self.spend(waits.len())?;
         let db = |request: &Request| request.keys.first().map(|key| key.db);
-        waits.retain(|it| db(it) == db(self.asker));
+        waits.retain(|it| db(it) == db(self.requester));
         Ok(waits)
     }
 

@@ -39,13 +39,13 @@ pub struct Waiter<T> {
     /// When it times out; `None`: never.
     pub until: Option<Millis>,
     /// What the caller needs to answer the request.
-    pub asker: T,
+    pub requester: T,
 }
 
 impl<T> Waiter<T> {
     /// A request that is not in the queue: its position is a placeholder. It is boxed, as the queue stores it.
-    pub fn new(owner: Owner, keys: Rc<[LockKey]>, demand: Demand, until: Option<Millis>, asker: T) -> Box<Self> {
-        Box::new(Self { id: WaiterId::FIRST, owner, keys, demand, until, asker })
+    pub fn new(owner: Owner, keys: Rc<[LockKey]>, demand: Demand, until: Option<Millis>, requester: T) -> Box<Self> {
+        Box::new(Self { id: WaiterId::FIRST, owner, keys, demand, until, requester })
     }
 }
 
@@ -199,7 +199,7 @@ impl<T> Queue<T> {
         demand: Demand,
         arrived: Millis,
         until: Option<Millis>,
-        asker: T,
+        requester: T,
     ) -> WaiterId {
         let id = self.next_id(arrived);
         let keys = keys.into();
@@ -224,7 +224,7 @@ impl<T> Queue<T> {
         if actor::has_suffix(&owner) {
             self.by_actor.insert((actor::of(&owner), id));
         }
-        let waiter = Waiter { id, owner, keys, demand, until, asker };
+        let waiter = Waiter { id, owner, keys, demand, until, requester };
         self.waiters.insert(id, Box::new(waiter));
         id
     }
@@ -274,7 +274,7 @@ impl<T> Queue<T> {
     }
 
     /// The multi-key requests ahead of position `of` in the queue of a key, in order.
-    pub fn several_ahead(&self, key: &LockKey, of: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+    pub fn multi_key_ahead(&self, key: &LockKey, of: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
         let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(|lane| lane.ids(&self.multi_key));
         lane.take_while(move |id| *id < of).filter_map(|id| self.get(id))
     }
@@ -349,7 +349,7 @@ impl<T> Queue<T> {
     }
 
     /// The keys of one database with several waiters, and the number of waiters of each; the longest queue first.
-    pub fn crowds_in(&self, db: i32) -> impl Iterator<Item = (LockKey, usize)> {
+    pub fn longest_queues(&self, db: i32) -> impl Iterator<Item = (LockKey, usize)> {
         let first = (db, Reverse(usize::MAX), Rc::from([]));
         let in_db = self.by_length.range(first..).take_while(move |(of, ..)| *of == db);
         in_db.map(move |(_, Reverse(waiters), name)| (LockKey { db, name: name.clone() }, *waiters))

@@ -71,9 +71,9 @@ pub struct Demand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// The request is at the head of the queue, or the queue is empty.
-    Nobody,
+    NoRequest,
     /// Another request waits ahead.
-    Somebody,
+    Requests,
 }
 
 /// The decision on a request.
@@ -112,7 +112,7 @@ pub fn decide(standing: &Standing, demand: &Demand, ahead: Ahead, now: Millis) -
         return reenter(own, standing.limit, demand, deadline);
     }
     let limit = if standing.holders == 0 { demand.limit } else { demand.limit.min(standing.limit) };
-    if ahead == Ahead::Somebody || !limit.allows(standing.holders.saturating_add(1)) {
+    if ahead == Ahead::Requests || !limit.allows(standing.holders.saturating_add(1)) {
         return Decision::Wait;
     }
     Decision::Grant(Hold { holds: demand.raise.initial_count(), token: None, deadline }, limit)

@@ -27,7 +27,7 @@ pub enum Sight {
     /// Another server decides on this key, or soon will: this one grants no request for it.
     Elsewhere,
     /// The lock has too many holders to be read together with the other locks of its request.
-    TooMuch,
+    TooLarge,
 }
 
 /// The source of locks: the keyspace, or a model of it.
@@ -51,7 +51,7 @@ pub enum WaitEnd {
     /// The key now holds something that is not a lock.
     NotALock,
     /// The locks can't be read together: the one with this index has too many holders.
-    TooMuch(usize),
+    TooLarge(usize),
     /// The owner was granted a lock by another request, and that contradicts this one.
     Refused(Decision),
 }
@@ -145,7 +145,7 @@ impl Attempt {
             Sight::Lock(standing) => standing,
             Sight::NotALock => return Err(WaitEnd::NotALock),
             Sight::BeingConfirmed | Sight::Elsewhere => return Ok(None),
-            Sight::TooMuch => return Err(WaitEnd::TooMuch(place)),
+            Sight::TooLarge => return Err(WaitEnd::TooLarge(place)),
         };
         match decide(&standing, &self.demand, self.ahead, now) {
             refusal if refusal.is_refusal() => Err(WaitEnd::Refused(refusal)),
@@ -252,7 +252,7 @@ impl Agenda {
 fn attempt<T>(queue: &Queue<T>, id: WaiterId, change: Change) -> Option<Attempt> {
     let Waiter { owner, keys, demand, .. } = queue.get(id)?;
     let is_first = keys.iter().all(|key| queue.head(key.db, &key.name) == Some(id));
-    let ahead = if is_first { Ahead::Nobody } else { Ahead::Somebody };
+    let ahead = if is_first { Ahead::NoRequest } else { Ahead::Requests };
     // A place that has become free can only lead to a grant, and only a request at the head of all its queues is
     // granted.
     let makes_difference = is_first || change == Change::Foreign;

@@ -92,7 +92,7 @@ fn as_data(ticket: Ticket) -> Option<*mut c_void> {
 impl Blocked {
     /// Whether the server may still end the wait itself in this event-loop iteration, although the module has a reply.
     /// Once the cron has run, it no longer can.
-    pub fn may_end_otherwise(&self, ctx: Ctx) -> bool {
+    pub fn may_be_ended_by_server(&self, ctx: Ctx) -> bool {
         self.may_be_redirected(ctx) || self.is_being_closed(ctx)
     }
 
@@ -100,7 +100,7 @@ impl Blocked {
     /// client gets two replies.
     fn may_be_redirected(&self, ctx: Ctx) -> bool {
         let key = match &self.target {
-            WaitTarget::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
+            WaitTarget::Keys(key) if !events::iteration_end_precedes_unblock() => key.as_ref(),
             _ => None,
         };
         key.is_some_and(|key| !ctx.serves(key))

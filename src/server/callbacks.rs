@@ -73,9 +73,9 @@ pub enum Event {
     /// Another module was unloaded.
     ModuleUnloaded,
     /// The event loop is about to write the replies to the sockets, and then to sleep.
-    TurnEnds,
+    IterationEnds,
     /// The event loop has slept, and begins another iteration.
-    TurnBegins,
+    IterationBegins,
     /// The server's own cron ran (by default ten times a second).
     Cron,
 }

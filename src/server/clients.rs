@@ -13,7 +13,7 @@ use redis_module::raw;
 /// `CLIENT LIST` reads the command's name there. Redis 8.0 and later run the command if the next request has the same
 /// name. A transaction has such a pointer for each queued request. So the function counts the connections whose last
 /// command matches, and all connections in a transaction.
-pub fn at_commands(ctx: Ctx, prefix: &str) -> Option<usize> {
+pub fn count_at_commands(ctx: Ctx, prefix: &str) -> Option<usize> {
     let list = call::run(ctx, c"CLIENT", c"LIST", &[], Reply::bytes)?;
     Some(String::from_utf8_lossy(&list).lines().filter(|line| is_at(line, prefix)).count())
 }
@@ -41,7 +41,7 @@ pub fn is_blocked(client: u64) -> bool {
 /// The version of `RedisModuleClientInfo` that the module uses.
 const CLIENT_INFO_VERSION: u64 = 1;
 
-/// Whether a line of `CLIENT LIST` shows a connection that [`at_commands`] counts.
+/// Whether a line of `CLIENT LIST` shows a connection that [`count_at_commands`] counts.
 fn is_at(line: &str, prefix: &str) -> bool {
     line.split(' ').filter_map(|field| field.split_once('=')).any(|(name, value)| match name {
         "cmd" => value.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix)),

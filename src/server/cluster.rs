@@ -81,7 +81,11 @@ pub fn served(ctx: Ctx, key: &Text) -> Served {
     });
     match owner {
         Some(Some(_)) if is_importing => {
-            if is_here(ctx, key) { Served::Here } else { Served::Arriving }
+            if is_here(ctx, key) {
+                Served::Here
+            } else {
+                Served::Arriving
+            }
         }
         Some(Some(address)) => Served::Elsewhere(Place { slot, address }),
         // A key that is still here is not served only because the cluster is down.

@@ -37,7 +37,7 @@ impl<'a> Call<'a> {
 impl Call<'_> {
     /// Whether the server only asks for the positions of the keys. A cluster of Redis 7.0 finds the keys of a command
     /// with a count of keys only in this way (`getkeys-api`). Newer servers use the key specification.
-    fn asks_for_keys(self) -> bool {
+    fn is_key_position_request(self) -> bool {
         // SAFETY: the context is valid.
         unsafe { api!(RedisModule_IsKeysPositionRequest)(self.ctx.raw()) != 0 }
     }
@@ -171,7 +171,7 @@ unsafe extern "C" fn enter<C: Command>(
         return reply::OK;
     }
     if let Keys::Counted(_) = C::KEYS
-        && call.asks_for_keys()
+        && call.is_key_position_request()
     {
         call.report_counted_keys();
         return reply::OK;

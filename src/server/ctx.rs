@@ -194,7 +194,7 @@ impl<'a> Ctx<'a> {
     /// The check runs without a client. A client that has sent `ASKING` may use a missing key here, but waiters and
     /// holders may not: the key may be at the other node.
     pub fn serves(self, key: &Text) -> bool {
-        open_keys::none_may_be_open();
+        open_keys::check_none_open();
         let Some(ctx) = self.detached_context().filter(|_| can_access(key)) else { return false };
         let call = api!(RedisModule_Call);
         // SAFETY: the context is the module's own, and the main thread holds the lock that its use needs. The database

@@ -51,7 +51,7 @@ struct EventLoop {
     is_watched: bool,
     /// This iteration has ended: the event loop is about to sleep.
     is_iteration_over: bool,
-    /// The module has requested another iteration: see [`go_round_again`].
+    /// The module has requested another iteration: see [`request_iteration`].
     is_iteration_requested: bool,
 }
 
@@ -84,12 +84,12 @@ pub(super) fn unloaded() {
     EVENT_LOOP.with(|it| it.is_watched = false);
 }
 
-/// Whether the server reports the end of an event-loop iteration ([`Event::TurnEnds`]) before it unblocks the clients
+/// Whether the server reports the end of an event-loop iteration ([`Event::IterationEnds`]) before it unblocks the clients
 /// that were answered.
 ///
 /// Servers before Redis 7.2 do. They also decide how long to sleep before they report it, so that a timer set in that
 /// callback would fire late. Later servers do both in the opposite order.
-pub fn turn_end_precedes_unblock() -> bool {
+pub fn iteration_end_precedes_unblock() -> bool {
     newer_api!(RedisModule_AddPostNotificationJob).is_none()
 }
 
@@ -134,10 +134,10 @@ unsafe extern "C" fn on_touch(
 ///
 /// A server before Redis 7.2 decides how long to sleep, then handles unblocked clients and the commands that they sent
 /// meanwhile, and then sleeps. A timer that such a command sets would fire late.
-pub fn go_round_again() {
+pub fn request_iteration() {
     let is_first =
         |it: &mut EventLoop| it.is_iteration_over && !std::mem::replace(&mut it.is_iteration_requested, true);
-    if turn_end_precedes_unblock() && EVENT_LOOP.with(is_first) {
+    if iteration_end_precedes_unblock() && EVENT_LOOP.with(is_first) {
         // SAFETY: the callback exists as long as the module, which refuses to be unloaded while this is pending.
         unsafe { api!(RedisModule_EventLoopAddOneShot)(Some(on_next_iteration), null_mut()) };
     }
@@ -194,9 +194,9 @@ unsafe fn translate(event: u64, subevent: u64, data: *mut c_void) -> Option<Even
         raw::REDISMODULE_EVENT_MODULE_CHANGE => Some(Event::ModuleUnloaded),
         raw::REDISMODULE_EVENT_CRON_LOOP => Some(Event::Cron),
         raw::REDISMODULE_EVENT_EVENTLOOP if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => {
-            Some(Event::TurnBegins)
+            Some(Event::IterationBegins)
         }
-        raw::REDISMODULE_EVENT_EVENTLOOP => Some(Event::TurnEnds),
+        raw::REDISMODULE_EVENT_EVENTLOOP => Some(Event::IterationEnds),
         _ => None,
     }
 }

@@ -231,7 +231,7 @@ impl Drop for Key<'_> {
 }
 
 /// Whether the module API reports fields with an expiry of their own, so that the module need not run a command.
-pub fn tells_of_field_expiry() -> bool {
+pub fn reports_field_expiry() -> bool {
     newer_api!(RedisModule_HashFieldMinExpire).is_some()
 }
 

@@ -20,7 +20,7 @@ pub(super) fn closed() {
 }
 
 /// Reports an internal error if a key is open. Called before the module runs a command of the server.
-pub(super) fn none_may_be_open() {
+pub(super) fn check_none_open() {
     if OPEN.get() > 0 {
         internal_errors::report("a command of the server is run while a key is open");
     }

@@ -80,11 +80,11 @@ impl Slice {
     /// Only the last item of work may exceed the slice. The iteration takes less than 5 ms even with the longest item
     /// and the replies. The longest items are reading a lock with the maximum number of holders again, and granting a
     /// request for the maximum number of keys.
-    pub fn of_turn() -> Self {
+    pub fn of_iteration() -> Self {
         Self::start_with(1_000)
     }
 
-    /// The slice for replies that were postponed: see [`super::blocked::Blocked::may_end_otherwise`].
+    /// The slice for replies that were postponed: see [`super::blocked::Blocked::may_be_ended_by_server`].
     pub fn of_replies() -> Self {
         Self::start_with(100)
     }
@@ -108,7 +108,7 @@ impl Slice {
     }
 
     /// The share for serving waiters.
-    pub fn of_crowds(&self) -> Self {
+    pub fn of_waiters(&self) -> Self {
         self.share(600)
     }
 
@@ -151,17 +151,17 @@ mod tests {
 
     #[test]
     fn slice_is_over_after_the_same_number_of_items() {
-        assert_eq!(items(&Slice::of_turn().piece(), || ()), 200);
+        assert_eq!(items(&Slice::of_iteration().piece(), || ()), 200);
         let renewal = || {
             count_read(0);
             count_write();
         };
-        assert_eq!(items(&Slice::of_turn().piece(), renewal), 40);
+        assert_eq!(items(&Slice::of_iteration().piece(), renewal), 40);
         let grant = || {
             renewal();
             count_answer();
         };
-        assert_eq!(items(&Slice::of_turn().of_crowds(), grant), 50);
+        assert_eq!(items(&Slice::of_iteration().of_waiters(), grant), 50);
         assert_eq!(
             items(&Slice::of_command(), || count_read(5_000)),
             1,
@@ -171,13 +171,13 @@ mod tests {
 
     #[test]
     fn share_ends_with_its_parent_and_allows_a_first_item() {
-        let whole = Slice::of_turn();
+        let whole = Slice::of_iteration();
         let piece = whole.piece();
         assert!(!piece.is_over() && !piece.was_used());
         assert!(!piece.is_over() && piece.was_used());
         assert!(!whole.is_over());
         count_fields(4_000);
         assert!(piece.is_over() && whole.is_over());
-        assert_eq!(items(&whole.of_crowds(), || ()), 1);
+        assert_eq!(items(&whole.of_waiters(), || ()), 1);
     }
 }

@@ -8,7 +8,7 @@ use crate::lock::Millis;
 /// A time that means "in this event-loop iteration": after the current callback, before the server sends replies or
 /// polls for further requests. A timer callback can't set a timer for the same iteration; that one fires a millisecond
 /// later.
-pub const THIS_TURN: Millis = 0;
+pub const THIS_ITERATION: Millis = 0;
 
 /// The longest period of a timer, in ms: a day. When the timer fires, the module sets it again for work that is due
 /// later.
@@ -43,7 +43,7 @@ enum Slot {
 impl Slot {
     fn of(timer: Timer, at: Millis) -> Self {
         match timer {
-            Timer::Work if at == THIS_TURN => Self::WorkNow,
+            Timer::Work if at == THIS_ITERATION => Self::WorkNow,
             Timer::Work => Self::WorkLater,
             Timer::Ask => Self::Ask,
         }
@@ -88,28 +88,28 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
         }
         stop_one(ctx, slot);
     }
-    let period = if at == THIS_TURN { 0 } else { at.saturating_sub(millis()).min(LONGEST_PERIOD) };
+    let period = if at == THIS_ITERATION { 0 } else { at.saturating_sub(millis()).min(LONGEST_PERIOD) };
     let id = match slot {
         Slot::WorkNow => timers::create::<WorkNow>(ctx, period),
         Slot::WorkLater => timers::create::<WorkLater>(ctx, period),
         Slot::Ask => timers::create::<Ask>(ctx, period),
     };
     TIMERS.with(|timers| *timers.slot(slot) = Some((id, at)));
-    events::go_round_again();
+    events::request_iteration();
 }
 
 /// Ensures that ready replies are sent at the end of this event-loop iteration, or in one that follows without sleep.
 pub fn wake_for_replies(ctx: Ctx) {
-    if events::turn_end_precedes_unblock() {
-        events::go_round_again();
+    if events::iteration_end_precedes_unblock() {
+        events::request_iteration();
     } else {
-        wake(ctx, Timer::Work, THIS_TURN);
+        wake(ctx, Timer::Work, THIS_ITERATION);
     }
 }
 
 /// Whether a timer is set to fire in this event-loop iteration.
 pub fn is_due(timer: Timer) -> bool {
-    TIMERS.with(|timers| timers.slot(Slot::of(timer, THIS_TURN)).is_some_and(|(_, due)| due == THIS_TURN))
+    TIMERS.with(|timers| timers.slot(Slot::of(timer, THIS_ITERATION)).is_some_and(|(_, due)| due == THIS_ITERATION))
 }
 
 /// Restarts all timers if one of them was due at the last call and has still not fired. The server's cron calls this.
@@ -132,8 +132,8 @@ pub fn rescue(ctx: Ctx) {
 pub fn restart(ctx: Ctx) {
     stop(ctx, Timer::Work);
     stop(ctx, Timer::Ask);
-    wake(ctx, Timer::Work, THIS_TURN);
-    wake(ctx, Timer::Ask, THIS_TURN);
+    wake(ctx, Timer::Work, THIS_ITERATION);
+    wake(ctx, Timer::Ask, THIS_ITERATION);
 }
 
 /// Stops a timer, if it is set.

@@ -41,7 +41,7 @@ pub fn are_possible(ctx: Ctx) -> bool {
 /// The check takes less than a microsecond. Before Redis 7.2, the module must run the command for it, so `MONITOR` and
 /// `INFO commandstats` show the command.
 pub fn are_refused(ctx: Ctx) -> bool {
-    open_keys::none_may_be_open();
+    open_keys::check_none_open();
     let Some(error) = refusal(ctx) else { return false };
     if contains(&error, NOT_LOCAL) {
         // The next check uses another key, until this node serves the slot of one.
@@ -60,7 +60,7 @@ fn refusal(ctx: Ctx) -> Option<Vec<u8>> {
     let (key, offset, nothing) = (Text::new(key.as_bytes()), c"0".as_ptr(), c"".as_ptr());
     // `S` (script mode) checks what the server checks for scripts, including whether writes are accepted. `E` returns
     // errors as replies. `D` is a dry run.
-    let format = if events::turn_end_precedes_unblock() { c"SEscc" } else { c"DSscc" };
+    let format = if events::iteration_end_precedes_unblock() { c"SEscc" } else { c"DSscc" };
     // SAFETY: the format takes a string and two C strings, and gets them. The module owns the reply, if there is one,
     // and reads it before freeing it.
     unsafe {

@@ -5,7 +5,7 @@
 //! connection never releases one.
 
 use super::event_bytes::hold_bytes;
-use super::{ConfirmationId, Why};
+use super::{ConfirmationId, LossReason};
 use crate::lock::{ByOwner, Deadline, KeyMap, Limit, LockKey, Millis, Owner, Token};
 use crate::server::discarded::Discarded;
 use std::cell::Cell;
@@ -280,7 +280,7 @@ pub struct Bindings {
     retired: VecDeque<Tables>,
     /// Bindings that must be verified, because the module may not have noticed the end of their hold; and the reason to
     /// report if it has ended.
-    unverified: BTreeMap<BindingId, Why>,
+    unverified: BTreeMap<BindingId, LossReason>,
 }
 
 impl Tables {
@@ -471,13 +471,13 @@ impl Bindings {
     }
 
     /// Whether a session that holds this lock must still be notified of contention.
-    pub fn asks(&self, db: i32, name: &[u8]) -> bool {
+    pub fn is_armed(&self, db: i32, name: &[u8]) -> bool {
         self.live.armed.get(db, name).is_some()
     }
 
     /// Returns the binding of a lock whose session must still be notified of contention, and records that it is
     /// notified now.
-    pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Option<&Binding> {
+    pub fn take_armed(&mut self, db: i32, name: &[u8]) -> Option<&Binding> {
         // Usually no notification is armed, and this check costs less than a removal that finds nothing.
         let id = *self.live.armed.get(db, name)?;
         self.live.armed.remove(db, name);
@@ -487,7 +487,7 @@ impl Bindings {
     }
 
     /// How many locks a client may hold unused, because its session will be notified of contention.
-    pub fn kept(&self) -> usize {
+    pub fn cached_locks(&self) -> usize {
         self.live.armed.len()
     }
 
@@ -545,7 +545,7 @@ impl Bindings {
 
     /// Clears the flags of a binding; its hold goes on. The binding itself is removed unless it `is_kept` for a
     /// session, which is notified if the hold is lost.
-    pub fn promise_nothing(&mut self, id: BindingId, is_kept: bool, now: Millis) {
+    pub fn clear_flags(&mut self, id: BindingId, is_kept: bool, now: Millis) {
         if let Some(binding) = self.live.remove(id).filter(|_| is_kept) {
             self.add(Binding { flags: BindingFlags::NONE, ..binding }, now);
         }
@@ -639,7 +639,7 @@ impl Bindings {
     /// Whether another client has touched the key of a binding, and the module has not verified the binding since. If
     /// the hold is gone, that client may have ended it.
     pub fn is_touched(&self, id: BindingId) -> bool {
-        self.unverified.get(&id).is_some_and(|why| *why != Why::Expired)
+        self.unverified.get(&id).is_some_and(|why| *why != LossReason::Expired)
     }
 
     /// Records the deadline that the key has, which another client may have changed. The binding is due at that
@@ -717,7 +717,7 @@ impl Bindings {
 
     /// Defers the renewal of a due binding until the server takes writes. Until then, the binding is due only at its
     /// deadline.
-    pub fn put_off(&mut self, id: BindingId) {
+    pub fn postpone(&mut self, id: BindingId) {
         let over = self.get(id).and_then(Binding::over);
         self.live.set_due(id, over);
         match self.overdue.back_mut() {
@@ -851,14 +851,14 @@ impl Bindings {
 
     /// Marks the bindings of a lock to be verified: another client wrote the lock, or a part of it expired. What a
     /// client wrote is not adjusted to earlier steps of the clock, but to all later ones.
-    pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
-        if why != Why::Expired && self.any_lags() {
+    pub fn mark_unverified(&mut self, db: i32, name: &[u8], why: LossReason) {
+        if why != LossReason::Expired && self.any_lags() {
             self.lagging_of(db, name).into_iter().for_each(|id| self.skip_steps(id));
         }
         for id in self.live.of_lock(db, name) {
             // What a client has written may expire in the same event-loop iteration. The write counts.
             let before = self.unverified.entry(id).or_insert(why);
-            *before = if why == Why::Expired { *before } else { why };
+            *before = if why == LossReason::Expired { *before } else { why };
         }
     }
 
@@ -869,13 +869,13 @@ impl Bindings {
     }
 
     /// Marks one binding to be verified, because the data set was replaced.
-    pub fn doubt_one(&mut self, id: BindingId) {
+    pub fn mark_one_unverified(&mut self, id: BindingId) {
         self.skip_steps(id);
-        self.unverified.entry(id).or_insert(Why::Changed);
+        self.unverified.entry(id).or_insert(LossReason::Changed);
     }
 
     /// Takes the next binding to be verified, and the reason to report if its hold is lost.
-    pub fn next_doubtful(&mut self) -> Option<(BindingId, Why)> {
+    pub fn next_unverified(&mut self) -> Option<(BindingId, LossReason)> {
         self.unverified.pop_first()
     }
 

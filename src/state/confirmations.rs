@@ -1,6 +1,6 @@
 //! Grants and renewals that replicas have yet to confirm.
 
-use super::{Answer, Asker, BindingId, GrantId};
+use super::{Answer, BindingId, GrantId, Requester};
 use crate::lock::{Millis, Waiter};
 use crate::server::clock::Now;
 use crate::server::replicas::{Offset, Offsets};
@@ -21,7 +21,7 @@ pub struct ConfirmationId(pub(super) u64);
 #[derive(Debug)]
 pub struct Confirmation {
     /// What depends on it.
-    pub what: What,
+    pub what: ConfirmedItem,
     /// How many replicas must confirm it.
     pub needed: u32,
     /// The replication offset that they must have reached; `None` until they are asked. It is known only once the
@@ -35,11 +35,11 @@ pub struct Confirmation {
 
 /// What depends on a confirmation.
 #[derive(Debug)]
-pub enum What {
+pub enum ConfirmedItem {
     /// The answer to a request.
     Reply {
         /// The request.
-        request: Box<Waiter<Asker>>,
+        request: Box<Waiter<Requester>>,
         /// The answer.
         answer: Answer,
         /// The grant or renewal.
@@ -89,7 +89,7 @@ impl Confirmations {
     }
 
     /// What depends on a confirmation.
-    pub fn get(&self, id: ConfirmationId) -> Option<&What> {
+    pub fn get(&self, id: ConfirmationId) -> Option<&ConfirmedItem> {
         self.by_id.get(&id).map(|it| &it.what)
     }
 

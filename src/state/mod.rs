@@ -20,9 +20,9 @@ mod tests;
 pub use bindings::{Binding, BindingFlags, BindingId, Bindings, NewBinding};
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use pending::{
-    Answer, Asker, Outcome, PendingReplies, Reading, Renewal, SignsOfLife, Stage, Terms, Ticket, TokenForm,
+    Answer, HeartbeatMode, Outcome, PendingReplies, Reading, Renewal, Requester, Stage, Terms, Ticket, TokenForm,
 };
-pub use sessions::{Event, Kind, Sessions, Why};
+pub use sessions::{Event, Kind, LossReason, Sessions};
 pub use stalls::Stalls;
 pub use sweep::Sweep;
 pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
@@ -40,7 +40,7 @@ use std::ops::Range;
 #[derive(Debug, Default)]
 pub struct State {
     /// The queues of waiting requests.
-    pub queue: Queue<Asker>,
+    pub queue: Queue<Requester>,
     /// Locks that have changed and must be examined.
     pub agenda: Agenda,
     /// Detects stalls of the server.
@@ -130,17 +130,17 @@ pub enum WithdrawnGrant {
     /// Nothing: the reply or event of the grant now reports the withdrawal.
     Answered,
     /// This request was waiting for replicas, and must still be answered.
-    Unconfirmed(Box<Waiter<Asker>>),
+    Unconfirmed(Box<Waiter<Requester>>),
 }
 
 impl State {
     /// Records the outcome of a request for its recipient: a blocked client, or a session. `now` is when the request
     /// ended. Returns the grant that is revoked because the recipient is gone.
-    pub fn end(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Option<GrantId> {
-        let ended = match request.asker.on_behalf {
+    pub fn end(&mut self, request: Box<Waiter<Requester>>, outcome: Outcome, now: Now) -> Option<GrantId> {
+        let ended = match request.requester.on_behalf {
             pending::OnBehalf::Itself => {
                 slice::count_answer();
-                let Asker { ticket, block, .. } = request.asker;
+                let Requester { ticket, block, .. } = request.requester;
                 self.pending.end(ticket, pending::End { outcome, at: now, block })
             }
             pending::OnBehalf::Session => {
@@ -154,9 +154,9 @@ impl State {
     }
 
     /// Notifies a session of the outcome of its request. Returns the outcome as an error if the session has ended.
-    fn notify_outcome(&mut self, request: Box<Waiter<Asker>>, outcome: Outcome, now: Now) -> Result<(), Outcome> {
-        let session = request.asker.client;
-        if self.pending.take(request.asker.ticket).is_none() {
+    fn notify_outcome(&mut self, request: Box<Waiter<Requester>>, outcome: Outcome, now: Now) -> Result<(), Outcome> {
+        let session = request.requester.client;
+        if self.pending.take(request.requester.ticket).is_none() {
             return Err(outcome);
         }
         let grant = match &outcome {
@@ -164,7 +164,7 @@ impl State {
             _ => None,
         };
         let until = grant.and_then(|id| self.undelivered.get(id)).map_or(Deadline::At(0), Grant::deadline);
-        let event = self.sessions.tell(request, (outcome, until), now)?;
+        let event = self.sessions.notify_outcome(request, (outcome, until), now)?;
         if let (Some(grant), Some(event)) = (grant, event) {
             self.undelivered.set_event(grant, event);
         }
@@ -208,7 +208,7 @@ impl State {
     /// Sends `contended` to the session that holds a lock: another request waits for it, or was refused because of it.
     /// Does nothing unless the session asked for this (`CONTENTION`) and has not been notified yet.
     pub fn contended(&mut self, db: i32, name: &[u8]) {
-        let Some(binding) = self.bindings.take_asking(db, name) else { return };
+        let Some(binding) = self.bindings.take_armed(db, name) else { return };
         let binding = binding.clone();
         self.notify(&binding, Kind::Contended(binding.token));
     }
@@ -254,9 +254,9 @@ impl State {
     }
 
     /// Clears the flags of a binding; its hold goes on. A session keeps the binding, so that it is notified of a loss.
-    pub fn promise_nothing(&mut self, id: BindingId, now: Millis) {
+    pub fn clear_flags(&mut self, id: BindingId, now: Millis) {
         let stays = self.bindings.get(id).is_some_and(|binding| self.sessions.is_open(binding.client));
-        self.bindings.promise_nothing(id, stays, now);
+        self.bindings.clear_flags(id, stays, now);
     }
 
     /// Whether the events of a session may take so many more bytes, if `most` are allowed.
@@ -293,17 +293,17 @@ impl State {
     }
 
     /// The pending requests of an owner for a key: the one in the queue, and the one that waits for replicas.
-    pub fn requests_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = &Waiter<Asker>> {
+    pub fn requests_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = &Waiter<Requester>> {
         let queued = self.queue.request_of(owner, key).and_then(|id| self.queue.get(id));
         let grant = self.undelivered.confirming(key.db, &key.name, owner).and_then(|id| self.undelivered.get(id));
         queued.into_iter().chain(grant.and_then(|grant| self.awaiting_replicas(grant.ticket)))
     }
 
-    fn awaiting_replicas(&self, ticket: Ticket) -> Option<&Waiter<Asker>> {
+    fn awaiting_replicas(&self, ticket: Ticket) -> Option<&Waiter<Requester>> {
         let Stage::Confirming(id) = self.pending.get(ticket)? else { return None };
         match self.confirmations.get(*id)? {
-            confirmations::What::Reply { request, .. } => Some(request),
-            confirmations::What::Renewal(_) => None,
+            confirmations::ConfirmedItem::Reply { request, .. } => Some(request),
+            confirmations::ConfirmedItem::Renewal(_) => None,
         }
     }
 
@@ -318,7 +318,7 @@ impl State {
         let (request, granted, block) = match self.pending.take(ticket)? {
             Stage::Waiting(id) => (self.leave(id), None, None),
             Stage::Confirming(id) => match self.confirmations.remove(id).map(|it| it.what) {
-                Some(confirmations::What::Reply { request, grant, .. }) => (Some(request), Some(grant), None),
+                Some(confirmations::ConfirmedItem::Reply { request, grant, .. }) => (Some(request), Some(grant), None),
                 _ => (None, None, None),
             },
             Stage::Ending(end) => match end.outcome {
@@ -326,7 +326,7 @@ impl State {
                 _ => (None, None, end.block),
             },
             Stage::Reading(reader) => {
-                self.reads_no_more(reader.client, ticket, reader.reading.until);
+                self.end_reading(reader.client, ticket, reader.reading.until);
                 (None, None, reader.block)
             }
         };
@@ -334,7 +334,7 @@ impl State {
             self.sessions.remove_wait(request);
         }
         granted.into_iter().for_each(|grant| self.revoke(grant));
-        let block = request.map_or(block, |request| request.asker.block);
+        let block = request.map_or(block, |request| request.requester.block);
         Some(Withdrawn { block, was_granted: granted.is_some() })
     }
 
@@ -355,7 +355,8 @@ impl State {
             return Some(WithdrawnGrant::Answered);
         }
         if let Stage::Confirming(id) = self.pending.get(ticket)?
-            && let Some(confirmations::What::Reply { request, .. }) = self.confirmations.remove(*id).map(|it| it.what)
+            && let Some(confirmations::ConfirmedItem::Reply { request, .. }) =
+                self.confirmations.remove(*id).map(|it| it.what)
         {
             return Some(WithdrawnGrant::Unconfirmed(request));
         }
@@ -385,7 +386,7 @@ impl State {
     /// lock. So grants that are merely undelivered do not count: when thousands of readers are granted a lock together,
     /// each grant would scan all the others.
     pub fn may_have_broken(&self) -> bool {
-        self.undelivered.is_revoked() || self.bindings.have_ended() || self.has_news_to_tell()
+        self.undelivered.is_revoked() || self.bindings.have_ended() || self.has_readonly_work()
     }
 
     /// Whether the hold that `owner` has under this token is over but has not been ended yet.
@@ -431,7 +432,7 @@ impl State {
 
     /// Records that the client of `ticket` is no longer blocked in `LOCK.EVENTS`. `until` is when that call would have
     /// timed out.
-    pub fn reads_no_more(&mut self, session: u64, ticket: Ticket, until: Option<Millis>) {
+    pub fn end_reading(&mut self, session: u64, ticket: Ticket, until: Option<Millis>) {
         self.sessions.set_reader(session, None);
         if let Some(until) = until {
             self.pending.timeouts.remove(&(until, ticket));
@@ -444,22 +445,22 @@ impl State {
     }
 
     /// Removes a waiter from the queue without a grant, and schedules the requests behind it.
-    pub fn leave(&mut self, id: WaiterId) -> Option<Box<Waiter<Asker>>> {
+    pub fn leave(&mut self, id: WaiterId) -> Option<Box<Waiter<Requester>>> {
         let waiter = self.queue.leave(id)?;
-        self.gave_up(&waiter);
+        self.left_without_grant(&waiter);
         Some(waiter)
     }
 
     /// Records that a waiter has left the queue, for whatever reason.
-    pub fn left(&mut self, waiter: &Waiter<Asker>) {
+    pub fn left(&mut self, waiter: &Waiter<Requester>) {
         slice::count_keys(waiter.keys.len());
         if let Some(until) = waiter.until {
-            self.pending.timeouts.remove(&(until, waiter.asker.ticket));
+            self.pending.timeouts.remove(&(until, waiter.requester.ticket));
         }
     }
 
     /// Records that a waiter has left the queue without a grant, and schedules the requests behind it.
-    pub fn gave_up(&mut self, waiter: &Waiter<Asker>) {
+    pub fn left_without_grant(&mut self, waiter: &Waiter<Requester>) {
         self.left(waiter);
         for key in waiter.keys.iter().filter(|key| self.queue.waiting(key.db, &key.name) > 0) {
             self.agenda.note(key.clone(), Change::Freed);
@@ -483,13 +484,13 @@ impl State {
     /// Whether there is work to do now.
     pub fn has_work(&self) -> bool {
         let quiet = self.agenda.is_empty() && self.expired.is_empty() && self.sweep.is_over();
-        !quiet || self.undelivered.is_revoked() || self.bindings.has_work() || self.has_news_to_tell()
+        !quiet || self.undelivered.is_revoked() || self.bindings.has_work() || self.has_readonly_work()
     }
 
     /// Whether there is work to do now that writes nothing.
-    pub fn has_news_to_tell(&self) -> bool {
+    pub fn has_readonly_work(&self) -> bool {
         let is_undecided = !self.undecided.is_empty();
-        is_undecided || self.bindings.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
+        is_undecided || self.bindings.has_retired() || self.sessions.has_ended_sessions() || !self.discarded.is_empty()
     }
 
     /// Takes the next request that was undecided when the server's role changed.

@@ -25,7 +25,7 @@ pub struct Terms {
 /// The client that makes a request, with the request's terms and the way in which it is answered. A [`Waiter`] contains
 /// it, and is the only record of the request. It is in one place: in the queue, or among the confirmations.
 #[derive(Debug)]
-pub struct Asker {
+pub struct Requester {
     /// The ticket of the pending reply.
     pub ticket: Ticket,
     /// The client id of the connection on whose behalf the request is made: the client's own, or a session's.
@@ -46,16 +46,16 @@ pub struct Asker {
     pub arrived: u64,
 }
 
-impl Waiter<Asker> {
+impl Waiter<Requester> {
     /// What the request asks for.
     pub fn terms(&self) -> Terms {
-        Terms { demand: self.demand, flags: self.asker.flags, replicas: self.asker.replicas }
+        Terms { demand: self.demand, flags: self.requester.flags, replicas: self.requester.replicas }
     }
 
     /// The bytes of its session that are reserved for it.
     pub fn bytes(&self) -> usize {
         let names = self.keys.iter().map(|key| &*key.name);
-        wait_bytes(&self.owner, self.asker.renewal.is_some(), names)
+        wait_bytes(&self.owner, self.requester.renewal.is_some(), names)
     }
 }
 
@@ -110,7 +110,7 @@ pub struct Reading {
     /// The most events in one reply.
     pub most: usize,
     /// Whether each reply ends with a heartbeat.
-    pub signs: SignsOfLife,
+    pub signs: HeartbeatMode,
     /// When the `LOCK.EVENTS` arrived.
     pub asked: Millis,
     /// When it is answered at the latest.
@@ -119,7 +119,7 @@ pub struct Reading {
 
 /// Whether a session gets a heartbeat with each reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SignsOfLife {
+pub enum HeartbeatMode {
     /// No: without events, the reply is null.
     #[default]
     Unwanted,
@@ -294,8 +294,8 @@ impl<B> PendingReplies<B> {
         None
     }
 
-    /// Postpones an answer until [`PendingReplies::next_put_off`] returns it, if the client is still there by then.
-    pub fn put_off(&mut self, ticket: Ticket, back: B) {
+    /// Postpones an answer until [`PendingReplies::next_postponed`] returns it, if the client is still there by then.
+    pub fn postpone(&mut self, ticket: Ticket, back: B) {
         if let Some(block) = self.block(ticket) {
             *block = Some(back);
             self.postponed.push_back(ticket);
@@ -303,7 +303,7 @@ impl<B> PendingReplies<B> {
     }
 
     /// Takes the next client whose answer was postponed.
-    pub fn next_put_off(&mut self) -> Option<B> {
+    pub fn next_postponed(&mut self) -> Option<B> {
         while let Some(ticket) = self.postponed.pop_front() {
             let block = self.block(ticket).and_then(Option::take);
             if block.is_some() {

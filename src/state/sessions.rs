@@ -10,7 +10,7 @@
 use super::bindings::Read;
 use super::event_bytes::event_bytes;
 use super::pending::Ticket;
-use super::{Answer, Asker, Binding, GrantId, Outcome};
+use super::{Answer, Binding, GrantId, Outcome, Requester};
 use crate::lock::{Deadline, LockKey, Millis, Owner, Token, Waiter};
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -62,16 +62,16 @@ pub enum Kind {
     /// The request ended with this error.
     Refused(String),
     /// The hold with this token is lost.
-    Lost(Token, Why),
+    Lost(Token, LossReason),
     /// The hold with this token is no longer watched by this server.
-    Unbound(Token, Why),
+    Unbound(Token, LossReason),
     /// Another request waits for the lock that is held with this token, or was refused because of it.
     Contended(Token),
 }
 
 /// Why a hold was lost or unbound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum LossReason {
     /// Its lease ran out.
     Expired,
     /// A client released the lock by force (`LOCK.FORCE`).
@@ -86,7 +86,7 @@ pub enum Why {
     Taken,
 }
 
-impl Why {
+impl LossReason {
     /// The name that clients read.
     pub fn name(self) -> &'static str {
         match self {
@@ -101,11 +101,11 @@ impl Why {
 }
 
 /// An unread event, and the grant that it reports, if any.
-type QueuedEvent = (Event, Option<Unheard>);
+type QueuedEvent = (Event, Option<UnreadGrant>);
 
 /// A grant whose event the session has not read.
 #[derive(Clone, Copy, Debug)]
-pub struct Unheard {
+pub struct UnreadGrant {
     /// The grant, which is undelivered until the event is read.
     pub grant: GrantId,
     /// When it was granted.
@@ -224,9 +224,9 @@ impl Sessions {
     }
 
     /// Removes a pending request from its session, if it belongs to one.
-    pub fn remove_wait(&mut self, request: &Waiter<Asker>) {
-        let Some(session) = self.by_client.get_mut(&request.asker.client) else { return };
-        if session.waits.remove(&request.asker.ticket) {
+    pub fn remove_wait(&mut self, request: &Waiter<Requester>) {
+        let Some(session) = self.by_client.get_mut(&request.requester.client) else { return };
+        if session.waits.remove(&request.requester.ticket) {
             session.reserved = session.reserved.saturating_sub(request.bytes());
             self.waits = self.waits.saturating_sub(1);
         }
@@ -238,20 +238,20 @@ impl Sessions {
     /// # Errors
     ///
     /// The outcome, if the session has ended.
-    pub fn tell(
+    pub fn notify_outcome(
         &mut self,
-        request: Box<Waiter<Asker>>,
+        request: Box<Waiter<Requester>>,
         (outcome, until): (Outcome, Deadline),
         now: Now,
     ) -> Result<Option<u64>, Outcome> {
         self.remove_wait(&request);
-        let Waiter { keys, owner, asker: Asker { client, .. }, .. } = *request;
+        let Waiter { keys, owner, requester: Requester { client, .. }, .. } = *request;
         if !self.is_open(client) {
             return Err(outcome);
         }
         let (kind, unread_grant) = match outcome {
             Outcome::Granted(Answer::Token(token) | Answer::TokenAndWait(token, _), grant) => {
-                (Kind::Granted(token, until), Some(Unheard { grant, since: now }))
+                (Kind::Granted(token, until), Some(UnreadGrant { grant, since: now }))
             }
             Outcome::Granted(Answer::Tokens(tokens), grant) => {
                 for (key, token) in keys.iter().zip(tokens) {
@@ -260,7 +260,7 @@ impl Sessions {
                         |token| Kind::Granted(token, until),
                     );
                     let event = Event { kind, keys: Rc::from([key.clone()]), owner: owner.clone() };
-                    let unread_grant = token.map(|_| Unheard { grant, since: now });
+                    let unread_grant = token.map(|_| UnreadGrant { grant, since: now });
                     self.put(client, event, unread_grant);
                 }
                 return Ok(None);
@@ -281,7 +281,7 @@ impl Sessions {
     }
 
     /// Appends an event to the queue, and returns its position.
-    fn put(&mut self, client: u64, mut event: Event, unread_grant: Option<Unheard>) -> Option<u64> {
+    fn put(&mut self, client: u64, mut event: Event, unread_grant: Option<UnreadGrant>) -> Option<u64> {
         let stepped = self.stepped;
         let session = self.by_client.get_mut(&client)?;
         let at = session.next_position;
@@ -455,7 +455,7 @@ impl Sessions {
     }
 
     /// Whether ended sessions must still be removed.
-    pub fn has_departed(&self) -> bool {
+    pub fn has_ended_sessions(&self) -> bool {
         !self.ended.is_empty()
     }
 

@@ -16,7 +16,7 @@ pub struct Stalls {
 
 impl Stalls {
     /// Begins an event-loop iteration. When its timers run, the server has read from its connections.
-    pub fn next_turn(&mut self) {
+    pub fn next_iteration(&mut self) {
         self.iteration = self.iteration.wrapping_add(1);
     }
 
@@ -27,7 +27,7 @@ impl Stalls {
     /// (a long script, a stopped process). It has not read from its connections since, so a waiter may be long gone.
     /// Work is postponed by one iteration and no more: what remains of it after that is a backlog, which the following
     /// iterations work off.
-    pub fn put_off(&mut self, first: Option<Millis>, now: Millis) -> bool {
+    pub fn postpone(&mut self, first: Option<Millis>, now: Millis) -> bool {
         let Some(first) = first.filter(|at| at.saturating_add(LATE) < now) else { return false };
         if self.postponed.is_none_or(|(_, until)| first > until) {
             self.postponed = Some((self.iteration, now));

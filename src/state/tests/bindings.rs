@@ -3,7 +3,7 @@
 use super::{key, new_binding, owner};
 use crate::lock::{Deadline, LockKey};
 use crate::state::bindings::Confirms;
-use crate::state::{Binding, BindingFlags, BindingId, Bindings, ConfirmationId, Discarded, NewBinding, Why};
+use crate::state::{Binding, BindingFlags, BindingId, Bindings, ConfirmationId, Discarded, LossReason, NewBinding};
 use proptest::prelude::*;
 use std::rc::Rc;
 
@@ -83,12 +83,12 @@ fn carry_out(bindings: &mut Bindings, act: Act) {
         Act::NextEnded => drop(bindings.next_ended()),
         Act::Retire => bindings.retire_all(&mut Discarded::default()),
         Act::NextRetired => drop(bindings.next_retired()),
-        Act::Doubt { key } => bindings.doubt(place(key).db, &place(key).name, Why::Changed),
+        Act::Doubt { key } => bindings.mark_unverified(place(key).db, &place(key).name, LossReason::Changed),
         Act::NextDoubtful => {
-            bindings.next_doubtful();
+            bindings.next_unverified();
         }
         Act::Swap => bindings.swap(0, 1),
-        Act::Contended { key } => drop(bindings.take_asking(place(key).db, &place(key).name).cloned()),
+        Act::Contended { key } => drop(bindings.take_armed(place(key).db, &place(key).name).cloned()),
     }
 }
 
@@ -112,7 +112,7 @@ proptest! {
         (1..4).for_each(|client| { bindings.client_gone(client); });
         while bindings.next_ended().is_some() {}
         while bindings.next_retired().is_some() {}
-        while bindings.next_doubtful().is_some() {}
+        while bindings.next_unverified().is_some() {}
         prop_assert!(bindings.is_empty() && !bindings.has_work() && bindings.next_due().is_none());
     }
 }
@@ -202,10 +202,10 @@ fn bind_keeps_the_flags_of_an_earlier_binding_of_the_same_connection() {
 #[test]
 fn contention_is_reported_once_for_each_hold() {
     let keeps = BindingFlags { contention: true, ..WATCHED };
-    let notified = |bindings: &mut Bindings| bindings.take_asking(0, &key(1).name).map(|it| it.client);
+    let notified = |bindings: &mut Bindings| bindings.take_armed(0, &key(1).name).map(|it| it.client);
     let (mut bindings, _) = one(keeps);
-    assert!(bindings.asks(0, &key(1).name) && !bindings.asks(1, &key(1).name) && bindings.kept() == 1);
-    assert_eq!((notified(&mut bindings), notified(&mut bindings), bindings.kept()), (Some(1), None, 0));
+    assert!(bindings.is_armed(0, &key(1).name) && !bindings.is_armed(1, &key(1).name) && bindings.cached_locks() == 1);
+    assert_eq!((notified(&mut bindings), notified(&mut bindings), bindings.cached_locks()), (Some(1), None, 0));
     // A hold that is bound again stays notified, unless the new binding asks, too.
     bound(&mut bindings, 1, 7, EPHEMERAL);
     assert_eq!(notified(&mut bindings), None);
@@ -228,15 +228,15 @@ fn contention_is_reported_once_for_each_hold() {
     bound(&mut bindings, 2, 7, keeps);
     // The request for notification follows its database, and ends with the hold.
     bindings.swap(0, 1);
-    assert!(bindings.asks(1, &key(1).name) && !bindings.asks(0, &key(1).name));
+    assert!(bindings.is_armed(1, &key(1).name) && !bindings.is_armed(0, &key(1).name));
     bindings.swap(0, 1);
     bindings.unbind(0, &key(1).name, &owner(1));
-    assert_eq!((notified(&mut bindings), bindings.kept()), (None, 0));
+    assert_eq!((notified(&mut bindings), bindings.cached_locks()), (None, 0));
     // Another hold replaces one that has ended unnoticed, and asks on its own.
     bound(&mut bindings, 1, 7, keeps);
     bindings.bind(NewBinding { flags: keeps, ..new_binding(3, key(1), owner(2), 8) }, 0);
     bindings.unbind(0, &key(1).name, &owner(1));
-    assert_eq!((notified(&mut bindings), bindings.kept()), (Some(3), 0));
+    assert_eq!((notified(&mut bindings), bindings.cached_locks()), (Some(3), 0));
 }
 
 #[test]
@@ -348,8 +348,8 @@ fn bindings_follow_their_database() {
 #[test]
 fn binding_to_be_verified_is_returned_once() {
     let (mut bindings, id) = one(WATCHED);
-    bindings.doubt_one(id);
-    assert_eq!((bindings.next_doubtful(), bindings.next_doubtful()), (Some((id, Why::Changed)), None));
+    bindings.mark_one_unverified(id);
+    assert_eq!((bindings.next_unverified(), bindings.next_unverified()), (Some((id, LossReason::Changed)), None));
 }
 
 /// A key that a client has written may expire in the same event-loop iteration: the hold is then lost because of the
@@ -358,18 +358,18 @@ fn binding_to_be_verified_is_returned_once() {
 fn change_counts_more_than_expiry_as_loss_reason() {
     let (mut bindings, id) = one(WATCHED);
     assert!(!bindings.has_work());
-    bindings.doubt_one(id);
-    bindings.doubt(0, &key(1).name, Why::Expired);
-    bindings.doubt(0, &key(2).name, Why::Forced);
+    bindings.mark_one_unverified(id);
+    bindings.mark_unverified(0, &key(1).name, LossReason::Expired);
+    bindings.mark_unverified(0, &key(2).name, LossReason::Forced);
     assert!(bindings.has_work());
-    assert_eq!((bindings.next_doubtful(), bindings.next_doubtful()), (Some((id, Why::Changed)), None));
+    assert_eq!((bindings.next_unverified(), bindings.next_unverified()), (Some((id, LossReason::Changed)), None));
     assert!(!bindings.has_work());
-    bindings.doubt(0, &key(1).name, Why::Expired);
-    bindings.doubt_one(id);
-    assert_eq!((bindings.next_doubtful(), bindings.next_doubtful()), (Some((id, Why::Expired)), None));
-    bindings.doubt(0, &key(1).name, Why::Expired);
-    bindings.doubt(0, &key(1).name, Why::Forced);
-    assert_eq!((bindings.next_doubtful(), bindings.next_doubtful()), (Some((id, Why::Forced)), None));
+    bindings.mark_unverified(0, &key(1).name, LossReason::Expired);
+    bindings.mark_one_unverified(id);
+    assert_eq!((bindings.next_unverified(), bindings.next_unverified()), (Some((id, LossReason::Expired)), None));
+    bindings.mark_unverified(0, &key(1).name, LossReason::Expired);
+    bindings.mark_unverified(0, &key(1).name, LossReason::Forced);
+    assert_eq!((bindings.next_unverified(), bindings.next_unverified()), (Some((id, LossReason::Forced)), None));
     assert_eq!((bindings.from(id, id), bindings.from(BindingId(id.0 + 1), BindingId(id.0 + 2))), (None, None));
 }
 
@@ -400,7 +400,7 @@ fn hold_of_session_is_not_renewed_until_it_reads() {
 fn postponed_renewal_is_due_again_at_once() {
     let (mut bindings, id) = one(WATCHED);
     assert_eq!((bindings.first_due(9), bindings.first_due(10)), (None, Some(id)));
-    bindings.put_off(id);
+    bindings.postpone(id);
     assert_eq!((bindings.next_due(), bindings.first_due(50), bindings.first_due(51)), (Some(0), None, Some(id)));
     bindings.is_over(id);
     assert_eq!(bindings.first_due(1000), None);
@@ -479,8 +479,8 @@ fn bindings_follow_clock_steps() {
     bindings.bind(NewBinding { client: 2, ..of(1, Deadline::At(41_300), 0) }, 41_000);
     assert_eq!(bindings.lagging_of(0, &key(1).name), [BindingId(3)]);
     assert_eq!(bindings.follows(BindingId(3)).map(|(binding, by)| (binding.holds, by)), Some((2, 40_000)));
-    bindings.doubt(0, &key(2).name, Why::Changed);
-    bindings.doubt(0, &key(2).name, Why::Expired);
+    bindings.mark_unverified(0, &key(2).name, LossReason::Changed);
+    bindings.mark_unverified(0, &key(2).name, LossReason::Expired);
     assert!(bindings.follows(ids[1]).is_none() && !bindings.lags(ids[1]));
     // Bindings that have already followed are skipped.
     assert_eq!(std::iter::from_fn(|| bindings.next_lagging()).collect::<Vec<_>>(), [ids[1], ids[2], BindingId(3)]);
@@ -505,7 +505,7 @@ fn hold_that_a_client_wrote_follows_only_later_clock_steps() {
     let mut bindings = Bindings::default();
     bindings.bind(NewBinding { deadline: Deadline::At(1_300), ..new_binding(1, key(1), owner(1), 7) }, 1_000);
     bindings.stepped(200);
-    bindings.doubt(0, &key(1).name, Why::Changed);
+    bindings.mark_unverified(0, &key(1).name, LossReason::Changed);
     assert!(bindings.any_lags() && !bindings.lags(BindingId(0)) && bindings.is_touched(BindingId(0)));
     bindings.stepped(300);
     assert_eq!(bindings.follows(BindingId(0)).map(|(_, by)| by), Some(300));

@@ -3,19 +3,19 @@
 use super::{key, owner, request};
 use crate::server::clock::Now;
 use crate::server::replicas::Offsets;
-use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
+use crate::state::confirmations::{Confirmation, ConfirmationId, ConfirmedItem, Settled};
 use crate::state::pending::Ticket;
 use crate::state::{Answer, Confirmations, GrantId};
 
 /// A grant that `needed` replicas must have by 100.
 fn grant(number: u64, needed: u32) -> Confirmation {
     let request = request(1, Ticket(number), owner(1), [key(1)]);
-    let what = What::Reply { request, answer: Answer::Token(number), grant: GrantId(number) };
+    let what = ConfirmedItem::Reply { request, answer: Answer::Token(number), grant: GrantId(number) };
     Confirmation { what, needed, target: None, began: Now { micros: 0 }, until: 100 }
 }
 
 fn number(it: &Confirmation) -> u64 {
-    if let What::Reply { request, .. } = &it.what { request.asker.ticket.0 } else { 0 }
+    if let ConfirmedItem::Reply { request, .. } = &it.what { request.requester.ticket.0 } else { 0 }
 }
 
 /// Replicas that have confirmed up to these offsets.
@@ -46,7 +46,7 @@ fn grant_is_confirmed_by_enough_replicas_once_they_were_asked() {
 }
 
 #[test]
-fn missed_when_its_time_is_over() {
+fn grant_is_missed_when_its_time_is_over() {
     let mut all = Confirmations::default();
     let asked = all.begin(grant(1, 2));
     all.asked(40, 10);

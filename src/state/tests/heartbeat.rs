@@ -5,7 +5,7 @@ use crate::lock::{Deadline, Millis};
 use crate::server::callbacks::Ticket;
 use crate::state::pending::Reader;
 use crate::state::sessions::pace;
-use crate::state::{BindingFlags, NewBinding, Reading, SignsOfLife, Stage, State};
+use crate::state::{BindingFlags, HeartbeatMode, NewBinding, Reading, Stage, State};
 
 const SESSION: u64 = 1;
 const NOW: Millis = 1000;
@@ -20,7 +20,7 @@ fn binding(number: u8, lease: Millis, watchdog: bool) -> NewBinding {
 fn state(until: Option<Millis>) -> State {
     let mut state = State::default();
     state.sessions.open(SESSION);
-    let reading = Reading { most: 1, signs: SignsOfLife::Wanted, asked: 0, until };
+    let reading = Reading { most: 1, signs: HeartbeatMode::Wanted, asked: 0, until };
     state.pending.set(Ticket(7), Stage::Reading(Box::new(Reader { client: SESSION, reading, block: None })));
     state.sessions.set_reader(SESSION, Some(Ticket(7)));
     state

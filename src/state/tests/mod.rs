@@ -12,7 +12,7 @@ mod undelivered;
 
 use super::bindings::Home;
 use super::pending::{OnBehalf, Ticket};
-use super::{Answer, Asker, BindingFlags, GrantId, NewBinding, Outcome, Terms, TokenForm};
+use super::{Answer, BindingFlags, GrantId, NewBinding, Outcome, Requester, Terms, TokenForm};
 use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token, Waiter};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,15 +24,15 @@ const TERMS: Terms = Terms {
 };
 
 /// The recipient of a request's outcome.
-fn asker(client: u64, on_behalf: OnBehalf, ticket: Ticket) -> Asker {
+fn requester(client: u64, on_behalf: OnBehalf, ticket: Ticket) -> Requester {
     let Terms { flags, replicas, .. } = TERMS;
     let (form, arrived) = (TokenForm::Alone, 1);
-    Asker { ticket, client, on_behalf, block: None, flags, replicas, renewal: None, form, arrived }
+    Requester { ticket, client, on_behalf, block: None, flags, replicas, renewal: None, form, arrived }
 }
 
 /// A session's request for locks.
-fn request(client: u64, ticket: Ticket, owner: Owner, keys: impl Into<Rc<[LockKey]>>) -> Box<Waiter<Asker>> {
-    Waiter::new(owner, keys.into(), TERMS.demand, None, asker(client, OnBehalf::Session, ticket))
+fn request(client: u64, ticket: Ticket, owner: Owner, keys: impl Into<Rc<[LockKey]>>) -> Box<Waiter<Requester>> {
+    Waiter::new(owner, keys.into(), TERMS.demand, None, requester(client, OnBehalf::Session, ticket))
 }
 
 fn owner(number: u8) -> Owner {

@@ -5,7 +5,7 @@ use crate::lock::WaiterId;
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::pending::{End, PendingReplies, Reader};
-use crate::state::{Outcome, Reading, SignsOfLife, Stage};
+use crate::state::{HeartbeatMode, Outcome, Reading, Stage};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -85,13 +85,13 @@ fn postponed_reply_is_sent_if_client_still_exists() {
         replies.set(ticket, waiting());
         assert!(replies.end(ticket, end(ticket)).is_ok());
         let (ending, block) = replies.next_ending().expect("it ends");
-        replies.put_off(ending, block);
+        replies.postpone(ending, block);
         ticket
     });
     assert!(replies.next_ending().is_none());
     replies.take(one);
-    assert_eq!(replies.next_put_off(), Some(other));
-    assert_eq!(replies.next_put_off(), None);
+    assert_eq!(replies.next_postponed(), Some(other));
+    assert_eq!(replies.next_postponed(), None);
 }
 
 /// A grant may be withdrawn before its reply is sent.
@@ -114,7 +114,7 @@ fn end_is_changed_until_the_reply_is_sent() {
 fn called_reader_is_answered() {
     let mut replies: PendingReplies<Ticket> = PendingReplies::default();
     let (reader, session) = (replies.ticket(), replies.ticket());
-    let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: Some(5) };
+    let reading = Reading { most: 1, signs: HeartbeatMode::Unwanted, asked: 0, until: Some(5) };
     replies.set(reader, Stage::Reading(Box::new(Reader { client: 1, reading, block: Some(reader) })));
     replies.set(session, waiting());
     replies.call(session);

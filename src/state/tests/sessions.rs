@@ -6,7 +6,7 @@ use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::event_bytes::hold_bytes;
 use crate::state::sessions::Remains;
-use crate::state::{Asker, GrantId, Kind, Outcome, Renewal, Sessions};
+use crate::state::{GrantId, Kind, Outcome, Renewal, Requester, Sessions};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -52,7 +52,7 @@ type Subject = (Rc<[LockKey]>, Owner);
 #[derive(Debug, Default)]
 struct Model {
     gone: BTreeSet<u64>,
-    waiting: Vec<Waiter<Asker>>,
+    waiting: Vec<Waiter<Requester>>,
     /// The undelivered events of each session: their keys and owners.
     events: BTreeMap<u64, Vec<Subject>>,
     left: BTreeSet<Ticket>,
@@ -71,15 +71,15 @@ fn end_request(sessions: &mut Sessions, model: &mut Model, nth: usize, end: End)
         return;
     }
     let request = model.waiting.remove(nth % model.waiting.len());
-    let Ticket(ticket) = request.asker.ticket;
+    let Ticket(ticket) = request.requester.ticket;
     let outcome = match end {
         End::Granted => grant(ticket),
         End::TimedOut => Outcome::TimedOut,
         End::Refused => Outcome::Refused("ERR".into()),
     };
     let about = (request.keys.clone(), request.owner.clone());
-    model.events.get_mut(&request.asker.client).expect("open").push(about);
-    assert!(sessions.tell(Box::new(request), (outcome, END), Now { micros: ticket }).is_ok());
+    model.events.get_mut(&request.requester.client).expect("open").push(about);
+    assert!(sessions.notify_outcome(Box::new(request), (outcome, END), Now { micros: ticket }).is_ok());
 }
 
 fn carry_out(sessions: &mut Sessions, model: &mut Model, act: Act) {
@@ -95,7 +95,7 @@ fn carry_out(sessions: &mut Sessions, model: &mut Model, act: Act) {
                 model.tickets += 1;
                 let ticket = Ticket(model.tickets);
                 let mut request = request(client, ticket, owner(who), keys.into_iter().map(key).collect::<Vec<_>>());
-                request.asker.renewal = renews.then(|| Renewal { token: None, fence: None }.into());
+                request.requester.renewal = renews.then(|| Renewal { token: None, fence: None }.into());
                 sessions.add_wait(client, ticket, request.bytes());
                 model.waiting.push(*request);
             }
@@ -104,8 +104,8 @@ fn carry_out(sessions: &mut Sessions, model: &mut Model, act: Act) {
         Act::Read(client) => {
             let expected =
                 model.events.get_mut(&client).filter(|events| !events.is_empty()).map(|events| events.remove(0));
-            let read = sessions.read(client).map(|(event, unheard)| {
-                assert_eq!(matches!(event.kind, Kind::Granted(..)), unheard.is_some());
+            let read = sessions.read(client).map(|(event, unread_grant)| {
+                assert_eq!(matches!(event.kind, Kind::Granted(..)), unread_grant.is_some());
                 (event.keys, event.owner)
             });
             assert_eq!(read, expected);
@@ -113,8 +113,8 @@ fn carry_out(sessions: &mut Sessions, model: &mut Model, act: Act) {
         Act::Gone(client) => {
             model.gone.insert(client);
             assert_eq!(sessions.client_gone(client), model.events.remove(&client).is_some());
-            let left = model.waiting.extract_if(.., |it| it.asker.client == client);
-            model.left.extend(left.map(|it| it.asker.ticket));
+            let left = model.waiting.extract_if(.., |it| it.requester.client == client);
+            model.left.extend(left.map(|it| it.requester.ticket));
         }
         Act::Remains => match sessions.next_remains() {
             Some(Remains::Wait(ticket)) => drop(model.left.remove(&ticket)),
@@ -139,7 +139,7 @@ proptest! {
         for client in 1..4 {
             carry_out(&mut sessions, &mut model, Act::Gone(client));
         }
-        while sessions.has_departed() {
+        while sessions.has_ended_sessions() {
             carry_out(&mut sessions, &mut model, Act::Remains);
         }
         prop_assert!(model.left.is_empty());
@@ -156,7 +156,7 @@ fn next_size_counts_keys_of_next_event() {
     let request = request(1, Ticket(1), owner(1), [key(1), key(2)]);
     sessions.add_wait(1, Ticket(1), request.bytes());
     let (waiting, holds) = (sessions.bytes(1), [1, 2].map(|it| hold_bytes(&owner(1), &key(it).name)));
-    assert!(sessions.tell(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
+    assert!(sessions.notify_outcome(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     assert_eq!((sessions.next_size(1), sessions.unread(1)), (2, 1));
     assert_eq!(sessions.bytes(1) + holds.iter().sum::<usize>(), waiting, "the event takes what was reserved for it");
     assert!(sessions.read(1).is_some());
@@ -168,7 +168,7 @@ fn granted(sessions: &mut Sessions, client: u64, serial: u64, who: u8, keys: &[L
     let request = request(client, Ticket(serial), owner(who), keys);
     sessions.open(client);
     sessions.add_wait(client, Ticket(serial), request.bytes());
-    let event = sessions.tell(request, (grant(serial), END), Now { micros: 0 });
+    let event = sessions.notify_outcome(request, (grant(serial), END), Now { micros: 0 });
     event.ok().flatten().expect("it is open")
 }
 
@@ -183,8 +183,8 @@ fn unread_grant_is_refused_in_its_place() {
     sessions.refuse(1, first, GrantId(1), "CANCELLED");
     sessions.refuse(2, other, GrantId(1), "CANCELLED");
     assert!(sessions.is_consistent());
-    let (event, unheard) = sessions.read(1).expect("it is there");
-    assert!(unheard.is_none() && event.kind == Kind::Refused("CANCELLED".into()) && event.keys.len() == 2);
+    let (event, unread_grant) = sessions.read(1).expect("it is there");
+    assert!(unread_grant.is_none() && event.kind == Kind::Refused("CANCELLED".into()) && event.keys.len() == 2);
     sessions.refuse(1, first, GrantId(1), "CANCELLED");
     assert_eq!(
         [1, 2].map(|of| sessions.read(of).map(|(event, _)| event.kind)),
@@ -200,7 +200,7 @@ fn ended_session_is_removed_event_by_event() {
     for number in 0..5 {
         let request = request(1, Ticket(number), owner(1), [key(1), key(2)]);
         sessions.add_wait(1, Ticket(number), request.bytes());
-        assert!(sessions.tell(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
+        assert!(sessions.notify_outcome(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     }
     assert!(sessions.client_gone(1));
     let mut steps = 0;
@@ -208,7 +208,7 @@ fn ended_session_is_removed_event_by_event() {
         assert!(matches!(remains, Remains::Event));
         steps += 1;
     }
-    assert_eq!((steps, sessions.has_departed()), (5, false));
+    assert_eq!((steps, sessions.has_ended_sessions()), (5, false));
 }
 
 /// A step of the server's clock moves the deadlines in undelivered events, without touching each event.

@@ -6,19 +6,19 @@ use crate::state::Stalls;
 fn stalled_server_postpones_work_for_one_iteration() {
     let mut stalls = Stalls::default();
     let first = Some(100);
-    assert!(!stalls.put_off(None, 500) && !stalls.put_off(first, 101));
-    assert!(stalls.put_off(first, 500));
-    assert!(stalls.put_off(first, 501), "in the same turn");
-    stalls.next_turn();
-    assert!(!stalls.put_off(first, 502));
+    assert!(!stalls.postpone(None, 500) && !stalls.postpone(first, 101));
+    assert!(stalls.postpone(first, 500));
+    assert!(stalls.postpone(first, 501), "in the same turn");
+    stalls.next_iteration();
+    assert!(!stalls.postpone(first, 502));
 }
 
 /// Two milliseconds late is not late.
 #[test]
 fn two_milliseconds_late_is_no_stall() {
     let mut stalls = Stalls::default();
-    assert!(!stalls.put_off(Some(100), 102));
-    assert!(stalls.put_off(Some(100), 103));
+    assert!(!stalls.postpone(Some(100), 102));
+    assert!(stalls.postpone(Some(100), 103));
 }
 
 /// A server that is late in each event-loop iteration does its work in every other one.
@@ -26,10 +26,10 @@ fn two_milliseconds_late_is_no_stall() {
 fn server_that_is_always_late_does_its_work() {
     let mut stalls = Stalls::default();
     for now in [500, 900, 1300] {
-        assert!(stalls.put_off(Some(now - 100), now));
-        stalls.next_turn();
-        assert!(!stalls.put_off(Some(now - 100), now + 200));
-        stalls.next_turn();
+        assert!(stalls.postpone(Some(now - 100), now));
+        stalls.next_iteration();
+        assert!(!stalls.postpone(Some(now - 100), now + 200));
+        stalls.next_iteration();
     }
 }
 
@@ -37,12 +37,12 @@ fn server_that_is_always_late_does_its_work() {
 #[test]
 fn backlog_is_postponed_once() {
     let mut stalls = Stalls::default();
-    assert!(stalls.put_off(Some(100), 500));
+    assert!(stalls.postpone(Some(100), 500));
     for now in 501..506 {
-        stalls.next_turn();
-        assert!(!stalls.put_off(Some(100), now), "{now}");
+        stalls.next_iteration();
+        assert!(!stalls.postpone(Some(100), now), "{now}");
     }
     // Work that has become due since then may be late because of another stall.
-    stalls.next_turn();
-    assert!(stalls.put_off(Some(502), 900));
+    stalls.next_iteration();
+    assert!(stalls.postpone(Some(502), 900));
 }

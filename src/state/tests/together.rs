@@ -1,15 +1,15 @@
 //! Operations that concern several tables at once.
 
-use super::{TERMS, asker, granted, home, key, new_binding, owner, request};
+use super::{TERMS, granted, home, key, new_binding, owner, request, requester};
 use crate::lock::serve::{Change, Job};
 use crate::lock::{Deadline, Waiter, WaiterId};
 use crate::server::clock::{Now, Slice};
-use crate::state::confirmations::What;
+use crate::state::confirmations::ConfirmedItem;
 use crate::state::pending::{self, OnBehalf, Ticket};
 use crate::state::sessions::WITHDRAWN;
 use crate::state::{
-    Answer, Asker, Basis, Binding, Confirmation, Expiry, Grant, GrantId, GrantedHold, Kind, NewBinding, Outcome,
-    Progress, Reading, SignsOfLife, Stage, State, Why, WithdrawnGrant,
+    Answer, Basis, Binding, Confirmation, Expiry, Grant, GrantId, GrantedHold, HeartbeatMode, Kind, LossReason,
+    NewBinding, Outcome, Progress, Reading, Requester, Stage, State, WithdrawnGrant,
 };
 
 const NOW: Now = Now { micros: 1 };
@@ -23,14 +23,14 @@ fn undelivered(state: &mut State, client: u64, ticket: Ticket, progress: Progres
 }
 
 /// A request of a blocked client whose reply is pending.
-fn blocked(state: &mut State, client: u64) -> Box<Waiter<Asker>> {
+fn blocked(state: &mut State, client: u64) -> Box<Waiter<Requester>> {
     let ticket = state.pending.ticket();
     state.pending.set(ticket, Stage::Waiting(WaiterId::FIRST));
-    Waiter::new(owner(1), [key(1)].into(), TERMS.demand, None, asker(client, OnBehalf::Itself, ticket))
+    Waiter::new(owner(1), [key(1)].into(), TERMS.demand, None, requester(client, OnBehalf::Itself, ticket))
 }
 
 /// A session's request whose event is pending.
-fn asked(state: &mut State, client: u64) -> Box<Waiter<Asker>> {
+fn asked(state: &mut State, client: u64) -> Box<Waiter<Requester>> {
     let ticket = state.pending.ticket();
     let request = request(client, ticket, owner(1), [key(1)]);
     state.sessions.open(client);
@@ -40,10 +40,10 @@ fn asked(state: &mut State, client: u64) -> Box<Waiter<Asker>> {
 }
 
 /// Grants key 1 to a request, which then awaits replicas.
-fn confirming(state: &mut State, request: Box<Waiter<Asker>>) -> GrantId {
-    let Asker { ticket, client, .. } = request.asker;
+fn confirming(state: &mut State, request: Box<Waiter<Requester>>) -> GrantId {
+    let Requester { ticket, client, .. } = request.requester;
     let grant = undelivered(state, client, ticket, Progress::Confirming);
-    let what = What::Reply { request, answer: Answer::Token(7), grant };
+    let what = ConfirmedItem::Reply { request, answer: Answer::Token(7), grant };
     let id = state.confirmations.begin(Confirmation { what, needed: 1, target: None, began: NOW, until: 100 });
     state.pending.set(ticket, Stage::Confirming(id));
     grant
@@ -52,7 +52,7 @@ fn confirming(state: &mut State, request: Box<Waiter<Asker>>) -> GrantId {
 /// Blocks a session until its next event.
 fn reads(state: &mut State, client: u64) {
     state.sessions.open(client);
-    let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0, until: None };
+    let reading = Reading { most: 1, signs: HeartbeatMode::Unwanted, asked: 0, until: None };
     let ticket = state.pending.ticket();
     state.pending.set(ticket, Stage::Reading(Box::new(pending::Reader { client, reading, block: None })));
     state.sessions.set_reader(client, Some(ticket));
@@ -63,8 +63,8 @@ fn reads(state: &mut State, client: u64) {
 fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
     let ticket = state.pending.ticket();
     state.pending.timeouts.extend(until.map(|until| (until, ticket)));
-    let asker = asker(1, OnBehalf::Itself, ticket);
-    let id = state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker);
+    let requester = requester(1, OnBehalf::Itself, ticket);
+    let id = state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, requester);
     state.pending.set(ticket, Stage::Waiting(id));
     id
 }
@@ -77,11 +77,11 @@ fn wait_counts_once_for_each_of_its_keys() {
     let ids: Vec<WaiterId> = (0..3)
         .map(|number| {
             let one = waits(&mut state, number, None);
-            let asker = state.queue.leave(one).expect("it waits").asker;
-            state.queue.join(owner(number), (0..100).map(key).collect::<Vec<_>>(), TERMS.demand, 0, None, asker)
+            let requester = state.queue.leave(one).expect("it waits").requester;
+            state.queue.join(owner(number), (0..100).map(key).collect::<Vec<_>>(), TERMS.demand, 0, None, requester)
         })
         .collect();
-    let slice = Slice::of_turn().piece();
+    let slice = Slice::of_iteration().piece();
     let left = ids.iter().take_while(|_| !slice.is_over()).filter(|id| state.leave(**id).is_some()).count();
     assert_eq!(left, 2, "two hundred keys are a piece");
 }
@@ -110,7 +110,7 @@ fn end_of_a_request_reaches_its_recipient() {
 
     let mut state = State::default();
     let request = asked(&mut state, 2);
-    let ticket = request.asker.ticket;
+    let ticket = request.requester.ticket;
     assert_eq!(state.end(request, granted(3), NOW), None);
     assert!(!state.pending.is_ending() && !state.undelivered.is_revoked());
     let kind = state.sessions.read(2).map(|(event, _)| event.kind);
@@ -119,7 +119,7 @@ fn end_of_a_request_reaches_its_recipient() {
 
     let request = asked(&mut state, 2);
     state.sessions.client_gone(2);
-    let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
+    let grant = undelivered(&mut state, 2, request.requester.ticket, Progress::Delivering);
     assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Some(grant));
     assert!(state.undelivered.is_revoked() && state.has_work());
 }
@@ -130,8 +130,8 @@ fn grant_to_a_client_that_is_gone_is_revoked() {
     for is_session in [false, true] {
         let mut state = State::default();
         let request = if is_session { asked(&mut state, 2) } else { blocked(&mut state, 2) };
-        let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
-        state.withdraw(request.asker.ticket);
+        let grant = undelivered(&mut state, 2, request.requester.ticket, Progress::Delivering);
+        state.withdraw(request.requester.ticket);
         assert_eq!(state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW), Some(grant));
         assert!(!state.pending.is_ending() && state.sessions.unread(2) == 0);
     }
@@ -144,7 +144,7 @@ fn reader_is_answered_for_each_kind_of_event() {
     reads(&mut state, 2);
     state.end(request, granted(1), NOW);
     assert!(state.pending.is_ending());
-    for kind in [Kind::Lost(1, Why::Changed), Kind::Unbound(1, Why::Taken), Kind::Contended(1)] {
+    for kind in [Kind::Lost(1, LossReason::Changed), Kind::Unbound(1, LossReason::Taken), Kind::Contended(1)] {
         let mut state = State::default();
         reads(&mut state, 2);
         let (of_another, own) = (bound(&mut state, 3), bound(&mut state, 2));
@@ -162,7 +162,7 @@ fn reader_that_is_gone_is_not_answered() {
     reads(&mut state, 2);
     let ticket = state.pending.ticket();
     state.pending.timeouts.extend([(30, ticket), (40, ticket)]);
-    state.reads_no_more(2, ticket, Some(30));
+    state.end_reading(2, ticket, Some(30));
     assert_eq!(state.pending.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
     let request = asked(&mut state, 2);
     state.end(request, granted(1), NOW);
@@ -174,7 +174,7 @@ fn reader_that_is_gone_is_not_answered() {
 fn grant_of_ended_session_is_revoked() {
     let mut state = State::default();
     let request = asked(&mut state, 2);
-    let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
+    let grant = undelivered(&mut state, 2, request.requester.ticket, Progress::Delivering);
     state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW);
     assert!(state.take_revoked(0, &key(1).name).is_empty());
     state.sessions.client_gone(2);
@@ -212,7 +212,7 @@ fn grant_that_awaits_replicas_delays_other_requests_of_its_owner() {
 fn withdrawal_of_grant_is_reported_to_its_client() {
     let mut state = State::default();
     let request = asked(&mut state, 2);
-    let grant = undelivered(&mut state, 2, request.asker.ticket, Progress::Delivering);
+    let grant = undelivered(&mut state, 2, request.requester.ticket, Progress::Delivering);
     state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW);
     assert!(matches!(state.withdraw_granted(grant, &key(1)), Some(WithdrawnGrant::Answered)));
     let kind = state.sessions.read(2).map(|(event, _)| event.kind);
@@ -220,7 +220,7 @@ fn withdrawal_of_grant_is_reported_to_its_client() {
     assert!(state.undelivered.is_empty());
 
     let request = blocked(&mut state, 1);
-    let ticket = request.asker.ticket;
+    let ticket = request.requester.ticket;
     let grant = undelivered(&mut state, 1, ticket, Progress::Delivering);
     state.end(request, Outcome::Granted(Answer::Token(7), grant), NOW);
     assert!(matches!(state.withdraw_granted(grant, &key(1)), Some(WithdrawnGrant::Answered)));
@@ -228,12 +228,12 @@ fn withdrawal_of_grant_is_reported_to_its_client() {
     assert!(matches!(end.outcome, Outcome::Withdrawn));
 
     let request = blocked(&mut state, 1);
-    let ticket = request.asker.ticket;
+    let ticket = request.requester.ticket;
     let grant = confirming(&mut state, request);
     let Some(WithdrawnGrant::Unconfirmed(request)) = state.withdraw_granted(grant, &key(1)) else {
         panic!("it awaited replicas")
     };
-    assert_eq!(request.asker.ticket, ticket);
+    assert_eq!(request.requester.ticket, ticket);
     assert!(state.confirmations.is_empty() && state.withdraw_granted(grant, &key(1)).is_none());
 }
 
@@ -245,12 +245,12 @@ fn next_waiter_is_judged_when_one_leaves() {
     state.queue.look_at(&key(1), Some(100));
     assert!(state.is_contended(0, &key(1).name) && !state.is_contended(1, &key(1).name));
     let waiter = state.queue.leave(first).expect("it waits");
-    state.gave_up(&waiter);
+    state.left_without_grant(&waiter);
     assert_eq!(state.pending.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
     assert_eq!(state.queue.first_look(), Some(100));
     assert_eq!(next_to_judge(&mut state), Some(second));
     let waiter = state.queue.leave(second).expect("it waits");
-    state.gave_up(&waiter);
+    state.left_without_grant(&waiter);
     assert!(state.pending.timeouts.is_empty() && !state.is_contended(0, &key(1).name));
     assert_eq!(state.queue.first_look(), None);
     assert!(state.agenda.is_empty());
@@ -272,13 +272,13 @@ fn work_is_noticed() {
     for kind in kinds {
         let mut state = State::default();
         kind(&mut state);
-        assert!(state.has_work() && !state.has_news_to_tell());
+        assert!(state.has_work() && !state.has_readonly_work());
     }
     let mut state = State::default();
     bound(&mut state, 1);
     assert!(!state.has_work());
     state.bindings.client_gone(1);
-    assert!(state.has_work() && !state.has_news_to_tell());
+    assert!(state.has_work() && !state.has_readonly_work());
 }
 
 /// Work that writes nothing, which a replica does as well, is noticed, too.
@@ -286,19 +286,19 @@ fn work_is_noticed() {
 fn work_without_writes_is_noticed() {
     let mut state = State::default();
     asked(&mut state, 2);
-    assert!(!state.has_news_to_tell());
+    assert!(!state.has_readonly_work());
     state.sessions.client_gone(2);
-    assert!(state.has_news_to_tell() && state.has_work());
+    assert!(state.has_readonly_work() && state.has_work());
 
     let mut state = State::default();
     waits(&mut state, 1, None);
     state.forget_work();
-    assert!(state.has_news_to_tell() && state.has_work());
+    assert!(state.has_readonly_work() && state.has_work());
 
     let mut state = State::default();
     bound(&mut state, 1);
     state.forget_work();
-    assert!(state.has_news_to_tell() && state.has_work() && state.bindings.is_empty());
+    assert!(state.has_readonly_work() && state.has_work() && state.bindings.is_empty());
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn role_change_ends_work_but_not_waits() {
     assert!(state.undelivered.is_empty());
     // A later request is not undecided. Once the role changes again, all of them are.
     let later = waits(&mut state, 3, None);
-    let tickets = [first, last, later].map(|id| state.queue.get(id).expect("it waits").asker.ticket);
+    let tickets = [first, last, later].map(|id| state.queue.get(id).expect("it waits").requester.ticket);
     assert_eq!(state.next_undecided(), Some(tickets[0]));
     state.forget_work();
     assert_eq!(std::iter::from_fn(|| state.next_undecided()).collect::<Vec<_>>(), tickets);

@@ -76,7 +76,7 @@ fn first_refusing_key_gives_the_reason() {
     let [first, last] = [key(0), key(1)];
     let mut locks = RecordingLocks { table: Table { now: NOW, ..Table::default() }, ..RecordingLocks::default() };
     let hold = |locks: &mut RecordingLocks, who: u32, limit: u32| {
-        let decision = decide(&Standing::FREE, &demand(limit), Ahead::Nobody, NOW);
+        let decision = decide(&Standing::FREE, &demand(limit), Ahead::NoRequest, NOW);
         locks.table.write(std::slice::from_ref(&first), &owner(who), &[decision]);
     };
     hold(&mut locks, 0, 1);

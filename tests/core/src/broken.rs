@@ -91,14 +91,14 @@ fn end_of(fault: Fault, queue: &Queue<()>, locks: &mut impl Locks, id: WaiterId,
             standing = Standing::FREE;
         }
         let first = queue.head(key.db, &key.name) == Some(id) || fault == Fault::ServesLastFirst;
-        let ahead = if first { Ahead::Nobody } else { Ahead::Somebody };
+        let ahead = if first { Ahead::NoRequest } else { Ahead::Requests };
         let mut demand = waiter.demand;
         if fault == Fault::ReentersWithNew && demand.raise == Raise::New {
             demand.raise = Raise::ByOne;
         }
         match decide(&standing, &demand, ahead, now) {
             Decision::Wait if fault == Fault::ChecksFirstKeyOnly && !decisions.is_empty() => {
-                let free = decide(&Standing::FREE, &waiter.demand, Ahead::Nobody, now);
+                let free = decide(&Standing::FREE, &waiter.demand, Ahead::NoRequest, now);
                 decisions.push(free);
             }
             decision => decisions.push(decision),

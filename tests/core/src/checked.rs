@@ -73,7 +73,7 @@ impl Locks for CheckedLocks {
         let right = self.plain.ending(place);
         let ending = match &end {
             WaitEnd::Granted(_) => Ending::Granted,
-            WaitEnd::NotALock | WaitEnd::TooMuch(_) => Ending::NotALock,
+            WaitEnd::NotALock | WaitEnd::TooLarge(_) => Ending::NotALock,
             WaitEnd::Refused(refusal) => ending_of(*refusal),
         };
         self.check(right == Some(ending), || format!("{:?} gets {end:?} instead of {right:?}", waiter.id));
@@ -160,7 +160,7 @@ impl World {
             let Sight::Lock(standing) = self.locks.look(key, &owner) else { return Some(Ending::NotALock) };
             let barge = self.fault == Some(Fault::GrantsNewRequestFirst);
             let ahead =
-                if self.queue.head(key.db, &key.name).is_none() || barge { Ahead::Nobody } else { Ahead::Somebody };
+                if self.queue.head(key.db, &key.name).is_none() || barge { Ahead::NoRequest } else { Ahead::Requests };
             let decision = decide(&standing, &demand_of(waiter), ahead, self.locks.table.now);
             if decision.is_refusal() {
                 return Some(ending_of(decision));
@@ -237,7 +237,7 @@ impl World {
             same &= lane == right && self.queue.waiting(key.db, &key.name) == right.len();
             same &= self.queue.head(key.db, &key.name) == right.first().copied();
             contended += usize::from(!right.is_empty());
-            let is_crowd = self.queue.crowds_in(key.db).any(|(it, n)| it == key && n == right.len());
+            let is_crowd = self.queue.longest_queues(key.db).any(|(it, n)| it == key && n == right.len());
             same &= is_crowd == (right.len() > 1);
         }
         same &= self.queue.contended() == contended;

@@ -4,7 +4,7 @@ use super::checked::World;
 use super::plain::{Plain, PlainWaiter};
 use super::{ELSEWHERE, cases, demand, key};
 use crate::lock::actor;
-use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
+use crate::lock::deadlock::{Found, Held, Link, MOST_PLACES, Request, View, WaitReason, search};
 use crate::lock::serve::Change;
 use crate::lock::{Actor, Limit, LockKey, Owner, Queue, Waiter, WaiterId};
 use proptest::prelude::*;
@@ -44,8 +44,8 @@ impl View for WaitGraph {
         waits
     }
 
-    fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
-        let ahead: Vec<Request> = self.queue.several_ahead(key, of).take(most).map(request).collect();
+    fn multi_key_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
+        let ahead: Vec<Request> = self.queue.multi_key_ahead(key, of).take(most).map(request).collect();
         self.looked_at += ahead.len();
         ahead
     }
@@ -71,8 +71,8 @@ impl WaitGraph {
     }
 
     fn ask(&mut self, owner: &str, keys: &[u32]) -> Found {
-        let asker = self.asking(owner, keys);
-        search(self, &asker)
+        let requester = self.asking(owner, keys);
+        search(self, &requester)
     }
 
     fn asking(&self, owner: &str, keys: &[u32]) -> Request {
@@ -80,38 +80,38 @@ impl WaitGraph {
     }
 
     /// Why a request has to wait for another owner at a key, if it has to.
-    fn reason(&self, of: &Request, asker: &Request, at: &LockKey, other: &Owner) -> Option<Because> {
+    fn reason(&self, of: &Request, requester: &Request, at: &LockKey, other: &Owner) -> Option<WaitReason> {
         let free = (Limit::MUTEX, BTreeSet::new());
         let (limit, holders) = self.held.get(at).unwrap_or(&free);
         // (The client may read its own keys.)
-        let is_hidden = self.hidden.contains(at) && of.id != asker.id;
+        let is_hidden = self.hidden.contains(at) && of.id != requester.id;
         if is_hidden || !of.keys.contains(at) || *limit != Limit::MUTEX || holders.contains(&of.owner) {
             return None;
         }
         if holders.contains(other) {
-            return Some(Because::Holds);
+            return Some(WaitReason::Holds);
         }
         let mut all: Vec<Request> = self.queue.iter().map(request).collect();
-        all.push(asker.clone());
+        all.push(requester.clone());
         let is_ahead = |it: &Request| it.owner == *other && it.id < of.id && it.keys.len() > 1 && it.keys.contains(at);
         let is_other = actor::name(other) != actor::name(&of.owner);
-        (is_other && all.iter().any(is_ahead)).then_some(Because::Ahead)
+        (is_other && all.iter().any(is_ahead)).then_some(WaitReason::Ahead)
     }
 
     /// All owners, and the owners that each has to wait for. Of the requesting actor, only the new request counts.
-    fn waits_plainly(&self, asker: &Request) -> BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>> {
-        let db = asker.keys[0].db;
+    fn waits_plainly(&self, requester: &Request) -> BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>> {
+        let db = requester.keys[0].db;
         let who = |owner: &Owner| actor::name(owner).to_vec();
         let mut requests: Vec<Request> = self.queue.iter().map(request).collect();
-        requests.retain(|it| it.keys[0].db == db && who(&it.owner) != who(&asker.owner));
-        requests.push(asker.clone());
+        requests.retain(|it| it.keys[0].db == db && who(&it.owner) != who(&requester.owner));
+        requests.push(requester.clone());
         let mut owners: BTreeSet<Owner> = self.queue.iter().map(|it| it.owner.clone()).collect();
         owners.extend(self.held.values().flat_map(|(_, holders)| holders.iter().cloned()));
-        owners.insert(asker.owner.clone());
+        owners.insert(requester.owner.clone());
         let mut waits: BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>> = BTreeMap::new();
         for request in &requests {
             for other in &owners {
-                if request.keys.iter().any(|at| self.reason(request, asker, at, other).is_some()) {
+                if request.keys.iter().any(|at| self.reason(request, requester, at, other).is_some()) {
                     waits.entry(who(&request.owner)).or_default().insert(who(other));
                 }
             }
@@ -120,9 +120,9 @@ impl WaitGraph {
     }
 
     /// Whether the requesting actor would wait for itself.
-    fn is_closed_plainly(&self, asker: &Request) -> bool {
-        let mut waits = self.waits_plainly(asker);
-        let me = actor::name(&asker.owner).to_vec();
+    fn is_closed_plainly(&self, requester: &Request) -> bool {
+        let mut waits = self.waits_plainly(requester);
+        let me = actor::name(&requester.owner).to_vec();
         loop {
             let Some(mine) = waits.get(&me).cloned() else { return false };
             let others = mine.iter().filter(|other| **other != me).filter_map(|other| waits.get(other)).flatten();
@@ -135,14 +135,14 @@ impl WaitGraph {
     }
 
     /// Each link is a wait, and leads to the next one, the last to the first.
-    fn check(&self, asker: &Request, links: &[Link]) -> Result<(), TestCaseError> {
-        prop_assert_eq!(links.first().map(|link| &link.owner), Some(&asker.owner));
+    fn check(&self, requester: &Request, links: &[Link]) -> Result<(), TestCaseError> {
+        prop_assert_eq!(links.first().map(|link| &link.owner), Some(&requester.owner));
         for (link, next) in links.iter().zip(links.iter().cycle().skip(1)) {
             let is_of_asker = link == &links[0];
             let mut requests: Vec<Request> = self.queue.iter().map(request).filter(|_| !is_of_asker).collect();
-            requests.extend(is_of_asker.then(|| asker.clone()));
+            requests.extend(is_of_asker.then(|| requester.clone()));
             let reasons = requests.iter().filter(|it| it.owner == link.owner);
-            let mut reasons = reasons.filter_map(|it| self.reason(it, asker, &link.key, &link.other));
+            let mut reasons = reasons.filter_map(|it| self.reason(it, requester, &link.key, &link.other));
             prop_assert!(reasons.any(|because| because == link.because), "{:?} is not a wait", link);
             prop_assert_eq!(actor::name(&link.other), actor::name(&next.owner));
         }
@@ -170,8 +170,8 @@ fn wait_graph() -> impl Strategy<Value = (WaitGraph, Request)> {
     let holds = prop::collection::vec((an_owner(), 0..5_u32, prop::sample::select(vec![1, 1, 1, 0, 2])), 1..8);
     let waits = prop::collection::vec((an_owner(), some_keys()), 0..8);
     let hidden = prop::option::weighted(0.1, 0..5_u32);
-    (holds, waits, hidden, (an_owner(), some_keys()), 0..10_u64).prop_map(|(holds, waits, hidden, asker, place)| {
-        let asks_for = |number: &u32| asker.1.0.contains(number);
+    (holds, waits, hidden, (an_owner(), some_keys()), 0..10_u64).prop_map(|(holds, waits, hidden, requester, place)| {
+        let asks_for = |number: &u32| requester.1.0.contains(number);
         let hidden = hidden.into_iter().filter(|number| !asks_for(number)).map(key).collect();
         let mut graph = WaitGraph { hidden, ..WaitGraph::default() };
         for (owner, number, limit) in holds {
@@ -185,27 +185,27 @@ fn wait_graph() -> impl Strategy<Value = (WaitGraph, Request)> {
         for (owner, (keys, limit)) in waits {
             graph.waits(&owner, &keys, limit);
         }
-        let asker = graph.asking(&asker.0, &asker.1.0);
+        let requester = graph.asking(&requester.0, &requester.1.0);
         // Before some waiters, behind others, and in empty queues.
-        let place = WaiterId { arrived: u64::from(place > 0), ticket: asker.id.ticket };
-        (graph, Request { id: place, ..asker })
+        let place = WaiterId { arrived: u64::from(place > 0), ticket: requester.id.ticket };
+        (graph, Request { id: place, ..requester })
     })
 }
 
 #[test]
 fn search_agrees_with_plain_search() {
     let (closed, open) = (Cell::new(0), Cell::new(0));
-    let result = TestRunner::new(cases(8_000)).run(&wait_graph(), |(mut graph, asker)| {
-        let right = graph.is_closed_plainly(&asker);
+    let result = TestRunner::new(cases(8_000)).run(&wait_graph(), |(mut graph, requester)| {
+        let right = graph.is_closed_plainly(&requester);
         let count = if right { &closed } else { &open };
         count.set(count.get() + 1);
-        match search(&mut graph, &asker) {
-            Found::Nothing => prop_assert!(!right, "{:?} closes a cycle in {:?}", asker, graph),
+        match search(&mut graph, &requester) {
+            Found::Nothing => prop_assert!(!right, "{:?} closes a cycle in {:?}", requester, graph),
             Found::Cycle(links) => {
-                prop_assert!(right, "{:?} closes no cycle, not {:?}", asker, links);
-                graph.check(&asker, &links)?;
+                prop_assert!(right, "{:?} closes no cycle, not {:?}", requester, links);
+                graph.check(&requester, &links)?;
             }
-            Found::GivenUp => prop_assert!(false, "the search was aborted"),
+            Found::Aborted => prop_assert!(false, "the search was aborted"),
         }
         Ok(())
     });
@@ -231,8 +231,8 @@ pub fn found(world: &mut World, waiter: &PlainWaiter) -> Found {
             self.0.queue.of_actor(actor, most).take(most).map(request).collect()
         }
 
-        fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
-            self.0.queue.several_ahead(key, of).take(most).map(request).collect()
+        fn multi_key_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
+            self.0.queue.multi_key_ahead(key, of).take(most).map(request).collect()
         }
     }
     let (id, owner, keys) =
@@ -396,11 +396,11 @@ fn search_follows_holders_of_mutexes_only() {
 fn search_does_not_follow_unreadable_keys() {
     let mut graph = WaitGraph::default();
     graph.holds("victim", 0, 1);
-    graph.holds("asker", 1, 1);
+    graph.holds("requester", 1, 1);
     graph.waits("victim", &[1], 1);
-    assert_eq!(describe(graph.ask("asker", &[0])).len(), 2);
+    assert_eq!(describe(graph.ask("requester", &[0])).len(), 2);
     graph.hidden.insert(key(1));
-    assert_eq!(graph.ask("asker", &[0]), Found::Nothing);
+    assert_eq!(graph.ask("requester", &[0]), Found::Nothing);
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn too_long_search_is_aborted() {
     assert_eq!(describe(graph.ask("end", &[0])).len(), 301);
     assert_eq!(graph.ask("end", &[301]), Found::Nothing);
     for mut graph in [chain(600), chain(100_000)] {
-        assert_eq!(graph.ask("end", &[0]), Found::GivenUp);
+        assert_eq!(graph.ask("end", &[0]), Found::Aborted);
         assert!(graph.looked_at <= MOST_PLACES + 1, "{}", graph.looked_at);
     }
 
@@ -450,7 +450,7 @@ fn too_long_search_is_aborted() {
     crowds.holds("busy", 3, 1);
     for wanted in [1, 3] {
         crowds.looked_at = 0;
-        assert_eq!(crowds.ask("asker", &[wanted]), Found::GivenUp);
+        assert_eq!(crowds.ask("requester", &[wanted]), Found::Aborted);
         assert!(crowds.looked_at <= MOST_PLACES + 1, "{wanted}: {}", crowds.looked_at);
     }
 }

@@ -57,7 +57,7 @@ impl OneLock {
             Sight::Lock(standing) => standing,
             _ => Standing::FREE,
         };
-        let decision = decide(&standing, demand, Ahead::Nobody, self.table.now);
+        let decision = decide(&standing, demand, Ahead::NoRequest, self.table.now);
         if let Decision::Grant(..) | Decision::Reenter(_) = decision {
             self.table.write(&[key], &owner, &[decision]);
         }
@@ -102,11 +102,11 @@ proptest! {
         holders in 0_usize..6, of_lock in limit(), demand in any_demand(), ahead in prop::bool::ANY, now in 0_u64..1000,
     ) {
         let standing = Standing { own: None, holders, limit: of_lock };
-        let ahead = if ahead { Ahead::Somebody } else { Ahead::Nobody };
+        let ahead = if ahead { Ahead::Requests } else { Ahead::NoRequest };
         let smallest = if holders == 0 { demand.limit } else { demand.limit.min(of_lock) };
         let room = smallest == Limit::Shared || holders < smallest.number() as usize;
         let decision = decide(&standing, &demand, ahead, now);
-        if room && ahead == Ahead::Nobody {
+        if room && ahead == Ahead::NoRequest {
             let holds = if let Raise::To(holds) = demand.raise { holds } else { 1 };
             let hold = Hold { holds, token: None, deadline: Deadline::At(now + demand.lease) };
             prop_assert_eq!(decision, Decision::Grant(hold, smallest));
@@ -190,7 +190,7 @@ proptest! {
     ) {
         let own = Hold { holds: own.0, token: Some(7), deadline: own.1 };
         let standing = Standing { own: Some(own), holders: others + 1, limit };
-        let ahead = if ahead { Ahead::Somebody } else { Ahead::Nobody };
+        let ahead = if ahead { Ahead::Requests } else { Ahead::NoRequest };
         match decide(&standing, &demand, ahead, now) {
             Decision::Reenter(hold) => {
                 let is_repetition = matches!(demand.raise, Raise::To(to) if own.holds >= to && limit <= demand.limit);
@@ -343,7 +343,7 @@ fn hold_count_is_bounded_and_larger_foreign_count_stays() {
         let own = Some(Hold { holds, token: None, deadline: Deadline::Never });
         Standing { own, holders: 1, limit: Limit::MUTEX }
     };
-    let ask = |holds, raise| decide(&standing(holds), &Demand { raise, ..demand(1) }, Ahead::Nobody, 0);
+    let ask = |holds, raise| decide(&standing(holds), &Demand { raise, ..demand(1) }, Ahead::NoRequest, 0);
     assert!(matches!(ask(MAX_HOLDS - 1, Raise::ByOne), Decision::Reenter(hold) if hold.holds == MAX_HOLDS));
     assert_eq!(ask(MAX_HOLDS, Raise::ByOne), Decision::TooManyHolds);
     assert_eq!(ask(u64::MAX, Raise::ByOne), Decision::TooManyHolds);

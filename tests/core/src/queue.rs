@@ -43,7 +43,7 @@ fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCas
     for number in KEYS {
         let (key, lane) = (key(number), ids(plain, |_, keys| keys.contains(&number)));
         let several = ids(plain, |_, keys| keys.contains(&number) && keys.len() > 1);
-        prop_assert!(queue.several_ahead(&key, from).map(|it| it.id).eq(several.into_iter().filter(|id| *id < from)));
+        prop_assert!(queue.multi_key_ahead(&key, from).map(|it| it.id).eq(several.into_iter().filter(|id| *id < from)));
         prop_assert!(queue.lane(key.db, &key.name).map(|it| it.id).eq(lane.iter().copied()));
         prop_assert_eq!(queue.head(key.db, &key.name), lane.first().copied());
         prop_assert_eq!(queue.waiting(key.db, &key.name), lane.len());
@@ -61,7 +61,7 @@ fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCas
     crowds.sort();
     for db in 0..2 {
         let right = crowds.iter().filter(|(of, ..)| *of == db).map(|(_, Reverse(many), key)| (key.clone(), *many));
-        prop_assert_eq!(queue.crowds_in(db).collect::<Vec<_>>(), right.collect::<Vec<_>>());
+        prop_assert_eq!(queue.longest_queues(db).collect::<Vec<_>>(), right.collect::<Vec<_>>());
     }
     for who in 0..OWNERS {
         let own = ids(plain, |owner, _| owner == who);

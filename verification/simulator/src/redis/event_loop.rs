@@ -2,10 +2,10 @@
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | it has slept | `TurnBegins` | the same |
+//! | it has slept | `IterationBegins` | the same |
 //! | what arrived in this poll, in order of arrival: requests, closed connections, acknowledgements | commands run | the same, and jobs after each |
 //! | timers, then the cron | | |
-//! | before it sleeps | how long to sleep; `TurnEnds`; clients are unblocked; their next commands run | clients are unblocked; their next commands run; `TurnEnds`; how long to sleep |
+//! | before it sleeps | how long to sleep; `IterationEnds`; clients are unblocked; their next commands run | clients are unblocked; their next commands run; `IterationEnds`; how long to sleep |
 //! | replies are sent; connections marked for closing are closed | | |
 //!
 //! Sources: `ae.c`, `server.c` (`beforeSleep`, `afterSleep`), `blocked.c`, `networking.c`, `module.c` of these servers.
@@ -37,7 +37,7 @@ pub fn run_iteration(arrivals: Vec<Arrival>) {
         node.runs_again = false;
     });
     if node(|node| node.is_watched) {
-        report(Event::TurnBegins);
+        report(Event::IterationBegins);
         end_of_step();
     }
     confirm();
@@ -231,7 +231,7 @@ fn before_sleep() {
 fn end_iteration() {
     node(|node| node.iteration_is_over = true);
     if node(|node| node.is_watched) {
-        report(Event::TurnEnds);
+        report(Event::IterationEnds);
         end_of_step();
     }
 }

@@ -120,10 +120,10 @@ impl Checker {
         let is_kept = |wait: &Wait| {
             let it = &wait.request;
             state::with(|state| {
-                let is_it = |waiter: &crate::lock::Waiter<state::Asker>| {
-                    waiter.asker.client == it.client
+                let is_it = |waiter: &crate::lock::Waiter<state::Requester>| {
+                    waiter.requester.client == it.client
                         && *waiter.owner == *it.owner
-                        && waiter.asker.on_behalf == OnBehalf::Session
+                        && waiter.requester.on_behalf == OnBehalf::Session
                 };
                 state.queue.iter().any(is_it)
                     || !state.confirmations.is_empty()
@@ -186,7 +186,8 @@ pub(super) fn waits_end_in_time() -> Result<(), Violation> {
 /// A replica grants nothing, and has refused the waits of sessions.
 pub(super) fn no_wait_on_replica() -> Result<(), Violation> {
     let waits = state::with(|state| {
-        let of_session = |waiter: &&crate::lock::Waiter<state::Asker>| waiter.asker.on_behalf == OnBehalf::Session;
+        let of_session =
+            |waiter: &&crate::lock::Waiter<state::Requester>| waiter.requester.on_behalf == OnBehalf::Session;
         state.queue.iter().find(of_session).map(|waiter| format!("{waiter:?}"))
     });
     waits.map_or(Ok(()), |waiter| Err(Violation::new(ONE_REPLY, format!("on a replica, {waiter}"))))

@@ -79,14 +79,14 @@ impl Checker {
     pub(super) fn waiting(&self) -> Vec<(Arrival, i32, Request)> {
         type Queued = (u64, bool, Bytes, i32, Vec<Bytes>);
         let queued: BTreeMap<Queued, u32> = state::with(|state| {
-            let one = |waiter: &crate::lock::Waiter<state::Asker>| {
+            let one = |waiter: &crate::lock::Waiter<state::Requester>| {
                 let keys = waiter.keys.iter().map(|key| key.name.to_vec()).collect();
                 let limit = match waiter.demand.limit.number() {
                     0 => u32::MAX,
                     limit => limit,
                 };
-                let of_session = waiter.asker.on_behalf == OnBehalf::Session;
-                ((waiter.asker.client, of_session, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
+                let of_session = waiter.requester.on_behalf == OnBehalf::Session;
+                ((waiter.requester.client, of_session, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
             };
             state.queue.iter().map(one).collect()
         });
@@ -196,7 +196,7 @@ pub(super) fn is_same_set(some: &[Bytes], others: &[Bytes]) -> bool {
 /// With everything idle, no request waits for a free lock.
 pub(super) fn no_wait_for_free_lock(late: u64) -> Result<(), Violation> {
     let waiters: Vec<(Bytes, u32, i32, Vec<Bytes>)> = state::with(|state| {
-        let one = |waiter: &crate::lock::Waiter<state::Asker>| {
+        let one = |waiter: &crate::lock::Waiter<state::Requester>| {
             let limit = match waiter.demand.limit.number() {
                 0 => u32::MAX,
                 limit => limit,

@@ -94,7 +94,7 @@ impl Checker {
             return Ok(());
         }
         let unnotified = state::with(|state| {
-            let is_unnotified = |key: &&crate::lock::LockKey| state.bindings.asks(key.db, &key.name);
+            let is_unnotified = |key: &&crate::lock::LockKey| state.bindings.is_armed(key.db, &key.name);
             state.queue.iter().flat_map(|waiter| waiter.keys.iter()).find(is_unnotified).cloned()
         });
         unnotified.map_or(Ok(()), |key| Err(Violation::new(CONTENTION, format!("no `contended` event for {key:?}"))))

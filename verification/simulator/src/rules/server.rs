@@ -134,12 +134,12 @@ pub(super) fn is_refusing(node: &Node) -> bool {
 pub(super) fn tables_agree() -> Result<(), Violation> {
     state::with(|state| {
         for waiter in state.queue.iter() {
-            let pending = state.pending.get(waiter.asker.ticket);
+            let pending = state.pending.get(waiter.requester.ticket);
             if !matches!(pending, Some(Stage::Waiting(id)) if *id == waiter.id) {
                 return Err(Violation::new(STATE, format!("the pending reply of {waiter:?} is {pending:?}")));
             }
             let limit = |state: &State| {
-                waiter.until.is_none_or(|at| state.pending.timeouts.contains(&(at, waiter.asker.ticket)))
+                waiter.until.is_none_or(|at| state.pending.timeouts.contains(&(at, waiter.requester.ticket)))
             };
             if !limit(state) {
                 return Err(Violation::new(STATE, format!("no timeout is registered for {waiter:?}")));

@@ -39,9 +39,9 @@ pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> 
 impl Blocked {
     /// Whether the server may still end the wait itself in this event-loop iteration: its cron may redirect the client. (No
     /// user is deleted here.)
-    pub fn may_end_otherwise(&self, ctx: Ctx) -> bool {
+    pub fn may_be_ended_by_server(&self, ctx: Ctx) -> bool {
         let key = match &self.on {
-            On::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
+            On::Keys(key) if !events::iteration_end_precedes_unblock() => key.as_ref(),
             _ => None,
         };
         key.is_some_and(|key| !ctx.serves(key))

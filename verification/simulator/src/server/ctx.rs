@@ -127,7 +127,7 @@ impl Ctx<'_> {
     /// Whether this node of a cluster serves a key: not if another node has its slot, nor if the key does not exist
     /// while its slot migrates.
     pub fn serves(self, key: &Text) -> bool {
-        super::open_keys::none_may_be_open();
+        super::open_keys::check_none_open();
         let exists = calls::exists(self.db, key.bytes());
         node(|node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key.bytes()), exists).is_none()))
     }

@@ -9,7 +9,7 @@ pub fn watch_keys(_: Ctx) {
 }
 
 /// Whether the end of an iteration comes before the server unblocks clients: before Redis 7.2.
-pub fn turn_end_precedes_unblock() -> bool {
+pub fn iteration_end_precedes_unblock() -> bool {
     node(|node| node.generation == Generation::Redis70)
 }
 
@@ -24,7 +24,7 @@ pub fn request_after_touch(_: Ctx) -> bool {
 }
 
 /// Lets the event loop run another iteration before it sleeps, if it is about to.
-pub fn go_round_again() {
+pub fn request_iteration() {
     node(|node| {
         if node.generation == Generation::Redis70 && node.iteration_is_over {
             node.runs_again = true;

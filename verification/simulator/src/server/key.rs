@@ -146,6 +146,6 @@ impl<'a> Key<'a> {
 }
 
 /// Whether the server reports fields with an expiry of their own without a command being run.
-pub fn tells_of_field_expiry() -> bool {
+pub fn reports_field_expiry() -> bool {
     true
 }

@@ -10,6 +10,6 @@ pub fn are_possible(_: Ctx) -> bool {
 
 /// Whether the server would refuse a client's write now.
 pub fn are_refused(_: Ctx) -> bool {
-    super::open_keys::none_may_be_open();
+    super::open_keys::check_none_open();
     node(|node| node.refuses_writes().is_some() || node.slots.as_ref().is_some_and(|slots| slots.is_down))
 }

@@ -2,48 +2,49 @@
 
 use crate::terms::{Bytes, Id, Limit, Millis, Terms, Wait, Words};
 
-/// One acquisition.
+/// An acquisition, from the call to the end of its hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) owner: Bytes,
     pub(crate) keys: Vec<Bytes>,
     pub(crate) terms: Terms,
     pub(crate) wait: Wait,
-    /// When the program asked.
+    /// When the program requested it.
     pub(crate) since: Millis,
-    /// Whether the program still wants it. Once unwanted, it stays so.
+    /// Whether the program still wants it. An unwanted claim never becomes wanted again.
     pub(crate) wanted: bool,
     pub(crate) stage: Stage,
     /// The pending request.
     pub(crate) sent: Option<Kind>,
-    /// The pair over which a request of it was sent last: only that session can wait for it or renew it.
+    /// The pair of connections that carried its last acquire or renew request: only that session can queue or renew it.
+    /// 0: it was requested by the core of another server.
     pub(crate) pair: Option<u64>,
-    /// It was requested in a session that has ended, so it may be held.
+    /// It was requested before, in an earlier session or at another server, so the server may hold it.
     pub(crate) asked_before: bool,
     /// A release that was sent while the hold was certain got no reply, so the next one may find nothing.
     pub(crate) maybe_released: bool,
-    /// The last refusal of its release, or of a request that is sent again.
+    /// The last error reply to its release, or to a request that is sent again.
     pub(crate) refusal: Option<String>,
-    /// Its keys are released one by one, since one of them holds another type: those that are left.
+    /// Its keys are released one by one, because one of them holds another type. `keys` has those that are left.
     pub(crate) is_split: bool,
-    /// The last reply was that another server serves it.
+    /// The last reply redirected it to another server.
     pub(crate) has_moved: bool,
-    /// It is being redirected: the next request says so (`ASKING`).
+    /// It follows an `ASK` redirection: `ASKING` precedes its next request.
     pub(crate) asking: bool,
-    /// Nothing is sent before.
+    /// No request is sent before this time.
     pub(crate) not_before: Millis,
-    /// It must be released by then, or the session ends.
+    /// The deadline of its release. Afterwards the core ends the session that renews the hold.
     pub(crate) bound: Option<Millis>,
-    /// The program's requests about the hold.
+    /// The program's calls about the hold.
     pub(crate) renewal: Option<Renewal>,
     pub(crate) checks: Vec<Id>,
     pub(crate) release: Option<Id>,
-    /// The token of a late grant that is gone: the event of its loss may come when the lock is requested again.
+    /// The token of a late grant that was lost. The event of that loss may arrive after the lock was requested again.
     pub(crate) past: Option<u64>,
-    /// Another client waits for it, and how often in a row it was used since that is known.
-    pub(crate) called: bool,
+    /// Another client waits for the lock, and how many uses in a row have begun since the core knows.
+    pub(crate) contended: bool,
     pub(crate) uses: u32,
-    /// It is unused, and cached until then.
+    /// The hold is unused, and cached until this time.
     pub(crate) idle: Option<Millis>,
 }
 
@@ -55,7 +56,7 @@ pub(crate) enum Stage {
     /// Requested in this session.
     Asked,
     Held(Hold),
-    /// The server did not have it when it was released. The reason arrives on the other connection.
+    /// The release found no hold. The reason of the loss is still to arrive on the session's connection.
     Gone,
 }
 
@@ -64,20 +65,23 @@ pub(crate) enum Stage {
 pub(crate) struct Hold {
     pub(crate) token: u64,
     pub(crate) lease: Millis,
-    /// Until when it is certain, heartbeats aside.
+    /// Until when it is certain, without heartbeats.
     pub(crate) until: Millis,
-    /// How many `LOCK.EVENTS` had been sent when its options became known: heartbeats cover it from the next one on.
+    /// How many `LOCK.EVENTS` had been sent when its grant or renewal was reported: the replies to later ones cover it.
+    /// `u64::MAX`: none covers it, because a renewal that shortens the lease is pending.
     pub(crate) known: u64,
-    /// Bound to the present session.
+    /// It is bound to the current session.
     pub(crate) bound: bool,
-    /// A renewal waits for its replicas.
+    /// A renewal waits until replicas confirm it.
     pub(crate) confirming: bool,
-    /// Of a renewal of several keys, an event comes for each: how many are missing, and how long the others last.
+    /// A renewal of several keys causes an event for each: how many keys have none yet, and until when the others are
+    /// certain.
     pub(crate) left: usize,
     pub(crate) lasts: Millis,
 }
 
-/// A renewal that the program has requested, or one that decides whether a late grant counts: then the call is that of the acquisition.
+/// A renewal that the program has requested, or one that decides whether a late grant counts. The call of the latter is
+/// the acquisition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Renewal {
     pub(crate) call: Id,
@@ -86,13 +90,14 @@ pub(crate) struct Renewal {
     pub(crate) is_sent: bool,
 }
 
-/// What is sent for it.
+/// A request for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Acquire,
     /// With this lease.
     Renew(Millis),
-    /// All of it, waiting requests included; whether the hold was certain then.
+    /// Releases everything of the owner (`ALL`), waiting requests included. Whether the hold was certain when this was
+    /// sent.
     Release(bool),
 }
 
@@ -105,15 +110,16 @@ pub(crate) enum Rank {
     New,
 }
 
-/// The subject of a call.
+/// The kind of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum About {
+pub(crate) enum CallKind {
     Acquire,
     Release,
-    /// Of a hold, which knows of the call.
+    /// The hold's [`Renewal`] has the number of the call.
     Renew,
     Check(Id),
-    /// These words; nothing is sent before. `again`: once more, if its session ends before the reply.
+    /// Any other request, which is not sent before `not_before`. `again`: it is sent once more if its session ends
+    /// before the reply.
     Request {
         words: Vec<Bytes>,
         not_before: Millis,
@@ -122,29 +128,29 @@ pub(crate) enum About {
     Close,
 }
 
-/// A call whose caller waits.
+/// A call with a caller that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    pub(crate) about: About,
+    pub(crate) kind: CallKind,
     pub(crate) bound: Option<Millis>,
 }
 
-/// An acquisition or a hold on its way from one core to another, with its calls.
+/// An acquisition or a hold that moves from one core to another, with its calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Its number, which it keeps.
+    /// Its number, which stays the same.
     pub id: Id,
     pub(crate) claim: Claim,
     pub(crate) calls: Vec<(Id, Call)>,
 }
 
 impl Moved {
-    /// The key that says which server serves it.
+    /// The key that decides which server serves it.
     pub fn key(&self) -> &[u8] {
         self.claim.keys.first().map_or(&[], |key| key)
     }
 
-    /// The calls that go with it.
+    /// The calls that move with it.
     pub fn calls(&self) -> impl Iterator<Item = Id> {
         self.calls.iter().map(|(call, _)| *call)
     }
@@ -158,8 +164,9 @@ impl Claim {
         }
     }
 
-    /// Its session has ended, or its server does not serve it any more: no earlier request takes effect.
-    pub(crate) fn set_adrift(&mut self, until: Millis) {
+    /// Detaches it from a session that has ended, or from a server that no longer serves it: no earlier request takes
+    /// effect.
+    pub(crate) fn detach(&mut self, until: Millis) {
         self.maybe_released |= self.sent == Some(Kind::Release(true));
         (self.sent, self.not_before) = (None, 0);
         match &mut self.stage {
@@ -172,7 +179,8 @@ impl Claim {
         }
     }
 
-    /// Whether this acquisition, with this number, was granted so late that a renewal decides if it counts.
+    /// Whether the grant of this acquisition, which has this number, is so late that a renewal decides whether it
+    /// counts.
     pub(crate) fn is_late(&self, id: Id) -> bool {
         self.renewal.as_ref().is_some_and(|renewal| renewal.call == id)
     }
@@ -193,11 +201,11 @@ impl Claim {
             return if matches!(self.stage, Stage::Gone) { None } else { Some(Kind::Release(until > now)) };
         }
         match &self.stage {
-            // `WAIT 0` has no limit: the call ends without a further request.
+            // `WAIT 0` would wait without a limit. A call whose time is over ends without a further request.
             Stage::New => self.left(now).is_none_or(|left| left > 0).then_some(Kind::Acquire),
             Stage::Asked | Stage::Gone => None,
             Stage::Held(hold) => {
-                // Taken over, because the program says so, or because it is uncertain.
+                // The program requested it, the session has to take the hold over, or the hold is uncertain.
                 let may_live = self.terms.watchdog || until > now;
                 let is_due = self.renewal.is_some() || (may_live && (!hold.bound || until <= now));
                 (is_due && !hold.confirming).then(|| Kind::Renew(self.next_lease(hold, until, now)))
@@ -205,7 +213,7 @@ impl Claim {
         }
     }
 
-    /// What is left of its wait, if that has a limit.
+    /// The time left to wait, if the wait has a limit.
     fn left(&self, now: Millis) -> Option<Millis> {
         match self.wait {
             Wait::For(time) => Some(self.since.saturating_add(time).saturating_sub(now)),
@@ -213,7 +221,7 @@ impl Claim {
         }
     }
 
-    /// A lease that the server does not renew is never made longer by taking it over.
+    /// The lease of the next renewal. Taking a hold over never extends a lease that the server does not renew.
     fn next_lease(&self, hold: &Hold, until: Millis, now: Millis) -> Millis {
         match &self.renewal {
             Some(renewal) => renewal.lease.unwrap_or(hold.lease),
@@ -222,7 +230,8 @@ impl Claim {
         }
     }
 
-    /// Its place among those that have something to send: the least lease first, then by arrival.
+    /// Its priority among the claims with something to send: holds, the one with the least lease left first; unwanted
+    /// claims; then requests, first those sent before, by arrival.
     pub(crate) fn rank(&self, until: Millis) -> (Rank, Millis) {
         match self.stage {
             _ if !self.wanted => (Rank::Unwanted, 0),

@@ -1,38 +1,39 @@
 //! The core: requests and holds, and the pair of connections for them.
 
 use crate::alarms::Alarms;
-use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
+use crate::claim::{Call, CallKind, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
 use crate::pair::{self, Advice, Event, Greeted, Pair, Sent};
 use crate::terms::certain;
 use crate::{Bytes, Channel, Id, Input, LossReason, Millis, Outcome, Output, Reply, Settings, Terms, Wait};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The pause before a request is repeated.
-const AGAIN: Millis = 100;
-/// The longest first pause between two sessions; it doubles.
+const RETRY_PAUSE: Millis = 100;
+/// The maximum of the first pause between two sessions. It doubles each time.
 const FIRST_PAUSE: Millis = 20;
-/// The longest pause, if no lease is so short that a sixteenth of it is less.
+/// The maximum of all pauses; a sixteenth of the shortest lease, if that is less.
 const LONGEST_PAUSE: Millis = 1_000;
-/// How often the time limit is doubled at most, from the shortest one to the longest.
+/// How often the limit of silence doubles at most, from the shortest one to the longest.
 const DOUBLED: u32 = 5;
-/// The limits of silence once the server has sent a heartbeat.
+/// The limits of silence, once the server has sent a heartbeat.
 const SHORTEST_LIMIT: Millis = 50;
 const LONGEST_LIMIT: Millis = 1_000;
-/// The reason of a loss arrives on another connection than the reply that shows it: how long the core waits for it.
-const TOLD_WITHIN: Millis = 1_000;
+/// How long the core waits for the reason of a loss, which arrives on another connection than the reply that shows the
+/// loss.
+const REASON_TIMEOUT: Millis = 1_000;
 /// The version of the protocol that this client speaks.
 const PROTOCOL: u64 = 4;
 /// A wake-up that is late by more than this means that the process was paused.
 const LATE: Millis = 200;
 
-/// The key holds another type. Nothing is left of the lock, whichever arrives first: this reply, or
-/// the event of its loss on the other connection.
+/// Whether the key holds another type: the lock does not exist any more. The event of its loss, on the other
+/// connection, may arrive before or after this error.
 fn is_overwritten(error: &str) -> bool {
     error.starts_with("WRONGTYPE")
 }
 
-/// The number of no call.
-const NOBODY: Id = 0;
+/// The number that no call has.
+const NO_CALL: Id = 0;
 
 /// A client at one server.
 #[derive(Debug)]
@@ -43,30 +44,31 @@ pub struct Core {
     claims: BTreeMap<Id, Claim>,
     owners: BTreeMap<Bytes, Id>,
     calls: BTreeMap<Id, Call>,
-    /// Claims that may have something to send, the first first.
+    /// Claims and calls that may have something to send, by priority.
     ready: BTreeSet<(Rank, Millis, Id)>,
-    /// When to look at which claim or call again.
+    /// When each claim or call is checked again.
     alarms: Alarms,
     pair: Option<Pair>,
     pairs: u64,
     /// How many `LOCK.EVENTS` were sent, over all pairs.
     nexts: u64,
-    /// Sessions that may not have ended.
+    /// Earlier sessions that may still exist at the server.
     replaced: Vec<Bytes>,
-    /// No pair is opened before.
+    /// No pair is opened before this time.
     opens_at: Millis,
-    /// No pair is opened without a pause before.
+    /// Before this time, each pair that ends is replaced after a pause.
     at_once_from: Millis,
     pause: Millis,
     doubled: u32,
     /// The last wake-up time that the driver was given.
     wakes_at: Option<Millis>,
-    /// This process was paused: until then no hold is lost for want of a session.
+    /// After a pause of this process: until this time no hold counts as lost because a session is missing.
     asks_until: Millis,
     random: u64,
     /// How many unwanted claims are not released yet.
     unwanted: usize,
-    /// The server's default lease, and within how many ms it answers a `LOCK.EVENTS`, by its last heartbeat.
+    /// The server's default lease, and how many ms after its arrival the server answers a `LOCK.EVENTS` at the latest,
+    /// as the last heartbeat says.
     default_lease: Millis,
     pace: Option<Millis>,
     in_cluster: bool,
@@ -74,7 +76,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A client without requests: nothing is opened before the first.
+    /// A client without requests. It opens no connection before the first one.
     pub fn new(settings: Settings) -> Self {
         Self {
             random: settings.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -104,25 +106,25 @@ impl Core {
         }
     }
 
-    /// The same at one server of a cluster: what another one serves moves to that one's core.
+    /// The same at one server of a cluster: a claim that another server serves moves to that server's core.
     pub fn in_cluster(settings: Settings) -> Self {
         Self { in_cluster: true, ..Self::new(settings) }
     }
 
-    /// An input at this time.
+    /// Handles an input at this time.
     pub fn step(&mut self, now: Millis, input: Input) {
         self.now = self.now.max(now);
         if self.wakes_at.is_some_and(|at| self.now > at.saturating_add(LATE)) {
-            self.begin_anew();
+            self.restart_limits();
         }
         match input {
             Input::Acquire { call, by, keys, terms, wait } => self.acquire(call, by, keys, terms, wait),
             Input::Release { call, hold, within } => self.release(call, hold, within),
             Input::Renew { call, hold, lease, fence, within } => {
-                // One at a time; a call whose caller is gone does not count.
+                // One renewal at a time. One whose caller is gone does not count.
                 let is_open = |renewal: &Renewal| self.calls.contains_key(&renewal.call);
                 let is_free = !self.claims.get(&hold).and_then(|it| it.renewal.as_ref()).is_some_and(is_open);
-                self.about_hold(call, About::Renew, hold, within, |claim| {
+                self.begin_hold_call(call, CallKind::Renew, hold, within, |claim| {
                     if is_free {
                         claim.renewal = Some(Renewal { call, lease, fence, is_sent: false });
                     }
@@ -133,9 +135,9 @@ impl Core {
                 if self.is_held(hold, self.now) {
                     self.outputs.push_back(Output::Ended { call, outcome: Outcome::Held });
                 } else {
-                    // What can be answered without the server is answered now.
+                    // A check that needs no reply of the server is answered now.
                     self.claim_is_late(hold);
-                    self.about_hold(call, About::Check(hold), hold, within, |claim| {
+                    self.begin_hold_call(call, CallKind::Check(hold), hold, within, |claim| {
                         claim.checks.push(call);
                         true
                     });
@@ -145,20 +147,20 @@ impl Core {
             Input::Use { call, hold, most } => self.use_again(call, hold, most),
             Input::Request { call, words, within } => {
                 let only_looks = words.first().is_some_and(|word| word == b"LOCK.INFO");
-                self.begin(call, About::Request { words, not_before: 0, again: only_looks }, Some(within));
+                self.begin(call, CallKind::Request { words, not_before: 0, again: only_looks }, Some(within));
             }
             Input::Drop { call } => self.drop_call(call),
             Input::Close { call, within } => self.close(call, within),
             Input::Opened { pair } => self.opened(pair),
             Input::Received { pair, channel, bytes } => self.received(pair, channel, &bytes),
-            Input::Replied { pair, channel, reply } => self.says(pair, channel, reply),
+            Input::Replied { pair, channel, reply } => self.handle_reply(pair, channel, reply),
             Input::Leave { id } => self.leave(id, "MOVED".into()),
             Input::Take { moved } => self.take_over(*moved),
             Input::Ended { pair } if self.is_current(pair) => self.end_pair(false),
             Input::Ended { .. } => {}
             Input::Wake => {
                 self.wakes_at = None;
-                self.judge_times();
+                self.check_times();
             }
         }
         self.open();
@@ -166,7 +168,7 @@ impl Core {
         self.set_alarm();
     }
 
-    /// The next output. Call it until there is none, after every step.
+    /// The next output. The driver calls this after every step, until there is none.
     pub fn take(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
@@ -180,9 +182,9 @@ impl Core {
     pub fn held_until(&self, hold: Id) -> Option<Millis> {
         let claim =
             self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some() && !claim.is_late(hold))?;
-        // The server releases an ephemeral hold as soon as it finds the session's connection dead.
-        let alive = || self.pair.as_ref().map_or(0, |pair| pair.deadline(self.limit()));
-        Some(self.until(claim).min(if claim.terms.ephemeral { alive() } else { Millis::MAX }))
+        // The server releases an ephemeral hold as soon as it notices that the session's connection has ended.
+        let alive_until = || self.pair.as_ref().map_or(0, |pair| pair.deadline(self.limit()));
+        Some(self.until(claim).min(if claim.terms.ephemeral { alive_until() } else { Millis::MAX }))
     }
 
     /// The lease of this hold.
@@ -195,7 +197,7 @@ impl Core {
         self.unwanted == 0
     }
 
-    /// Whether it was closed, and nothing is left to do.
+    /// Whether the client is closed, and nothing is left to do.
     pub fn has_ended(&self) -> bool {
         self.is_closed && self.claims.is_empty() && self.pair.is_none()
     }
@@ -205,33 +207,34 @@ impl Core {
         self.claims.iter().map(|(id, claim)| (*id, claim.keys.first().map_or(&[][..], |key| key)))
     }
 
-    /// How long a hold is certain.
+    /// Until when the hold of this claim is certain; 0: it has none.
     fn until(&self, claim: &Claim) -> Millis {
         let Some(hold) = claim.hold() else { return 0 };
-        let alive = self.pair.as_ref().and_then(|pair| pair.alive);
-        let covers = |alive: &pair::Alive| claim.terms.watchdog && hold.bound && hold.known < alive.next;
-        let sure =
-            alive.filter(covers).map(|it| it.asked.saturating_add(certain(hold.lease.saturating_mul(it.sure) / 1000)));
+        let heartbeat = self.pair.as_ref().and_then(|pair| pair.heartbeat);
+        let covers = |heartbeat: &pair::Heartbeat| claim.terms.watchdog && hold.bound && hold.known < heartbeat.next;
+        let sure = heartbeat
+            .filter(covers)
+            .map(|it| it.asked.saturating_add(certain(hold.lease.saturating_mul(it.sure) / 1000)));
         hold.until.max(sure.unwrap_or(0))
     }
 
-    // Requests of the program.
+    // Calls of the program.
 
-    /// A call begins.
-    fn begin(&mut self, call: Id, about: About, within: Option<Millis>) {
+    /// Begins a call.
+    fn begin(&mut self, call: Id, kind: CallKind, within: Option<Millis>) {
         if self.is_closed {
             return self.outputs.push_back(Output::Ended { call, outcome: Outcome::Closed });
         }
         let bound = within.map(|within| self.now.saturating_add(within));
         bound.into_iter().for_each(|bound| self.alarms.set(bound, call));
-        self.calls.insert(call, Call { about, bound });
+        self.calls.insert(call, Call { kind, bound });
         self.ready.insert((Rank::New, 0, call));
     }
 
-    /// A call ends, if its caller still waits.
+    /// Ends a call, if its caller still waits.
     fn finish(&mut self, call: Id, outcome: Outcome) {
         if self.calls.remove(&call).is_some() {
-            self.silence(call);
+            self.clear_alarm(call);
             self.outputs.push_back(Output::Ended { call, outcome });
         }
     }
@@ -242,7 +245,7 @@ impl Core {
             Wait::For(time) => Some(time.saturating_add(self.settings.grace)),
             Wait::Forever => None,
         };
-        self.begin(call, About::Acquire, within);
+        self.begin(call, CallKind::Acquire, within);
         if keys.is_empty() {
             self.finish(call, Outcome::Refused("ERR a lock needs a key at least".into()));
         }
@@ -273,7 +276,7 @@ impl Core {
             checks: Vec::new(),
             release: None,
             past: None,
-            called: false,
+            contended: false,
             uses: 0,
             idle: None,
         };
@@ -281,22 +284,22 @@ impl Core {
     }
 
     fn release(&mut self, call: Id, hold: Id, within: Millis) {
-        self.begin(call, About::Release, Some(within));
+        self.begin(call, CallKind::Release, Some(within));
         match self.claims.get_mut(&hold).filter(|claim| claim.wanted && claim.hold().is_some()) {
             None => self.finish(call, Outcome::NotHeld),
             Some(claim) => {
                 claim.release = Some(call);
-                self.give_back(hold);
+                self.begin_release(hold);
             }
         }
     }
 
-    /// No task here uses it any more. If another client waits for it, it is not cached.
+    /// The use of a hold ends. The hold is cached, or released if another client waits for it.
     fn keep(&mut self, hold: Id, idle: Millis) {
         let until = self.now.saturating_add(idle);
         match self.claims.get_mut(&hold) {
             None => {}
-            Some(claim) if claim.wanted && claim.hold().is_some() && !claim.called => {
+            Some(claim) if claim.wanted && claim.hold().is_some() && !claim.contended => {
                 claim.idle = Some(until);
                 self.alarms.set(until, hold);
             }
@@ -304,13 +307,14 @@ impl Core {
         }
     }
 
-    /// An uncertain hold is not used: a new request takes no longer than asking whether it is held.
+    /// Uses a cached hold. An uncertain one is released instead: a new request takes no longer than asking whether it
+    /// is held.
     fn use_again(&mut self, call: Id, hold: Id, most: u32) {
         let is_held = self.is_held(hold, self.now);
         let outcome = match self.claims.get_mut(&hold) {
-            Some(claim) if is_held && !(claim.called && claim.uses >= most) => {
+            Some(claim) if is_held && !(claim.contended && claim.uses >= most) => {
                 claim.idle = None;
-                claim.uses = claim.uses.saturating_add(claim.called.into());
+                claim.uses = claim.uses.saturating_add(claim.contended.into());
                 Outcome::Held
             }
             claim => {
@@ -323,19 +327,26 @@ impl Core {
         self.outputs.push_back(Output::Ended { call, outcome });
     }
 
-    /// Another client waits for it; this may arrive before the grant.
-    fn called(&mut self, id: Id) {
+    /// Another client waits for the lock. This event may arrive before the grant.
+    fn contended(&mut self, id: Id) {
         match self.claims.get_mut(&id).filter(|claim| claim.wanted) {
-            Some(claim) if claim.idle.is_some() => self.give_back(id),
-            // Of several keys, an event comes for each, and once more after a renewal: the count does not start anew.
-            Some(claim) if !claim.called => (claim.called, claim.uses) = (true, 1),
+            Some(claim) if claim.idle.is_some() => self.begin_release(id),
+            // Several keys cause an event each, and a renewal causes them again. The count of uses does not restart.
+            Some(claim) if !claim.contended => (claim.contended, claim.uses) = (true, 1),
             _ => {}
         }
     }
 
-    /// A question about a hold, which is noted there if it can be.
-    fn about_hold(&mut self, call: Id, about: About, hold: Id, within: Millis, note: impl FnOnce(&mut Claim) -> bool) {
-        self.begin(call, about, Some(within));
+    /// Begins a call about a hold. `note` records it there, and returns false if the hold is being renewed already.
+    fn begin_hold_call(
+        &mut self,
+        call: Id,
+        kind: CallKind,
+        hold: Id,
+        within: Millis,
+        note: impl FnOnce(&mut Claim) -> bool,
+    ) {
+        self.begin(call, kind, Some(within));
         let claim = self.claims.get_mut(&hold).filter(|claim| claim.wanted && claim.hold().is_some());
         match claim.map(note) {
             Some(true) => self.touch(hold),
@@ -346,29 +357,29 @@ impl Core {
 
     fn drop_call(&mut self, call: Id) {
         self.calls.remove(&call);
-        self.silence(call);
+        self.clear_alarm(call);
         if self.claims.get(&call).is_some_and(|claim| claim.wanted) {
-            self.give_back(call);
+            self.begin_release(call);
         }
     }
 
     fn close(&mut self, call: Id, within: Millis) {
-        self.begin(call, About::Close, Some(within));
+        self.begin(call, CallKind::Close, Some(within));
         self.is_closed = true;
         let open: Vec<Id> = self.calls.keys().copied().filter(|other| *other != call).collect();
         for other in open {
-            if !matches!(self.calls.get(&other), Some(Call { about: About::Release, .. })) {
+            if !matches!(self.calls.get(&other), Some(Call { kind: CallKind::Release, .. })) {
                 self.finish(other, Outcome::Closed);
             }
         }
         let wanted: Vec<Id> = self.claims.iter().filter(|(_, claim)| claim.wanted).map(|(id, _)| *id).collect();
-        wanted.into_iter().for_each(|id| self.give_back(id));
+        wanted.into_iter().for_each(|id| self.begin_release(id));
     }
 
-    // What becomes of claims.
+    // The states of claims.
 
-    /// The program does not want it any more: it is released, at whatever stage.
-    fn give_back(&mut self, id: Id) {
+    /// The program does not want this claim any more: the core withdraws or releases it, at whatever stage.
+    fn begin_release(&mut self, id: Id) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         self.unwanted += usize::from(claim.wanted);
         claim.wanted = false;
@@ -383,16 +394,17 @@ impl Core {
         if was_sent { self.touch(id) } else { self.forget(id) }
     }
 
-    /// Nothing of it is left at the server.
+    /// Removes a claim of which the server has neither a hold nor a request.
     fn forget(&mut self, id: Id) {
         if let Some(claim) = self.claims.remove(&id) {
             self.owners.remove(&claim.owner);
             self.unwanted -= usize::from(!claim.wanted);
         }
-        self.silence(id);
+        self.clear_alarm(id);
     }
 
-    /// A hold is lost. Something of it may be left: other keys, or what can't be seen from here.
+    /// Handles the loss of a hold. What may be left at the server is released: other keys, or, without `is_gone`, the
+    /// hold itself.
     fn lose(&mut self, id: Id, why: LossReason, is_gone: bool) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         if claim.is_late(id) {
@@ -407,46 +419,46 @@ impl Core {
         if was_wanted {
             self.outputs.push_back(Output::Lost { hold: id, why });
         }
-        if is_gone && is_all { self.forget(id) } else { self.give_back(id) }
+        if is_gone && is_all { self.forget(id) } else { self.begin_release(id) }
     }
 
-    /// A late grant did not count.
+    /// A late grant did not count: the lock is requested again, or the call ends if it does not wait.
     fn ask_again(&mut self, id: Id) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         (claim.stage, claim.renewal, claim.asked_before) = (Stage::New, None, true);
         if claim.wait == Wait::No {
             self.finish(id, Outcome::NotGranted);
-            return self.give_back(id);
+            return self.begin_release(id);
         }
         self.touch(id);
     }
 
-    /// Another server serves it.
+    /// Gives up a claim that another server serves: the driver hands it to that server's core.
     fn leave(&mut self, id: Id, error: String) {
         let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
         let Some(mut claim) = self.claims.remove(&id) else { return };
         self.owners.remove(&claim.owner);
         self.unwanted -= usize::from(!claim.wanted);
         if let Some(pair) = &mut self.pair {
-            // A reply that is still pending is dropped: the claim may be back by then.
-            pair.unanswered.iter_mut().filter(|sent| sent.id == id).for_each(|sent| sent.id = NOBODY);
+            // A pending reply is ignored: the claim may have returned by the time it arrives.
+            pair.unanswered.iter_mut().filter(|sent| sent.id == id).for_each(|sent| sent.id = NO_CALL);
         }
-        claim.set_adrift(until);
-        // Two servers that redirect to each other are asked with a pause.
+        claim.detach(until);
+        // Two servers that redirect to each other: a pause precedes each further request.
         if claim.has_moved {
-            claim.not_before = self.now.saturating_add(AGAIN);
+            claim.not_before = self.now.saturating_add(RETRY_PAUSE);
         }
         (claim.has_moved, claim.asking) = (true, error.starts_with("ASK"));
         let renewal = claim.renewal.as_ref().map(|renewal| renewal.call);
         let calls = claim.checks.iter().copied().chain(claim.release).chain(renewal).chain([id]);
         let calls: Vec<_> = calls.filter_map(|call| Some((call, self.calls.remove(&call)?))).collect();
-        calls.iter().map(|(call, _)| *call).chain([id]).for_each(|id| self.silence(id));
+        calls.iter().map(|(call, _)| *call).chain([id]).for_each(|id| self.clear_alarm(id));
         self.outputs.push_back(Output::Moved { moved: Box::new(Moved { id, claim, calls }), error });
     }
 
     fn take_over(&mut self, Moved { id, mut claim, calls }: Moved) {
         claim.asked_before = true;
-        // Whatever its state, it was requested here, and the result moves with the key.
+        // At whatever stage it is, it counts as requested: its hold or request moves here with the slot.
         claim.pair = Some(0);
         self.unwanted += usize::from(!claim.wanted);
         self.owners.insert(claim.owner.clone(), id);
@@ -458,7 +470,7 @@ impl Core {
         self.set_next_alarm(id);
         self.touch(id);
         if self.is_closed {
-            self.give_back(id);
+            self.begin_release(id);
         }
     }
 
@@ -466,7 +478,7 @@ impl Core {
         self.in_cluster && (error.starts_with("MOVED") || error.starts_with("ASK "))
     }
 
-    /// It may have something to send.
+    /// Marks a claim that may have something to send.
     fn touch(&mut self, id: Id) {
         let Some(claim) = self.claims.get(&id) else { return };
         let until = self.until(claim);
@@ -483,7 +495,7 @@ impl Core {
         let hold = Hold { token, lease, until, known, bound: true, confirming: false, left: 0, lasts: Millis::MAX };
         let was_held = matches!(std::mem::replace(&mut claim.stage, Stage::Held(hold)), Stage::Held(_));
         claim.refusal = None;
-        // With less than half of its lease, it does not count before the answer to a renewal.
+        // A grant with less than half of its lease left does not count before a renewal is answered.
         let is_late = !was_held && claim.wanted && until < self.now.saturating_add(lease / 2);
         if is_late {
             claim.renewal = Some(Renewal { call: id, lease: Some(lease), fence: None, is_sent: false });
@@ -501,7 +513,7 @@ impl Core {
         self.touch(id);
     }
 
-    /// The session does not renew it any more: it is to be taken over.
+    /// The server does not renew a hold for this session any more: a renewal binds it again.
     fn unbound(&mut self, id: Id) {
         let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
         if let Some(hold) = self.claims.get_mut(&id).and_then(Claim::hold_mut) {
@@ -510,7 +522,7 @@ impl Core {
         self.touch(id);
     }
 
-    /// A request for it got an error.
+    /// Handles an error, in a reply or an event, for an acquisition or a renewal.
     fn refused(&mut self, id: Id, error: String) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let is_unsure = claim.asked_before || error.starts_with("UNCONFIRMED");
@@ -518,13 +530,13 @@ impl Core {
             return self.lose(id, LossReason::Changed, true);
         }
         if let Stage::Held(hold) = &mut claim.stage {
-            // A renewal: nothing is revoked.
+            // A refused renewal revokes nothing.
             (hold.confirming, hold.left) = (false, 0);
-            claim.not_before = self.now.saturating_add(AGAIN);
+            claim.not_before = self.now.saturating_add(RETRY_PAUSE);
             if claim.is_late(id) {
                 if claim.wait == Wait::No || !pair::is_passing(&error) {
                     self.finish(id, Outcome::Refused(error));
-                    return self.give_back(id);
+                    return self.begin_release(id);
                 }
                 claim.renewal.iter_mut().for_each(|renewal| renewal.is_sent = false);
             } else if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
@@ -534,15 +546,15 @@ impl Core {
         }
         if claim.wanted && claim.wait != Wait::No && pair::is_passing(&error) {
             (claim.stage, claim.refusal) = (Stage::New, Some(error));
-            claim.not_before = self.now.saturating_add(AGAIN);
+            claim.not_before = self.now.saturating_add(RETRY_PAUSE);
             return self.touch(id);
         }
         claim.stage = Stage::New;
         self.finish(id, Outcome::Refused(error));
-        if is_unsure { self.give_back(id) } else { self.forget(id) }
+        if is_unsure { self.begin_release(id) } else { self.forget(id) }
     }
 
-    // What arrives.
+    // Replies and events.
 
     fn is_current(&self, number: u64) -> bool {
         self.pair.as_ref().is_some_and(|pair| pair.number == number)
@@ -554,11 +566,11 @@ impl Core {
         let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
         pair.stage = pair::Stage::Greeting;
         pair.promised = now;
-        self.say(Channel::Session, replaced);
+        self.push_request(Channel::Session, replaced);
         self.ask_for_events(false);
     }
 
-    fn say(&mut self, channel: Channel, words: Vec<Bytes>) {
+    fn push_request(&mut self, channel: Channel, words: Vec<Bytes>) {
         let pair = self.pair.as_ref().map(|pair| pair.number);
         self.outputs.extend(pair.map(|pair| Output::Send { pair, channel, words }));
     }
@@ -568,7 +580,7 @@ impl Core {
         if let Some(pair) = &mut self.pair {
             pair.asked = self.now;
         }
-        self.say(Channel::Session, Pair::question(waits));
+        self.push_request(Channel::Session, Pair::events_request(waits));
     }
 
     fn received(&mut self, number: u64, channel: Channel, bytes: &[u8]) {
@@ -589,17 +601,17 @@ impl Core {
             };
             match Reply::take(from) {
                 Ok(None) => return,
-                Ok(Some(reply)) => self.says(number, channel, reply),
+                Ok(Some(reply)) => self.handle_reply(number, channel, reply),
                 Err(_) => return self.end_pair(false),
             }
         }
     }
 
-    fn says(&mut self, number: u64, channel: Channel, reply: Reply) {
+    fn handle_reply(&mut self, number: u64, channel: Channel, reply: Reply) {
         let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
         let serves = channel == Channel::Requests && !matches!(reply, Reply::Error(_));
         let makes_sense = match channel {
-            Channel::Session => self.session_says(reply),
+            Channel::Session => self.handle_session_reply(reply),
             Channel::Requests => {
                 pair.heard = self.now;
                 self.replied(reply)
@@ -612,11 +624,11 @@ impl Core {
         }
     }
 
-    /// A reply of the session. `None`: malformed.
-    fn session_says(&mut self, reply: Reply) -> Option<()> {
+    /// Handles a reply on the session's connection. `None`: it is malformed, or an error that ends the session.
+    fn handle_session_reply(&mut self, reply: Reply) -> Option<()> {
         let pair = self.pair.as_mut()?;
         if let Reply::Error(error) = reply {
-            return self.session_fails(error);
+            return self.handle_session_error(error);
         }
         if pair.id.is_none() {
             let Greeted { id, protocol: [lowest, highest] } = Greeted::read(&reply)?;
@@ -630,16 +642,16 @@ impl Core {
             self.replaced.clear();
             return Some(());
         }
-        // Unblocked by an operator, or not of this version.
+        // An operator unblocked the connection, or the server speaks another version.
         if reply == Reply::Null {
-            pair.asks_at = Some(self.now.saturating_add(AGAIN));
+            pair.asks_at = Some(self.now.saturating_add(RETRY_PAUSE));
             return Some(());
         }
         let (asked, next, now) = (pair.asked, self.nexts, self.now);
         let mut events = Vec::new();
         for element in reply.elements()? {
             let event = Event::read(element)?;
-            if event.kind == "heartbeat" { pair.hear_alive(&event.detail, next, now)? } else { events.push(event) }
+            if event.kind == "heartbeat" { pair.read_heartbeat(&event.detail, next, now)? } else { events.push(event) }
         }
         (self.default_lease, self.pace) = (pair.default_lease, Some(pair.pace));
         let begins = pair.stage == pair::Stage::Greeting;
@@ -649,19 +661,19 @@ impl Core {
         }
         self.ask_for_events(true);
         if begins {
-            self.begin_to_carry();
+            self.resume_claims();
         }
         Some(())
     }
 
-    /// The session's own requests fail: it can't be had, or not now.
-    fn session_fails(&mut self, error: String) -> Option<()> {
+    /// Handles an error reply to one of the session's own requests. `None`: the session ends.
+    fn handle_session_error(&mut self, error: String) -> Option<()> {
         match (Advice::of(&error), self.pair.as_ref()?.stage) {
-            (Advice::Again, pair::Stage::Standing) => {
-                self.pair.as_mut()?.asks_at = Some(self.now.saturating_add(AGAIN));
+            (Advice::Retry, pair::Stage::Standing) => {
+                self.pair.as_mut()?.asks_at = Some(self.now.saturating_add(RETRY_PAUSE));
                 return Some(());
             }
-            (Advice::Tell, pair::Stage::Opening | pair::Stage::Greeting) if !pair::is_passing(&error) => {
+            (Advice::Final, pair::Stage::Opening | pair::Stage::Greeting) if !pair::is_passing(&error) => {
                 // Without the module, or with a wrong password, unsent requests can't succeed.
                 self.end_unsent(Outcome::Refused(error));
             }
@@ -670,17 +682,18 @@ impl Core {
         None
     }
 
-    /// The session that was being opened can't be had, and calls that need one end, unless they began after the attempt. Without a
-    /// connection, what may wait waits for the next attempt; the server's refusal is final.
+    /// Ends the calls that need a session, because the attempt to open one failed. An acquisition that began after the
+    /// attempt waits for the next one. So does an acquisition with a wait, unless the server refused the session before
+    /// the request was first sent. A release fails only if the server refused the session.
     fn end_unsent(&mut self, outcome: Outcome) {
         let began = self.pair.as_ref().map_or(self.now, |pair| pair.heard);
         let is_final = matches!(outcome, Outcome::Refused(_));
-        let ends = |(id, call): (&Id, &Call)| match call.about {
-            About::Acquire => self.claims.get(id).is_some_and(|claim| {
+        let ends = |(id, call): (&Id, &Call)| match call.kind {
+            CallKind::Acquire => self.claims.get(id).is_some_and(|claim| {
                 claim.since <= began && (claim.wait == Wait::No || (is_final && claim.pair.is_none()))
             }),
-            About::Request { .. } => true,
-            About::Release => is_final,
+            CallKind::Request { .. } => true,
+            CallKind::Release => is_final,
             _ => false,
         };
         let ended: Vec<Id> = self.calls.iter().filter(|call| ends(*call)).map(|(id, _)| *id).collect();
@@ -690,8 +703,8 @@ impl Core {
         }
     }
 
-    /// The session is open: wanted holds are taken over, unwanted ones are released.
-    fn begin_to_carry(&mut self) {
+    /// The session is open: it takes over wanted holds, releases unwanted ones, and sends the requests that wait.
+    fn resume_claims(&mut self) {
         let ids: Vec<Id> = self.claims.keys().copied().collect();
         ids.iter().for_each(|id| self.touch(*id));
         let waiting: Vec<Id> = self.calls.keys().copied().collect();
@@ -699,7 +712,7 @@ impl Core {
     }
 
     fn event(&mut self, event: Event, asked: Millis) -> Option<()> {
-        // A claim that was dropped says nothing any more.
+        // Events of a claim that was removed are ignored.
         let Some(id) = self.owners.get(&event.owner).copied() else { return Some(()) };
         let default = self.pair.as_ref()?.default_lease;
         let is_elsewhere = self.is_elsewhere(&event.detail);
@@ -745,23 +758,23 @@ impl Core {
                     // The event overtook the reply of its grant.
                     _ => {
                         self.finish(id, Outcome::Lost(why));
-                        self.give_back(id);
+                        self.begin_release(id);
                     }
                 }
             }
             "unbound" => self.unbound(id),
-            "contended" => self.called(id),
+            "contended" => self.contended(id),
             _ => {}
         }
         Some(())
     }
 
-    /// A reply to the oldest request. `None`: malformed.
+    /// Handles the reply to the oldest pending request. `None`: it is malformed, or an error that ends the session.
     fn replied(&mut self, reply: Reply) -> Option<()> {
         let Sent { id, kind, at } = self.pair.as_mut()?.unanswered.pop_front()?;
         let Some(kind) = kind else { return self.answered(id, reply) };
         let is_elsewhere = matches!(&reply, Reply::Error(error) if self.is_elsewhere(error));
-        // It ended by an event that overtook the reply.
+        // An event that overtook the reply has ended the claim.
         let Some(claim) = self.claims.get_mut(&id) else { return Some(()) };
         claim.sent = None;
         if let Reply::Error(error) = &reply {
@@ -771,12 +784,12 @@ impl Core {
             }
             return match Advice::of(error) {
                 Advice::End => None,
-                Advice::Tell if !matches!(kind, Kind::Release(_)) => {
+                Advice::Final if !matches!(kind, Kind::Release(_)) => {
                     self.refused(id, error.clone());
                     Some(())
                 }
                 _ => {
-                    // An unwanted claim is released: again, until it is done.
+                    // The request is sent again after a pause; a release, until it succeeds.
                     if kind == Kind::Acquire {
                         claim.stage = Stage::New;
                     }
@@ -787,9 +800,11 @@ impl Core {
                         return Some(());
                     }
                     claim.refusal = Some(error.clone());
-                    claim.not_before = self.now.saturating_add(AGAIN);
-                    // The caller gets an error that does not pass at once. The release is still repeated: the session renews the hold.
-                    let call = claim.release.take_if(|_| !pair::is_passing(error) && Advice::of(error) == Advice::Tell);
+                    claim.not_before = self.now.saturating_add(RETRY_PAUSE);
+                    // The caller gets a lasting error immediately. The release is still repeated: the session renews
+                    // the hold.
+                    let call =
+                        claim.release.take_if(|_| !pair::is_passing(error) && Advice::of(error) == Advice::Final);
                     call.into_iter().for_each(|call| self.finish(call, Outcome::Refused(error.clone())));
                     self.touch(id);
                     Some(())
@@ -801,7 +816,7 @@ impl Core {
         match kind {
             Kind::Acquire => self.acquired(id, &reply, at, default)?,
             Kind::Renew(lease) => self.renewed(id, &reply, lease, at)?,
-            Kind::Release(_) => self.given_back(id, &reply)?,
+            Kind::Release(_) => self.released(id, &reply)?,
         }
         Some(())
     }
@@ -827,14 +842,14 @@ impl Core {
     fn renewed(&mut self, id: Id, reply: &Reply, lease: Millis, at: Millis) -> Option<()> {
         let is_waiting = matches!(reply, Reply::Line(line) if line == "WAITING");
         let claim = self.claims.get_mut(&id)?;
-        // The event of its loss came first, and it is requested again.
+        // The event of its loss came first, and the lock is requested again.
         if claim.hold().is_none() {
             self.touch(id);
             return Some(());
         }
         if is_waiting {
             if let Some(hold) = claim.hold_mut() {
-                // The event may have arrived before.
+                // The events of the confirmation may have arrived before.
                 hold.confirming = hold.left > 0;
             }
             self.touch(id);
@@ -844,7 +859,7 @@ impl Core {
         if replies.contains(&Reply::Null) {
             let claim = self.claims.get(&id)?;
             let why = match claim.hold() {
-                // Between two sessions, or in an instance that was followed by another one.
+                // It was lost between two sessions, or with a server instance that another one replaced.
                 Some(hold) if !hold.bound => LossReason::Disconnected,
                 _ if self.until(claim) <= self.now => LossReason::Expired,
                 _ => LossReason::Changed,
@@ -854,14 +869,15 @@ impl Core {
         }
         let token = replies.iter().map(Reply::number).collect::<Option<Vec<u64>>>()?.into_iter().max()?;
         let claim = self.claims.get(&id)?;
-        // The remaining lease of a hold that was taken over is not one that the program named.
+        // A hold without a watchdog is taken over with its remaining lease, which is not the lease that the program
+        // named.
         let is_named = claim.terms.watchdog || claim.renewal.as_ref().is_some_and(|renewal| renewal.is_sent);
         let named = if is_named { lease } else { claim.hold().map_or(lease, |hold| hold.lease) };
         self.granted(id, token, named, at.saturating_add(certain(lease)));
         Some(())
     }
 
-    fn given_back(&mut self, id: Id, reply: &Reply) -> Option<()> {
+    fn released(&mut self, id: Id, reply: &Reply) -> Option<()> {
         let replies = reply.elements().unwrap_or(std::slice::from_ref(reply));
         if !replies.iter().all(|reply| matches!(reply, Reply::Integer(_) | Reply::Null)) {
             return None;
@@ -875,7 +891,7 @@ impl Core {
         let call = claim.release.filter(|call| self.calls.contains_key(call));
         if call.is_some() && !was_held {
             claim.stage = Stage::Gone;
-            claim.not_before = self.now.saturating_add(TOLD_WITHIN);
+            claim.not_before = self.now.saturating_add(REASON_TIMEOUT);
             self.alarms.set(claim.not_before, id);
             return Some(());
         }
@@ -884,7 +900,8 @@ impl Core {
         Some(())
     }
 
-    /// Nothing of its first key is left to release. Of several, the others are released one by one.
+    /// Continues a release of which one key is done, or one of several keys holds another type. In the latter case, the
+    /// keys are released one by one from now on.
     fn release_others(&mut self, id: Id, outcome: Outcome) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let release = claim.release;
@@ -898,12 +915,12 @@ impl Core {
     }
 
     fn answered(&mut self, call: Id, reply: Reply) -> Option<()> {
-        let Some(Call { about: About::Request { not_before, .. }, .. }) = self.calls.get_mut(&call) else {
+        let Some(Call { kind: CallKind::Request { not_before, .. }, .. }) = self.calls.get_mut(&call) else {
             return Some(());
         };
         match &reply {
-            Reply::Error(error) if Advice::of(error) == Advice::Again => {
-                *not_before = self.now.saturating_add(AGAIN);
+            Reply::Error(error) if Advice::of(error) == Advice::Retry => {
+                *not_before = self.now.saturating_add(RETRY_PAUSE);
                 self.alarms.set(*not_before, call);
             }
             Reply::Error(error) if Advice::of(error) == Advice::End => {
@@ -915,7 +932,7 @@ impl Core {
         Some(())
     }
 
-    // Sessions begin and end.
+    // Begin and end of sessions.
 
     fn open(&mut self) {
         let is_needed = !self.claims.is_empty() || !self.calls.is_empty();
@@ -928,7 +945,7 @@ impl Core {
         }
     }
 
-    /// Everything is released, or the time for it is over.
+    /// Ends all calls and the session: everything is released, or the time for it is over.
     fn closed(&mut self) {
         let open: Vec<Id> = self.calls.keys().copied().collect();
         open.into_iter().for_each(|call| self.finish(call, Outcome::Closed));
@@ -937,22 +954,23 @@ impl Core {
         self.outputs.extend(self.pair.take().map(|pair| Output::End { pair: pair.number }));
     }
 
-    /// Both connections end, and wanted claims go to the next session.
+    /// Ends both connections. The next session resumes the claims. `by_limit`: the server was silent for too long.
     fn end_pair(&mut self, by_limit: bool) {
         if self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Opening) {
             self.end_unsent(Outcome::Unanswered);
         }
         let ids: Vec<Id> = self.claims.keys().copied().collect();
-        let mut in_vain = Vec::new();
+        let mut failed_tries = Vec::new();
         for id in &ids {
             let until = self.claims.get(id).map_or(0, |claim| self.until(claim));
             let Some(claim) = self.claims.get_mut(id) else { continue };
-            // A call without a wait is asked again once, since a server may close idle connections. Then it fails, and is withdrawn.
+            // An acquisition without a wait is sent again once, since a server may close idle connections. The second
+            // time, it fails and is withdrawn.
             let is_last = matches!(claim.stage, Stage::Asked) && claim.asked_before || claim.is_late(*id);
             if claim.wait == Wait::No && claim.wanted && is_last {
-                in_vain.push(*id);
+                failed_tries.push(*id);
             }
-            claim.set_adrift(until);
+            claim.detach(until);
             if claim.hold().is_some() {
                 self.alarms.set(until, *id);
             }
@@ -962,22 +980,23 @@ impl Core {
         self.replaced.extend(pair.id);
         let plain: Vec<Id> = pair.unanswered.iter().filter(|sent| sent.kind.is_none()).map(|sent| sent.id).collect();
         for call in plain {
-            match self.calls.get_mut(&call).map(|call| &mut call.about) {
-                // Once more, in the next session.
-                Some(About::Request { not_before, again, .. }) if *again => (*not_before, *again) = (0, false),
+            match self.calls.get_mut(&call).map(|call| &mut call.kind) {
+                // It is sent once more, in the next session.
+                Some(CallKind::Request { not_before, again, .. }) if *again => (*not_before, *again) = (0, false),
                 _ => self.finish(call, Outcome::Unanswered),
             }
         }
-        for id in in_vain {
+        for id in failed_tries {
             self.finish(id, Outcome::Unanswered);
-            self.give_back(id);
+            self.begin_release(id);
         }
         for id in ids {
             if self.claims.get(&id).is_some_and(|it| it.wanted && it.terms.ephemeral && it.hold().is_some()) {
                 self.lose(id, LossReason::Disconnected, false);
             }
         }
-        // One that served is replaced at once, such as an idle one, but not again and again.
+        // A pair that served a request, such as an idle one, is replaced immediately, but not more often than once in
+        // LONGEST_PAUSE.
         let pause = if pair.has_served && !by_limit && self.now >= self.at_once_from {
             self.at_once_from = self.now.saturating_add(LONGEST_PAUSE);
             0
@@ -998,7 +1017,7 @@ impl Core {
         (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end.max(1)
     }
 
-    // What is sent.
+    // Requests to the server.
 
     fn send(&mut self) {
         let most = self.settings.unanswered;
@@ -1018,24 +1037,24 @@ impl Core {
             }
             let asks = words.extract_if(..1, |word| word == b"ASKING").count() > 0;
             if asks || self.claims.get_mut(&id).is_some_and(|claim| std::mem::take(&mut claim.asking)) {
-                pair.unanswered.push_back(Sent { id: NOBODY, kind: None, at: now });
+                pair.unanswered.push_back(Sent { id: NO_CALL, kind: None, at: now });
                 let number = pair.number;
                 let words = vec![b"ASKING".to_vec()];
                 self.outputs.push_back(Output::Send { pair: number, channel: Channel::Requests, words });
             }
             pair.unanswered.push_back(Sent { id, kind, at: now });
-            self.say(Channel::Requests, words);
+            self.push_request(Channel::Requests, words);
         }
     }
 
     /// The next request of this claim or call; notes that it is sent.
     fn next_words(&mut self, id: Id, pair: u64, default: Millis, session: &[u8]) -> Option<(Option<Kind>, Vec<Bytes>)> {
         let now = self.now;
-        if let Some(Call { about: About::Request { words, not_before, .. }, .. }) = self.calls.get_mut(&id) {
+        if let Some(Call { kind: CallKind::Request { words, not_before, .. }, .. }) = self.calls.get_mut(&id) {
             if words.is_empty() || *not_before > now {
                 return None;
             }
-            // Kept until the reply, since it may have to be sent again.
+            // The words stay until the reply, because the request may have to be sent again.
             *not_before = Millis::MAX;
             return Some((None, words.clone()));
         }
@@ -1050,7 +1069,7 @@ impl Core {
         match (&mut claim.stage, kind) {
             (stage @ Stage::New, Kind::Acquire) => *stage = Stage::Asked,
             (Stage::Held(hold), Kind::Renew(lease)) => {
-                // It may be shorter from now on, and heartbeats may speak of the shorter one.
+                // The lease may be shorter from now on, and heartbeats may refer to the shorter one.
                 (hold.left, hold.lasts) = (claim.keys.len(), Millis::MAX);
                 hold.until = until.min(now.saturating_add(certain(lease)));
                 hold.known = if lease < hold.lease { u64::MAX } else { hold.known };
@@ -1068,8 +1087,9 @@ impl Core {
 
     // Time.
 
-    /// This process was paused: all limits restart, and holds are asked about before they count as lost.
-    fn begin_anew(&mut self) {
+    /// Restarts all limits after a pause of this process. The core asks the server about holds before they count as
+    /// lost.
+    fn restart_limits(&mut self) {
         let now = self.now;
         self.asks_until = now.saturating_add(self.settings.limit);
         if let Some(pair) = &mut self.pair {
@@ -1077,15 +1097,15 @@ impl Core {
         }
     }
 
-    /// How long the server may be silent: an eighth of the shortest lease, as its last heartbeat says. A server that is slower gets more
-    /// time at each attempt.
+    /// How long the server may be silent: an eighth of the shortest lease, as its last heartbeat says. The limit
+    /// doubles with each session that it ends, so that a slow server gets more time.
     fn limit(&self) -> Millis {
         let limit =
             self.pace.map_or(self.settings.limit, |pace| (pace.max(SHORTEST_LIMIT) << self.doubled).min(LONGEST_LIMIT));
         limit.min(self.settings.limit)
     }
 
-    fn judge_times(&mut self) {
+    fn check_times(&mut self) {
         let now = self.now;
         if self.pair.as_ref().is_some_and(|pair| pair.deadline(self.limit()) <= now) {
             self.end_pair(true);
@@ -1100,10 +1120,10 @@ impl Core {
         }
     }
 
-    /// Looks at it when its next time is over.
+    /// Sets the alarm for the next deadline of this call or claim.
     fn set_next_alarm(&mut self, id: Id) {
-        let of_call = self.calls.get(&id).map_or([None; 2], |call| match call.about {
-            About::Request { not_before, .. } => [call.bound, Some(not_before)],
+        let of_call = self.calls.get(&id).map_or([None; 2], |call| match call.kind {
+            CallKind::Request { not_before, .. } => [call.bound, Some(not_before)],
             _ => [call.bound, None],
         });
         let of_claim = self.claims.get(&id).map_or([None; 3], |claim| {
@@ -1116,8 +1136,8 @@ impl Core {
         next.into_iter().for_each(|at| self.alarms.set(at, id));
     }
 
-    /// A call or a claim has ended: another one with its number sets its own alarm.
-    fn silence(&mut self, id: Id) {
+    /// Removes the alarm of a call or claim that has ended, unless a claim or call with the same number is left.
+    fn clear_alarm(&mut self, id: Id) {
         if !self.claims.contains_key(&id) && !self.calls.contains_key(&id) {
             self.alarms.remove(id);
         }
@@ -1129,13 +1149,13 @@ impl Core {
             self.ready.insert((Rank::New, 0, id));
             return;
         }
-        match call.about {
-            About::Close => {
+        match call.kind {
+            CallKind::Close => {
                 self.claims.clear();
                 self.closed();
             }
-            About::Acquire => {
-                // In a queue, or in none between two sessions.
+            CallKind::Acquire => {
+                // The request was queued, or it waits between two sessions.
                 let has_waited = |it: &Claim| match it.stage {
                     _ if it.wait == Wait::No => false,
                     Stage::Asked => it.sent.is_none(),
@@ -1145,16 +1165,16 @@ impl Core {
                 let refusal = self.claims.get_mut(&id).and_then(|claim| claim.refusal.take());
                 let unanswered = refusal.map_or(Outcome::Unanswered, Outcome::Refused);
                 self.finish(id, if has_waited { Outcome::NotGranted } else { unanswered });
-                self.give_back(id);
+                self.begin_release(id);
             }
-            // A caller that asks whether it may go on does not wait forever.
-            // A heartbeat may have said meanwhile that it is held.
-            About::Check(hold) if self.is_held(hold, self.now) => self.finish(id, Outcome::Held),
-            About::Check(hold) => {
+            // A check ends at its deadline, with a loss, so that its caller does not wait forever. A heartbeat may have
+            // confirmed the hold meanwhile.
+            CallKind::Check(hold) if self.is_held(hold, self.now) => self.finish(id, Outcome::Held),
+            CallKind::Check(hold) => {
                 self.finish(id, Outcome::Lost(LossReason::Disconnected));
                 self.lose(hold, LossReason::Disconnected, false);
             }
-            About::Release => {
+            CallKind::Release => {
                 let claim = self.claims.values().find(|claim| claim.release == Some(id));
                 let outcome = match claim.map(|claim| (&claim.stage, &claim.refusal)) {
                     Some((Stage::Gone, _)) => Outcome::NotHeld,
@@ -1185,31 +1205,34 @@ impl Core {
         if !claim.wanted {
             let here = self.pair.as_ref().filter(|pair| claim.pair == Some(pair.number));
             match here {
-                // It was not released in time, and the session renews it: the session ends, unless the server takes no writes.
+                // The release is overdue, and the session renews the hold: the session ends, unless the server takes no
+                // writes.
                 Some(pair) if claim.bound.is_some_and(|bound| bound <= now) => {
                     if pair.takes_writes {
                         return self.end_pair(false);
                     }
-                    self.alarms.set(now.saturating_add(AGAIN), id);
+                    self.alarms.set(now.saturating_add(RETRY_PAUSE), id);
                 }
-                // No session renews it, and the next one replaces those that did: it has ended by itself.
+                // No session renews it, and the next one replaces those that did. A lease after the deadline of its
+                // release, it has expired.
                 None if claim.bound.is_some_and(|bound| bound.saturating_add(lease) <= now) => return self.forget(id),
                 _ => {}
             }
             return self.touch(id);
         }
         if claim.idle.is_some_and(|idle| idle <= now) {
-            return self.give_back(id);
+            return self.begin_release(id);
         }
         let Some(hold) = claim.hold() else { return self.touch(id) };
         let until = self.until(claim);
         if until > now {
             return self.touch(id);
         }
-        // The reply of its acquisition may be pending, since the event of its grant came first.
+        // Only a renewal counts: the acquisition's reply may be pending, too, if the event of the grant came first.
         let is_asked = matches!(claim.sent, Some(Kind::Renew(_))) || hold.confirming || claim.renewal.is_some();
         let stands = self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Standing);
-        // A server that was silent may have renewed it. It is asked when it answers again, if it does within a quarter of the lease.
+        // A silent server may have renewed the hold. The core asks it if it answers again within a quarter of the
+        // lease.
         let asks_until = self.asks_until.max(until.saturating_add(hold.lease / 4));
         if !claim.terms.watchdog && !is_asked {
             self.lose(id, LossReason::Expired, false);
@@ -1222,7 +1245,8 @@ impl Core {
         }
     }
 
-    /// Tells the driver when to wake this core. A later time is not told: woken too early, this core says so then.
+    /// Outputs when to wake this core, if that is earlier than the driver knows. A core that is woken too early outputs
+    /// the later time then.
     fn set_alarm(&mut self) {
         let pair = match &self.pair {
             Some(pair) => Some(pair.deadline(self.limit())).into_iter().chain(pair.asks_at).min(),
@@ -1242,7 +1266,7 @@ impl Core {
 mod tests {
     use super::*;
 
-    /// What is over leaves no alarm, and what goes on has at most one, however often its time changes.
+    /// An ended call or claim leaves no alarm, and each other one has at most one, however often its time changes.
     #[test]
     fn alarms_do_not_pile_up() {
         let mut core = Core::new(Settings::default());

@@ -2,13 +2,14 @@
 //!
 //! A [`Core`] is one client at one server. An *I/O driver* (tokio, threads, a simulator) gives it each event,
 //! with the time, as an [`Input`], and carries out the [`Output`]s in their order. Same inputs, same outputs:
-//! both are printed as lines of text (`text.rs`), so scripts of steps can be kept and compared.
+//! both are printed as lines of text (`text.rs`), so scripts of steps can be stored and compared.
 //!
 //! It is *crash-only*. There is one pair of connections: one reads the events of the session, one carries the requests.
 //! A failure of either ends both. The next session begins with `LOCK.SESSION REPLACES`, so no earlier request takes
-//! effect any more, and it takes over what the program still wants.
+//! effect any more, and it resumes the holds and waits that the program still wants.
 //!
-//! `pair` knows the connections, `claim` requests and holds, `alarms` when to look at which again; `core` puts them together.
+//! `pair` has the connections, `claim` the requests and holds, `alarms` the time of the next check of each; `core`
+//! combines them.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +24,7 @@ mod text;
 
 pub use crate::core::Core;
 pub use claim::Moved;
-pub use resp::{Nonsense, Reply, encode};
+pub use resp::{ProtocolError, Reply, encode};
 pub use step::{Channel, Input, LossReason, Outcome, Output, Settings};
 pub use terms::{Bytes, Id, Limit, Millis, Terms, Wait};
 

@@ -17,18 +17,18 @@ pub(crate) struct Pair {
     pub(crate) request_bytes: Bytes,
     /// The pending requests, oldest first.
     pub(crate) unanswered: VecDeque<Sent>,
-    /// When the server last sent something on the request connection, or no reply was pending.
+    /// When the server last sent something on the request connection, or the first pending request was sent.
     pub(crate) heard: Millis,
     /// When the last `LOCK.EVENTS` was sent, and by when a reply is due.
     pub(crate) asked: Millis,
     pub(crate) promised: Millis,
-    /// Within how many ms of its arrival the server answers it, by the last heartbeat.
+    /// How many ms after its arrival the server answers it at the latest, as the last heartbeat says.
     pub(crate) pace: Millis,
-    /// When the next one is sent, if not at once.
+    /// When the next one is sent, if not immediately.
     pub(crate) asks_at: Option<Millis>,
     pub(crate) default_lease: Millis,
     /// The newest heartbeat.
-    pub(crate) alive: Option<Alive>,
+    pub(crate) heartbeat: Option<Heartbeat>,
     /// Whether the server takes writes, by its last heartbeat.
     pub(crate) takes_writes: bool,
     /// Whether any of its requests got a reply that is not an error.
@@ -60,7 +60,7 @@ impl Greeted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Opening,
-    /// It is open, and has said which ones it replaces.
+    /// The connections are open, and `LOCK.SESSION` is sent, with the sessions that it replaces.
     Greeting,
     Standing,
 }
@@ -74,10 +74,10 @@ pub(crate) struct Sent {
     pub(crate) at: Millis,
 }
 
-/// A heartbeat: each hold that is renewed for the session has so many thousandths of its lease left since `asked`, if it was known
-/// before the `LOCK.EVENTS` of that number.
+/// A heartbeat. Each hold that the server renews for the session had at least `sure` thousandths of its lease left at
+/// `asked`. It covers the holds that were known before the `LOCK.EVENTS` with the number `next` was sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Alive {
+pub(crate) struct Heartbeat {
     pub(crate) asked: Millis,
     pub(crate) next: u64,
     pub(crate) sure: u64,
@@ -98,13 +98,13 @@ impl Pair {
             pace: 0,
             asks_at: None,
             default_lease: 0,
-            alive: None,
+            heartbeat: None,
             takes_writes: true,
             has_served: false,
         }
     }
 
-    /// The first requests of a session.
+    /// The first request of a session.
     pub(crate) fn greeting(replaced: &[Bytes]) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
         words.word("LOCK.SESSION");
@@ -114,8 +114,9 @@ impl Pair {
         words.0
     }
 
-    /// The first `LOCK.EVENTS` returns immediately, with the default lease.
-    pub(crate) fn question(waits: bool) -> Vec<Bytes> {
+    /// The request for events. The first one of a session does not wait, so that its heartbeat reports the default
+    /// lease immediately.
+    pub(crate) fn events_request(waits: bool) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
         words.word("LOCK.EVENTS");
         if waits {
@@ -125,7 +126,7 @@ impl Pair {
         words.0
     }
 
-    /// When the session ends if nothing more arrives from the server.
+    /// When the core ends the session if nothing more arrives from the server.
     pub(crate) fn deadline(&self, limit: Millis) -> Millis {
         let session = self.promised.saturating_add(limit);
         if self.unanswered.is_empty() || !self.takes_writes {
@@ -134,13 +135,13 @@ impl Pair {
         session.min(self.heard.saturating_add(limit))
     }
 
-    /// Parses what `LOCK.EVENTS` says of the session itself.
-    pub(crate) fn hear_alive(&mut self, detail: &str, next: u64, now: Millis) -> Option<()> {
+    /// Parses a heartbeat. `None`: malformed.
+    pub(crate) fn read_heartbeat(&mut self, detail: &str, next: u64, now: Millis) -> Option<()> {
         // Later versions append elements.
         let mut numbers = detail.split(' ').map_while(|number| number.parse::<u64>().ok());
         let (pace, lease, sure, writes) = (numbers.next()?, numbers.next()?, numbers.next()?, numbers.next()?);
         self.default_lease = lease;
-        self.alive = Some(Alive { asked: self.asked, next, sure });
+        self.heartbeat = Some(Heartbeat { asked: self.asked, next, sure });
         if !self.takes_writes && writes != 0 {
             self.heard = now;
         }
@@ -171,22 +172,22 @@ impl Event {
     }
 }
 
-/// What an error calls for.
+/// How the core reacts to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// Ask again after a pause.
-    Again,
-    /// Begin another session.
+    /// It sends the request again after a pause.
+    Retry,
+    /// It ends the session.
     End,
-    /// It is the outcome.
-    Tell,
+    /// It returns the error to the caller.
+    Final,
 }
 
-/// Whether an acquisition that waits is requested again after this error.
+/// Whether this error is temporary: an acquisition that waits is then requested again.
 pub(crate) fn is_passing(error: &str) -> bool {
     let code = error.split(' ').next().unwrap_or_default();
     let texts = ["too many waiters", "being confirmed", "max number of clients"];
-    Advice::of(error) == Advice::Again
+    Advice::of(error) == Advice::Retry
         || matches!(code, "MISCONF" | "NOREPLICAS" | "OOM" | "UNCONFIRMED" | "SUPERSEDED")
         || (code == "ERR" && texts.iter().any(|text| error.contains(text)))
 }
@@ -194,9 +195,9 @@ pub(crate) fn is_passing(error: &str) -> bool {
 impl Advice {
     pub(crate) fn of(error: &str) -> Self {
         match error.split(' ').next().unwrap_or_default() {
-            "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" => Self::Again,
+            "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" => Self::Retry,
             "READONLY" | "NOSESSION" | "UNBLOCKED" => Self::End,
-            _ => Self::Tell,
+            _ => Self::Final,
         }
     }
 }

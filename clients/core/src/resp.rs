@@ -22,9 +22,9 @@ pub enum Reply {
     Array(Vec<Reply>),
 }
 
-/// Bytes that are not a reply.
+/// Received bytes are not a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nonsense;
+pub struct ProtocolError;
 
 impl Reply {
     /// Takes the first reply out of what has arrived; `None` if it is incomplete.
@@ -32,7 +32,7 @@ impl Reply {
     /// # Errors
     ///
     /// If the bytes are not a reply.
-    pub fn take(bytes: &mut Bytes) -> Result<Option<Self>, Nonsense> {
+    pub fn take(bytes: &mut Bytes) -> Result<Option<Self>, ProtocolError> {
         let mut rest = bytes.as_slice();
         let reply = Self::parse(&mut rest, DEEPEST)?;
         if reply.is_some() {
@@ -42,35 +42,35 @@ impl Reply {
         Ok(reply)
     }
 
-    fn parse(rest: &mut &[u8], deepest: usize) -> Result<Option<Self>, Nonsense> {
+    fn parse(rest: &mut &[u8], deepest: usize) -> Result<Option<Self>, ProtocolError> {
         let Some(end) = rest.windows(2).position(|pair| pair == b"\r\n") else { return Ok(None) };
-        let (kind, text) = rest[..end].split_first().ok_or(Nonsense)?;
+        let (kind, text) = rest[..end].split_first().ok_or(ProtocolError)?;
         *rest = &rest[end + 2..];
         let text = || String::from_utf8_lossy(text).into_owned();
-        let number = || text().parse::<i64>().map_err(|_| Nonsense);
+        let number = || text().parse::<i64>().map_err(|_| ProtocolError);
         Ok(Some(match kind {
             b':' => Self::Integer(number()?),
             b'+' => Self::Line(text()),
             b'-' => Self::Error(text()),
             b'$' | b'*' if number()? == -1 => Self::Null,
             b'$' => {
-                let len = usize::try_from(number()?).map_err(|_| Nonsense)?;
+                let len = usize::try_from(number()?).map_err(|_| ProtocolError)?;
                 if rest.len() < len.saturating_add(2) {
                     return Ok(None);
                 }
                 let bytes = rest[..len].to_vec();
-                *rest = rest[len..].strip_prefix(b"\r\n").ok_or(Nonsense)?;
+                *rest = rest[len..].strip_prefix(b"\r\n").ok_or(ProtocolError)?;
                 Self::Bulk(bytes)
             }
             b'*' if deepest > 0 => {
                 let mut elements = Vec::new();
-                for _ in 0..usize::try_from(number()?).map_err(|_| Nonsense)? {
+                for _ in 0..usize::try_from(number()?).map_err(|_| ProtocolError)? {
                     let Some(element) = Self::parse(rest, deepest - 1)? else { return Ok(None) };
                     elements.push(element);
                 }
                 Self::Array(elements)
             }
-            _ => return Err(Nonsense),
+            _ => return Err(ProtocolError),
         }))
     }
 
@@ -100,7 +100,7 @@ impl Reply {
     }
 }
 
-/// A request as it is sent.
+/// Encodes a request.
 pub fn encode(words: &[Bytes]) -> Bytes {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_come_in_pieces() {
+    fn reply_is_parsed_from_pieces() {
         let whole = b":7\r\n*3\r\n$2\r\na\n\r\n$-1\r\n+WAITING\r\n-ERR no\r\n";
         for cut in 0..whole.len() {
             let (mut bytes, mut replies) = (Vec::new(), Vec::new());
@@ -132,15 +132,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_said_to_be_none() {
-        for nonsense in [&b"HTTP/1.1 400\r\n"[..], b"\r\n", b":x\r\n", b"$-2\r\n", b"$1\r\nabc"] {
-            assert_eq!(Reply::take(&mut nonsense.to_vec()), Err(Nonsense), "{}", nonsense.escape_ascii());
+    fn malformed_reply_is_an_error() {
+        for malformed in [&b"HTTP/1.1 400\r\n"[..], b"\r\n", b":x\r\n", b"$-2\r\n", b"$1\r\nabc"] {
+            assert_eq!(Reply::take(&mut malformed.to_vec()), Err(ProtocolError), "{}", malformed.escape_ascii());
         }
-        assert_eq!(Reply::take(&mut b"*1\r\n".repeat(100_000)), Err(Nonsense));
+        assert_eq!(Reply::take(&mut b"*1\r\n".repeat(100_000)), Err(ProtocolError));
     }
 
     #[test]
-    fn a_request_is_an_array_of_bytes() {
+    fn request_is_encoded_as_array_of_bytes() {
         let words = [b"LOCK.INFO".to_vec(), b"k\r\n".to_vec()];
         let expected = Reply::Array(words.iter().cloned().map(Reply::Bulk).collect());
         assert_eq!(Reply::take(&mut encode(&words)), Ok(Some(expected)));

@@ -7,8 +7,9 @@ use crate::{Bytes, Id, Limit, Millis, Reply, Terms, Wait};
 /// Settings of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The session ends when the server is silent for this long while a reply is pending; once a heartbeat has come, for an
-    /// eighth of the shortest lease, at most a second. Calls that name no time end then, too.
+    /// How long the server may be silent while a reply is pending, before the core ends the session. After the first
+    /// heartbeat, it is an eighth of the shortest lease, at most a second. An acquisition without a wait ends after
+    /// this time, too.
     pub limit: Millis,
     /// How much later than its deadline a wait ends here, since the server's reply takes a round trip.
     pub grace: Millis,
@@ -29,22 +30,25 @@ impl Default for Settings {
 pub enum Input {
     /// The program requests a lock, or several at once. The owner is `by` and the number of the call.
     Acquire { call: Id, by: Bytes, keys: Vec<Bytes>, terms: Terms, wait: Wait },
-    /// It releases a hold, and asks whether the hold still existed.
+    /// The program releases a hold, and asks whether the hold still existed.
     Release { call: Id, hold: Id, within: Millis },
-    /// It renews a hold: with this lease, or the present one; with a token that is at least `fence`.
+    /// The program renews a hold: with this lease, or the current one; with a token that is at least `fence`.
     Renew { call: Id, hold: Id, lease: Option<Millis>, fence: Option<u64>, within: Millis },
-    /// It asks whether a hold is certain.
+    /// The program asks whether a hold is certain.
     Check { call: Id, hold: Id, within: Millis },
-    /// The use of a hold ends, and no task here is next: it stays cached for this long, unless another client waits for it.
+    /// The use of a hold ends, and no local task is next: the hold stays cached for this long, unless another client
+    /// waits for it.
     Keep { hold: Id, idle: Millis },
-    /// A task here uses a cached hold, or one whose use has just ended: at most so often in a row once another client
-    /// waits for it. Answered in this step: [`Outcome::Held`], or [`Outcome::NotHeld`], and the rest of it is released.
+    /// A local task uses a cached hold, or one whose use has just ended: at most `most` times in a row once another
+    /// client waits for it. The core answers in this step: [`Outcome::Held`], or [`Outcome::NotHeld`], and then it
+    /// releases the hold.
     Use { call: Id, hold: Id, most: u32 },
-    /// Any other request. Behind `ASKING`, which is sent alone, it follows a redirection. `LOCK.INFO`, which only reads, is sent once more if its session ends before the reply.
+    /// Any other request. After a redirection its first word is `ASKING`, which the core sends as a request of its own.
+    /// `LOCK.INFO` only reads, so it is sent once more if its session ends before the reply.
     Request { call: Id, words: Vec<Bytes>, within: Millis },
     /// The caller of this call, or the user of this hold, is gone.
     Drop { call: Id },
-    /// Everything is released, and the session ends.
+    /// The program closes the client: the core releases everything, and ends the session.
     Close { call: Id, within: Millis },
     /// Both connections of a pair are open, with user and database set.
     Opened { pair: u64 },
@@ -84,16 +88,17 @@ pub enum Output {
     Ended { call: Id, outcome: Outcome },
     /// A hold is lost.
     Lost { hold: Id, why: LossReason },
-    /// Another server serves it: the one that the error names, if it does, else the one in the map. Its core is to take it.
+    /// Another server serves this claim: the one that the error names, or else the one in the slot map. The driver
+    /// gives it to that server's core, as [`Input::Take`].
     Moved { moved: Box<Moved>, error: String },
-    /// Give [`Input::Wake`] at this time; it replaces the one before.
+    /// Give [`Input::Wake`] at this time, which replaces the previous one.
     Wake { at: Millis },
 }
 
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Held, with this token.
+    /// Granted, with this token.
     Granted(u64),
     /// Not granted in time.
     NotGranted,
@@ -103,15 +108,15 @@ pub enum Outcome {
     Unanswered,
     /// The client is closed.
     Closed,
-    /// It was held, and is released.
+    /// The hold existed, and is released.
     Released,
-    /// It was not held any more.
+    /// The hold did not exist any more.
     NotHeld,
-    /// It was lost meanwhile.
+    /// The hold was lost before the call ended.
     Lost(LossReason),
     /// Renewed, with this token.
     Renewed(u64),
-    /// It is certainly held.
+    /// The hold is certain.
     Held,
     /// The reply of a plain request.
     Answer(Reply),

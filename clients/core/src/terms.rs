@@ -8,7 +8,7 @@ pub(crate) fn certain(lease: Millis) -> Millis {
     lease - lease.div_ceil(100)
 }
 
-/// The number of a call, chosen by the driver: each once. A hold has that of the call that acquired it.
+/// The number of a call. The driver chooses it, and uses each once. A hold has the number of the call that acquired it.
 pub type Id = u64;
 
 /// Any bytes: keys, owners, requests and replies.
@@ -79,7 +79,7 @@ impl Words {
         self.word(name).word(&value.to_string())
     }
 
-    /// What an acquisition and a renewal share.
+    /// Adds the options that an acquisition and a renewal share.
     pub(crate) fn terms(&mut self, terms: &Terms, lease: Millis, session: &[u8]) {
         self.option("LEASE", lease);
         if terms.watchdog {

@@ -1,9 +1,9 @@
-//! Steps as text, one a line, so that scripts can be kept, compared, and played by a core in another language.
+//! Steps as text, one per line, so that scripts can be stored, compared, and played by a core in another language.
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `settings limit 10000 grace 100 unanswered 256 seed 1` | the first line of a script, if they are others than these |
-//! | `7 acquire 1 by vm7:312## keys k wait 5000 lease 1000 watchdog` | at 7 ms the program asks; `wait forever`, `ephemeral`, `replicas n`, `limit n` (0: readers), `kept` |
+//! | `7 acquire 1 by vm7:312## keys k wait 5000 lease 1000 watchdog` | at 7 ms the program requests a lock; `wait forever`, `ephemeral`, `replicas n`, `limit n` (0: readers), `kept` |
 //! | `7 release 2 hold 1 within 1000` | and `check`, and `renew`, which may name `lease` and `fence` |
 //! | `7 keep 1 for 5000`, `7 use 2 hold 1 most 1` | hold 1 is cached; a task uses it, as one of so many uses in a row |
 //! | `7 request 3 within 1000 PING`, `7 drop 1`, `7 close 4 within 1000` | the other calls |
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_they_are_written() {
+    fn input_is_parsed_as_printed() {
         for line in [
             "7 acquire 1 by vm7:312## keys k l\\x20\\\\ wait 5000 lease 1000 watchdog ephemeral replicas 2",
             "7 acquire 1 by \\0 keys k wait forever limit 0",

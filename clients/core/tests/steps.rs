@@ -1,4 +1,4 @@
-//! The scripts of `steps/`: inputs, and behind `>` the outputs of the core. Cores in other languages can be tested with them, too.
+//! The scripts of `steps/`: inputs, and after `>` the outputs of the core. They can also test cores in other languages.
 
 use holdfast_core::{Core, Input, Output, Settings};
 use std::fmt::Write;
@@ -27,7 +27,7 @@ fn played(script: &str) -> String {
 
 /// `STEPS=write cargo test -p holdfast-core --test computing` writes the current outputs into the scripts.
 #[test]
-fn the_core_does_what_the_scripts_say() {
+fn core_outputs_match_scripts() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/steps");
     let mut scripts = 0;
     for entry in std::fs::read_dir(folder).expect("there are scripts") {
@@ -57,10 +57,10 @@ impl Cluster {
     /// Gives a core this input, and returns its outputs. A claim that leaves it goes to the other one.
     fn step(&mut self, at: usize, line: &str) -> Vec<String> {
         let (now, input) = Input::parse(line).unwrap_or_else(|| panic!("not a step: {line}"));
-        self.told(at, now, input)
+        self.give_input(at, now, input)
     }
 
-    fn told(&mut self, at: usize, now: u64, input: Input) -> Vec<String> {
+    fn give_input(&mut self, at: usize, now: u64, input: Input) -> Vec<String> {
         self.cores[at].step(now, input);
         let mut done = Vec::new();
         while let Some(output) = self.cores[at].take() {
@@ -68,7 +68,7 @@ impl Cluster {
                 done.push(format!("{at} {output}"));
             }
             if let Output::Moved { moved, .. } = output {
-                done.extend(self.told(1 - at, now, Input::Take { moved }));
+                done.extend(self.give_input(1 - at, now, Input::Take { moved }));
             }
         }
         done
@@ -76,23 +76,23 @@ impl Cluster {
 
     fn open(&mut self, at: usize, now: u64) {
         self.step(at, &format!("{now} opened 1"));
-        let alive = "*1\\r\\n*6\\r\\n$9\\r\\nheartbeat\\r\\n:0\\r\\n*0\\r\\n$-1\\r\\n$-1\\r\\n$16\\r\\n3750\\x2030000\\x20667\\x201\\r\\n";
-        self.step(at, &format!("{now} received 1 session *6\\r\\n$2\\r\\nid\\r\\n$5\\r\\nrun:{at}\\r\\n$8\\r\\nprotocol\\r\\n*2\\r\\n:4\\r\\n:4\\r\\n$7\\r\\nversion\\r\\n$5\\r\\n0.4.0\\r\\n{alive}"));
+        let heartbeat = "*1\\r\\n*6\\r\\n$9\\r\\nheartbeat\\r\\n:0\\r\\n*0\\r\\n$-1\\r\\n$-1\\r\\n$16\\r\\n3750\\x2030000\\x20667\\x201\\r\\n";
+        self.step(at, &format!("{now} received 1 session *6\\r\\n$2\\r\\nid\\r\\n$5\\r\\nrun:{at}\\r\\n$8\\r\\nprotocol\\r\\n*2\\r\\n:4\\r\\n:4\\r\\n$7\\r\\nversion\\r\\n$5\\r\\n0.4.0\\r\\n{heartbeat}"));
     }
 }
 
 #[test]
-fn moved_claims_continue_at_the_other_node_with_their_calls() {
+fn moved_claim_continues_at_other_node_with_its_calls() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a## keys k wait 5000 lease 9000 watchdog");
     cluster.open(0, 5);
     let moved = cluster.step(0, "9 received 1 requests -MOVED\\x207\\x20b:1\\r\\n");
     assert_eq!(moved, ["0 moved 1 MOVED 7 b:1", "1 open 1"]);
     cluster.open(1, 20);
-    // Later requests may be queued before it, so it sends how long it has waited.
+    // Later requests may be queued already, so the request for the other node names how long it has waited.
     let granted = cluster.step(1, "30 received 1 requests :7\\r\\n");
     assert_eq!(granted, ["1 ended 1 granted 7"]);
-    // The slot goes back: the hold moves with its token, and so does the caller that waits for its release.
+    // The slot returns: the hold moves with its token, and so does the call that waits for its release.
     let asked = cluster.step(1, "40 release 2 hold 1 within 1000");
     assert_eq!(asked, ["1 send 1 requests LOCK.RELEASE k a##1 ALL"]);
     let back = cluster.step(1, "50 received 1 requests -ASK\\x207\\x20a:1\\r\\n");
@@ -103,7 +103,7 @@ fn moved_claims_continue_at_the_other_node_with_their_calls() {
 }
 
 #[test]
-fn nodes_that_name_each_other_are_asked_at_their_leisure() {
+fn redirection_loop_is_followed_with_pauses() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a## keys k wait forever watchdog");
     cluster.open(0, 5);
@@ -119,7 +119,7 @@ fn nodes_that_name_each_other_are_asked_at_their_leisure() {
 }
 
 #[test]
-fn who_has_left_is_not_answered_where_he_was() {
+fn late_reply_to_moved_claim_is_ignored() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a## keys k wait forever lease 9000 watchdog");
     cluster.open(0, 5);
@@ -131,7 +131,7 @@ fn who_has_left_is_not_answered_where_he_was() {
 }
 
 #[test]
-fn what_is_kept_at_hand_goes_along_with_its_slot() {
+fn cached_hold_moves_with_its_slot() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a: keys k watchdog kept");
     cluster.open(0, 5);
@@ -144,7 +144,7 @@ fn what_is_kept_at_hand_goes_along_with_its_slot() {
     assert_eq!(used, ["1 ended 2 held"]);
     cluster.step(1, "41 received 1 requests :7\\r\\n");
     cluster.step(1, "50 keep 1 for 5000");
-    // Its caching time counts there, too.
+    // Its caching time also applies at the other node.
     cluster.step(1, "60 leave 1");
     cluster.step(0, "61 received 1 requests :7\\r\\n");
     let over = cluster.step(0, "5050 wake");

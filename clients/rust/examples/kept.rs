@@ -1,4 +1,4 @@
-//! What it costs to take and give back a lock that is kept at hand: `cargo run --release -p holdfast-client --example kept [URL]`.
+//! Measures acquire and release of a cached lock: `cargo run --release -p holdfast-client --example kept [URL]`.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             guard.release().await?;
         }
         rounds.push(begin.elapsed() / PAIRS);
-        // What the server says is read in between.
+        // The client reads the server's events here.
         tokio::task::yield_now().await;
     }
     rounds.sort();

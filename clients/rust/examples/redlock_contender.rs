@@ -1,18 +1,20 @@
-//! Takes a RedLock again and again, and writes down what it saw, to compare contenders.
+//! Acquires a RedLock repeatedly, and prints what it observed, to compare contenders.
 //!
 //! ```text
 //! redlock_contender URL,URL,URL KEY TURNS|SECONDSs [HOLD_MS [LEASE_MS [WAIT_MS]]]
 //! ```
 //!
-//! A turn is a hold of HOLD_MS (1). With LEASE_MS nobody renews; without, the servers do. It waits WAIT_MS (10000) for each.
-//! A line for each turn or failed try goes to standard output, with times in microseconds by the machine's monotonic clock:
+//! It stops after TURNS holds, or after SECONDS. Each hold lasts HOLD_MS (1). With LEASE_MS the lease is fixed; without
+//! it, the servers renew. Each acquisition waits for at most WAIT_MS (10000). For each hold or failed acquisition it
+//! prints a line to standard output, with times in microseconds of the machine's monotonic clock:
 //!
 //! ```text
 //! {"t_request":1,"t_granted":2,"fence":3,"t_until_valid":4,"t_release":5,"t_released":6,"lost":null}
 //! {"t_request":1,"t_failed":2,"why":"not granted"}
 //! ```
 //!
-//! It held from `t_granted` to `t_release` or `t_until_valid`, whichever is earlier; `lost` says why it was told to stop.
+//! It held the lock from `t_granted` to `t_release` or `t_until_valid`, whichever is earlier; `lost` is the loss that
+//! it was notified of.
 
 use std::error::Error;
 use std::io::Write;
@@ -23,9 +25,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 const USAGE: &str = "usage: redlock_contender URL,URL,URL KEY TURNS|SECONDSs [HOLD_MS [LEASE_MS [WAIT_MS]]]";
 
-/// When it is enough.
-enum Enough {
-    Turns(u64),
+/// When the program stops.
+enum StopCondition {
+    Holds(u64),
     At(Instant),
 }
 
@@ -38,10 +40,10 @@ fn micros(at: Instant) -> i128 {
     now + span(at.saturating_duration_since(instant)) - span(instant.saturating_duration_since(at))
 }
 
-fn enough(amount: &str) -> Result<Enough, Box<dyn Error>> {
+fn condition(amount: &str) -> Result<StopCondition, Box<dyn Error>> {
     Ok(match amount.strip_suffix('s') {
-        Some(seconds) => Enough::At(Instant::now() + Duration::from_secs_f64(seconds.parse()?)),
-        None => Enough::Turns(amount.parse()?),
+        Some(seconds) => StopCondition::At(Instant::now() + Duration::from_secs_f64(seconds.parse()?)),
+        None => StopCondition::Holds(amount.parse()?),
     })
 }
 
@@ -51,16 +53,16 @@ fn say(line: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Holds for this long, releases, and says so.
-async fn turn(guard: RedGuard, requested: Instant, hold: Duration) -> Result<(), Box<dyn Error>> {
+/// Holds the lock for this long, releases it, and prints the line.
+async fn hold_once(guard: RedGuard, requested: Instant, hold: Duration) -> Result<(), Box<dyn Error>> {
     let (granted, fence) = (Instant::now(), guard.fence());
     let mut until = guard.valid_until().unwrap_or(granted);
     let lost = guard.while_held(tokio::time::sleep(hold)).await.is_err();
     until = guard.valid_until().unwrap_or(until);
     let release = Instant::now();
     let why = if lost { Some(guard.lost().await.to_string()) } else { None };
-    let told = guard.release().await.err().map(|error| error.to_string());
-    let lost = why.or(told).map_or("null".to_owned(), |why| format!("\"{}\"", why.escape_default()));
+    let release_error = guard.release().await.err().map(|error| error.to_string());
+    let lost = why.or(release_error).map_or("null".to_owned(), |why| format!("\"{}\"", why.escape_default()));
     let [requested, granted, until, release, released] =
         [requested, granted, until, release, Instant::now()].map(micros);
     say(&format!(
@@ -83,17 +85,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if let Some(lease) = lease {
         lock = lock.lease(lease);
     }
-    let enough = enough(amount)?;
-    let mut turns = 0;
-    while match enough {
-        Enough::Turns(most) => turns < most,
-        Enough::At(end) => Instant::now() < end,
+    let condition = condition(amount)?;
+    let mut holds = 0;
+    while match condition {
+        StopCondition::Holds(most) => holds < most,
+        StopCondition::At(end) => Instant::now() < end,
     } {
         let requested = Instant::now();
         let why = match lock.acquire().await {
             Ok(Some(guard)) => {
-                turn(guard, requested, hold).await?;
-                turns += 1;
+                hold_once(guard, requested, hold).await?;
+                holds += 1;
                 continue;
             }
             Ok(None) => "not granted".to_owned(),
@@ -101,7 +103,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         };
         let (requested, failed, why) = (micros(requested), micros(Instant::now()), why.escape_default());
         say(&format!("{{\"t_request\":{requested},\"t_failed\":{failed},\"why\":\"{why}\"}}"))?;
-        // An error comes at once where no server answers.
+        // If no server answers, an error is returned immediately.
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     for server in servers {

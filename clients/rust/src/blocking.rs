@@ -6,7 +6,7 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Waits for a future of this crate in a program that has no runtime of its own.
 ///
-/// What it starts goes on in the background: a thread of this crate reads replies, keeps connections, and releases
+/// Background work continues afterwards: a thread of this crate reads replies, keeps connections, and releases
 /// dropped guards. It starts with the first call and lives as long as the process, but keeps no process alive.
 ///
 /// # Panics

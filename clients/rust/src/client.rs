@@ -1,4 +1,4 @@
-//! A client: what a program asks of the servers, and how it is answered.
+//! A client: the program's requests to the servers, and their outcomes.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use tokio::time::timeout;
 use crate::clock;
 use crate::driver;
 use crate::error::{Error, refused_in_words};
-use crate::line::Same;
+use crate::line::QueueKey;
 use crate::names::{Keys, Owner};
 use crate::order::Name;
 use crate::place::{Failure, late};
 use crate::servers::Servers;
-use crate::shared::{Becomes, Call, Ended, Holds, Shared};
+use crate::shared::{Call, CallResult, HoldRecord, Holds, Shared};
 use crate::terms::Deadline;
 
 /// How long a server may be silent, and the time limit of a call that names none (ms).
 pub(crate) const PATIENT: Millis = 10_000;
 /// How many redirections a request follows.
 const HOPS: u32 = 8;
-/// The pause before a cluster is asked again who serves a key.
+/// The pause before a cluster is asked again which node serves a key.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Pauses between attempts to reach a server that does not answer: from the first to the longest, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -44,7 +44,7 @@ pub(crate) struct LockRequest {
     pub(crate) terms: Terms,
     pub(crate) wait: Wait,
     /// The local queue of a cached lock.
-    pub(crate) line: Option<Arc<Same>>,
+    pub(crate) line: Option<Arc<QueueKey>>,
 }
 
 /// An acquisition that has been requested.
@@ -54,11 +54,11 @@ pub(crate) struct Acquisition {
     pub(crate) answer: Answer,
 }
 
-/// The future reply of a call. Dropping it withdraws the call.
+/// The future outcome of a call. Dropping it abandons the call.
 pub(crate) struct Answer {
     shared: Arc<Shared>,
     call: Id,
-    ended: oneshot::Receiver<Ended>,
+    ended: oneshot::Receiver<CallResult>,
     is_here: bool,
 }
 
@@ -72,14 +72,14 @@ impl Client {
     }
 
     /// Requests a lock from the server of its key.
-    pub(crate) async fn acquire(&self, wish: LockRequest, becomes: Becomes) -> Result<Acquisition, Error> {
-        let LockRequest { number, by, keys, terms, wait, .. } = wish;
+    pub(crate) async fn acquire(&self, request: LockRequest, record: HoldRecord) -> Result<Acquisition, Error> {
+        let LockRequest { number, by, keys, terms, wait, .. } = request;
         let deadline = Deadline::of(wait, Instant::now());
         let node = self.node_in_time(&keys, deadline).await?;
         let wait = deadline.left(Instant::now());
         let (id, answer) = self.begin(
             number,
-            Some(becomes),
+            Some(record),
             |_| node,
             |call| {
                 let keys = keys.iter().map(<[u8]>::to_vec).collect();
@@ -115,21 +115,21 @@ impl Client {
             };
             let other = self.shared.node(&mut state, &place);
             drop(state);
-            // It goes before the request.
+            // The core sends it right before the request.
             asking = error.starts_with("ASK").then(|| b"ASKING".to_vec());
             elsewhere = Some(other);
         }
         Err(Error::Connection { server: String::new(), keys: keys.clone(), source: late() })
     }
 
-    /// Whether the server of this key answers within this time. A reply that has arrived by then counts, also if it has not been read yet, and
-    /// so does an error, for want of a right, say.
+    /// Whether the server of this key answers within this time. A reply that has arrived by then counts, even if it is
+    /// still unread. An error counts as well, such as a missing right.
     pub(crate) async fn answers(&self, keys: &Keys, within: Duration) -> bool {
         let reply = self.request(keys, &[b"LOCK.VERSION".to_vec()], clock::millis(within)).await;
         !matches!(reply, Err(Error::Connection { .. }))
     }
 
-    /// The server of this key did not answer. It is asked again in the background until it does.
+    /// Marks the server of this key as suspect, because it did not answer. A background task asks it until it answers.
     pub(crate) fn suspect(self: &Arc<Self>, keys: &Keys, why: Error, answers_within: Duration) {
         let Some(watch) = self.shared.health.suspect(why) else { return };
         let (client, keys): (Weak<Self>, _) = (Arc::downgrade(self), keys.clone());
@@ -149,8 +149,8 @@ impl Client {
 
     /// Releases cached locks, and returns when all releases are done.
     pub(crate) async fn settled(&self) {
-        let at_hand = self.shared.state().lines.take_idle(|_| true);
-        at_hand.into_iter().for_each(|hold| forget(&self.shared, hold));
+        let cached = self.shared.state().lines.take_idle(|_| true);
+        cached.into_iter().for_each(|hold| forget(&self.shared, hold));
         let is_settled = || self.shared.state().nodes.iter().all(|node| node.core.is_settled());
         driven(&self.shared, self.shared.settled.wait(None, is_settled)).await;
     }
@@ -189,7 +189,7 @@ impl Client {
     fn begin(
         &self,
         number: Option<Id>,
-        hold: Option<Becomes>,
+        hold: Option<HoldRecord>,
         node: impl FnOnce(&Holds) -> usize,
         input: impl FnOnce(Id) -> Input,
     ) -> (Id, Answer) {
@@ -219,14 +219,15 @@ impl Drop for Client {
 
 impl Answer {
     /// Waits for the outcome. May be called once.
-    pub(crate) async fn outcome(&mut self) -> Ended {
+    pub(crate) async fn outcome(&mut self) -> CallResult {
         let ended = driven(&self.shared, &mut self.ended).await;
         self.is_here = true;
-        ended.unwrap_or_else(|_| Ended { outcome: Outcome::Closed, server: String::new(), failure: None })
+        ended.unwrap_or_else(|_| CallResult { outcome: Outcome::Closed, server: String::new(), failure: None })
     }
 }
 
-/// Waits for this future, and drives the servers meanwhile if no other task does.
+/// Waits for this future. Starts a driver in this runtime for each server that has none, also if a driver ends
+/// meanwhile.
 pub(crate) async fn driven<F: Future>(shared: &Arc<Shared>, answer: F) -> F::Output {
     let drives = shared.undriven.wait(None, || {
         driver::drive(shared);
@@ -259,8 +260,8 @@ pub(crate) fn forget(shared: &Arc<Shared>, call: Id) {
 }
 
 /// The error that says how a call ended.
-pub(crate) fn failed(keys: &Keys, owner: Option<&Owner>, ended: Ended) -> Error {
-    let Ended { outcome, server, failure } = ended;
+pub(crate) fn failed(keys: &Keys, owner: Option<&Owner>, ended: CallResult) -> Error {
+    let CallResult { outcome, server, failure } = ended;
     let (keys, owner) = (keys.clone(), owner.cloned().unwrap_or_else(|| Owner::from(Vec::new())));
     match outcome {
         Outcome::Refused(words) => refused_in_words(&server, &keys, words),

@@ -1,4 +1,4 @@
-//! The task of a server: it opens connections as the core demands, reads what arrives, and keeps the core's timer.
+//! The task of a server: it opens connections as the core demands, reads replies, and runs the core's timer.
 //!
 //! It runs in the runtime of the first caller. When that runtime ends, a caller in another one starts it there.
 
@@ -19,8 +19,8 @@ use crate::link::Link;
 use crate::place::{Failure, Opened};
 use crate::shared::Shared;
 
-/// Starts a driver for every server that needs one, if there is a runtime here. Not to be called with the state locked:
-/// a runtime that ends drops at once what it is given.
+/// Starts a driver for every server that needs one, if there is a runtime here. The caller must not have the state
+/// locked: a runtime that ends drops a new driver immediately, and the drop locks the state.
 pub(crate) fn drive(shared: &Arc<Shared>) {
     let Ok(runtime) = Handle::try_current() else { return };
     let mut undriven = Vec::new();
@@ -36,11 +36,11 @@ pub(crate) fn drive(shared: &Arc<Shared>) {
     }
 }
 
-/// Reads the map of a cluster again, and hands over what other nodes serve now. An attempt to connect does not wait for it, and may
-/// end before it: each node that is silent takes its time.
+/// Reads the slot map of a cluster again, and hands over the claims that other nodes serve now. An attempt to connect
+/// does not wait for it, and may end earlier: each silent node costs a timeout.
 async fn follow_map(shared: Arc<Shared>, at: usize) {
     // If no node answers, the last map counts.
-    let _ = shared.servers.know().await;
+    let _ = shared.servers.ensure_known().await;
     shared.reroute(&mut shared.state(), at);
     drive(&shared);
 }
@@ -50,12 +50,12 @@ struct Driver {
     at: usize,
 }
 
-/// The longest time until this client looks at its own clock (ms).
+/// The longest time until this client reads its own clock again (ms).
 const LOOK_AGAIN: Millis = 1_000;
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failure>> + Send>>;
 
-/// What to do next, after everything that has arrived was read.
+/// The next action, after all replies that have arrived were read.
 enum Next {
     Opened(u64, Result<Opened, Failure>),
     Due,
@@ -82,7 +82,7 @@ impl Driver {
                 drive(shared);
                 if opening.as_ref().map(|(pair, _)| *pair) != wanted {
                     opening = wanted.map(|pair| (pair, self.open()));
-                    if shared.servers.several() && following.as_ref().is_none_or(JoinHandle::is_finished) {
+                    if shared.servers.is_cluster() && following.as_ref().is_none_or(JoinHandle::is_finished) {
                         following = Some(tokio::spawn(follow_map(shared.clone(), self.at)));
                     }
                 }
@@ -92,7 +92,7 @@ impl Driver {
                     return Poll::Ready(Next::Opened(*pair, opened));
                 }
                 let Some(at) = wakes_at else { return Poll::Pending };
-                // The runtime's clock stops while the machine sleeps, this client's goes on: it is looked at often.
+                // The runtime's clock stops while the machine sleeps, and this client's does not: it is read often.
                 let at = at.min(clock::now().saturating_add(LOOK_AGAIN));
                 if set_to.is_none_or(|before| at < before) {
                     set_to = Some(at);
@@ -145,8 +145,8 @@ impl Driver {
         self.shared.step(&mut state, self.at, input);
     }
 
-    /// The core's deadline has passed. What has arrived by now is read first: the runtime has looked for it
-    /// when this task runs again, and so has the connection's task when it runs once more.
+    /// Wakes the core, whose deadline has passed. All replies that have arrived by now are read first: after the first
+    /// yield the runtime has polled the sockets, and after the second one the connection's task has read them.
     async fn wake(&self) {
         yield_now().await;
         yield_now().await;
@@ -163,7 +163,7 @@ impl Driver {
     }
 }
 
-/// The runtime ends, and both connections with it; or no handle needs them any more.
+/// The runtime ends, and both connections end with it; or no handle needs them any more.
 impl Drop for Driver {
     fn drop(&mut self) {
         let mut state = self.shared.state();
@@ -174,6 +174,6 @@ impl Drop for Driver {
             self.shared.step(&mut state, self.at, Input::Ended { pair: link.pair });
         }
         drop(state);
-        self.shared.undriven.tell();
+        self.shared.undriven.notify();
     }
 }

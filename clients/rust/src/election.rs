@@ -1,4 +1,4 @@
-//! Leader election: the value in a candidate's owner, and those who follow the leader.
+//! Leader election: the value in a candidate's owner, and observers of the leader.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const VALUE_ENDS: u8 = b'#';
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The value that it stood with, such as its address; empty if it named none.
+    /// The value of its candidacy, such as its address; empty if it named none.
     pub value: String,
     /// The term: the fencing token of the leader's hold, if it is known.
     pub fence: Option<u64>,
@@ -40,8 +40,9 @@ impl Leader {
 }
 
 impl Locks {
-    /// A candidate of an election, to be [acquired](Lock::acquire): it leads for as long as its [`Guard`](crate::Guard) is held, the fence is the term, and
-    /// dropping the guard hands over. [`leader`](Self::leader) returns the value, such as this process's address, to those who follow.
+    /// A candidate of an election, to be [acquired](Lock::acquire): it leads for as long as its [`Guard`](crate::Guard)
+    /// is held, the fence is the term, and dropping the guard hands over. [`leader`](Self::leader) returns the value,
+    /// such as this process's address, to other clients.
     ///
     /// A leader that is killed or paused is replaced within its lease: 5 s, unless [`Lock::watched`] says otherwise. With
     /// [`Lock::ephemeral`], one that is killed is replaced at once.
@@ -58,7 +59,7 @@ impl Locks {
         Ok(self.clone().with_owners(&value).lock(name).watched(LEASE))
     }
 
-    /// The leader of an election; none if nobody leads.
+    /// The leader of an election, if there is one.
     ///
     /// # Errors
     ///
@@ -73,7 +74,7 @@ impl Locks {
     }
 }
 
-/// The beginning of a candidate's owner, which all clients read the value from.
+/// The beginning of a candidate's owner. All clients read the value from it.
 fn prefix(value: &str) -> String {
     match value {
         "" => String::new(),
@@ -91,7 +92,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// The leader of now at the first call; then waits until another one is seen, or none.
+    /// Returns the current leader at the first call. Each later call waits until it observes another leader, or none.
     ///
     /// # Errors
     ///
@@ -99,7 +100,8 @@ impl Observer {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, no change is lost, and the next call asks when this one would have asked.
+    /// If the future is dropped, no change is lost, and the next call asks the server at the time at which this one
+    /// would.
     pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
         loop {
             tokio::time::sleep_until(self.asks_at).await;
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn leader_has_the_value_that_it_stood_with() {
+    fn leader_has_value_of_its_candidacy() {
         for value in ["", "host-1", "a:1#%", "%23", "%2523", "##"] {
             let owner = format!("{}0123:1", prefix(value));
             assert!(!owner.contains("##"), "no actor: {owner}");
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_leads_when_nobody_holds_the_lock() {
+    fn free_lock_has_no_leader() {
         assert_eq!(Leader::of(&Info { holders: Vec::new(), ..led_by("a") }), None);
     }
 }

@@ -135,16 +135,16 @@ impl fmt::Display for Error {
                 out,
                 "{server}: {}the module Holdfast is not loaded in this server, which says: {message}. Load it by MODULE LOAD \
                  /path/to/libholdfast.so, or for good by a line loadmodule /path/to/libholdfast.so in redis.conf",
-                Of(keys)
+                KeyPrefix(keys)
             ),
             Self::ServerTooOld { server, keys, message } => {
-                write!(out, "{server}: {}the server's module is too old: {message}. Load a newer one", Of(keys))
+                write!(out, "{server}: {}the server's module is too old: {message}. Load a newer one", KeyPrefix(keys))
             }
             Self::ClientTooOld { server, keys, message } => {
-                write!(out, "{server}: {}this client is too old: {message}. Use a newer one", Of(keys))
+                write!(out, "{server}: {}this client is too old: {message}. Use a newer one", KeyPrefix(keys))
             }
-            Self::Server { server, keys, message } => write!(out, "{server}: {}{message}", Of(keys)),
-            Self::Connection { server, keys, source } => write!(out, "{server}: {}{source}", Of(keys)),
+            Self::Server { server, keys, message } => write!(out, "{server}: {}{message}", KeyPrefix(keys)),
+            Self::Connection { server, keys, source } => write!(out, "{server}: {}{source}", KeyPrefix(keys)),
             Self::NoMajority { keys, answer, majority, source } => {
                 write!(out, "{keys}: {majority} servers are a majority, and {answer} can be reached: {source}")
             }
@@ -154,9 +154,9 @@ impl fmt::Display for Error {
 }
 
 /// The keys of a request, if it has any, as the beginning of a message.
-struct Of<'k>(&'k Keys);
+struct KeyPrefix<'k>(&'k Keys);
 
-impl fmt::Display for Of<'_> {
+impl fmt::Display for KeyPrefix<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(out, "{}: ", self.0) }
     }
@@ -172,18 +172,18 @@ impl std::error::Error for Error {
     }
 }
 
-/// What the server answered, if it is that. None: the error of a connection, which may pass.
+/// The server's error reply. None: a connection error, which may be temporary.
 pub(crate) fn refusal(error: &RedisError) -> Option<String> {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => Some(format!("{code} {detail}")),
         (Some(code), None) => Some(code.to_owned()),
-        // The library does not pass on the server's words.
+        // The library does not pass on the server's message.
         (None, _) if error.kind() == ErrorKind::AuthenticationFailed => Some(format!("WRONGPASS {error}")),
         (None, _) => None,
     }
 }
 
-/// The error for one of a connection, or for what the server answered over it.
+/// Converts an error of the `redis` crate: the server's error reply, or a connection error.
 pub(crate) fn refused(server: &str, keys: &Keys, error: RedisError) -> Error {
     match refusal(&error) {
         Some(message) => refused_in_words(server, keys, message),
@@ -191,14 +191,14 @@ pub(crate) fn refused(server: &str, keys: &Keys, error: RedisError) -> Error {
     }
 }
 
-/// The error for what the server answered, by its code.
+/// Converts the server's error reply, by its code.
 pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Error {
     let keys = keys.clone();
     match message.split(' ').next() {
         Some("DEADLOCK") => Error::Deadlock { keys, message },
         Some("NOREPLICAS" | "UNCONFIRMED") => Error::NoReplicas { keys, message },
         Some("WRONGTYPE") => Error::WrongType { keys, message },
-        // Quoted by an apostrophe or a grave accent. Another command is unknown for other reasons.
+        // The quote is an apostrophe or a grave accent. If another command is unknown, the module is not the reason.
         Some("ERR") if message.starts_with("ERR unknown command") && message.get(21..26) == Some("LOCK.") => {
             Error::ModuleNotLoaded { server: server.to_owned(), keys, message }
         }
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_code_decides_the_type() {
+    fn error_type_follows_code() {
         let keys = Keys::from_iter(["a"]);
         let refused = |words: &str| refused_in_words("here", &keys, words.to_owned());
         assert!(matches!(refused("DEADLOCK a waits for b"), Error::Deadlock { .. }));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_names_key_owner_and_reason() {
+    fn loss_names_key_owner_and_reason() {
         let keys = Keys::from_iter(["a", "b\n"]);
         let error = Error::Lost { keys, owner: Owner::from("me".as_bytes().to_vec()), why: LossReason::Forced };
         assert_eq!(error.to_string(), r#""a", "b\n": lost by "me": forced"#);

@@ -95,7 +95,7 @@ impl Guard {
     }
 
     /// Asks the server whether the lock is still held, and restarts its lease with the same length.
-    pub(crate) async fn begin_anew(&self) -> Result<(), Error> {
+    pub(crate) async fn restart_lease(&self) -> Result<(), Error> {
         self.hold.check_loss()?;
         self.hold.renew(None, None, PATIENT).await
     }
@@ -107,16 +107,17 @@ impl Guard {
     /// [`Error::Lost`] if it was lost before; [`Error::NotHeld`] if the server has no such hold and does not say why;
     /// [`Error::Connection`] if there was no reply: then it is released in the background.
     pub async fn release(self) -> Result<(), Error> {
-        // Of several keys, the others are still held; and what is lost by this process's clock may be held at the server.
+        // Dropping the guard of a lost lock still releases it: other keys may be held, and a hold that is lost by this
+        // process's clock may exist at the server.
         self.hold.check_loss()?;
         self.hold.release(PATIENT).await
     }
 }
 
-/// Runs this future, and suspends it while `doubt` holds. It is woken when that ends.
-pub(crate) async fn unless<F: Future>(doubt: impl Fn() -> bool, future: F) -> F::Output {
+/// Runs this future, and suspends it while `is_uncertain` returns true. The caller polls it again when that ends.
+pub(crate) async fn unless<F: Future>(is_uncertain: impl Fn() -> bool, future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
-    std::future::poll_fn(|context| if doubt() { Poll::Pending } else { future.as_mut().poll(context) }).await
+    std::future::poll_fn(|context| if is_uncertain() { Poll::Pending } else { future.as_mut().poll(context) }).await
 }
 
 impl std::fmt::Debug for Guard {

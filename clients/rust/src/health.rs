@@ -1,5 +1,5 @@
-//! Whether a server answers. One that did not is suspect: a caller that can do without it does not wait for it until it has
-//! answered again. It is asked in the background.
+//! Whether a server answers. One that did not is suspect: callers that can do without it skip it, and a background task
+//! asks it until it answers.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use tokio::sync::watch;
 
 use crate::error::Error;
 
-/// What is known of a server's health.
+/// The health of a server, as far as this client knows it.
 #[derive(Debug)]
 pub(crate) struct Health(watch::Sender<Option<Error>>);
 
-/// A task that asks a suspect server whether it is back. When this is dropped, the server is suspect no more.
+/// The guard of the task that asks a suspect server. When it is dropped, the server is not suspect any more.
 pub(crate) struct Watch(Arc<Health>);
 
 impl Health {
@@ -24,7 +24,7 @@ impl Health {
         self.0.borrow().clone()
     }
 
-    /// It did not answer. Returns the guard to keep while it is asked again; none: it is asked already.
+    /// Marks the server as suspect. Returns the guard for the task that asks it again; none: such a task runs already.
     pub(crate) fn suspect(self: &Arc<Self>, why: Error) -> Option<Watch> {
         let first = self.0.send_if_modified(|suspected| {
             let first = suspected.is_none();
@@ -35,16 +35,16 @@ impl Health {
     }
 
     /// Returns when it is not suspect.
-    pub(crate) fn well(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn wait_until_recovered(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
         let mut changes = self.0.subscribe();
         async move {
-            // An error is a server that is needed no more.
+            // An error means that the server is not needed any more.
             let _ = changes.wait_for(Option::is_none).await;
         }
     }
 }
 
-/// Also when the asking task is gone with its runtime: no other task would ask.
+/// This also happens when the task ends with its runtime: no other task would ask the server.
 impl Drop for Watch {
     fn drop(&mut self) {
         self.0.0.send_replace(None);

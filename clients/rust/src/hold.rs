@@ -9,13 +9,13 @@ use holdfast_core::{Id, Input, Limit, LossReason, Millis, Outcome};
 use crate::client::{Acquisition, Answer, Client, LockRequest, PATIENT, failed, forget};
 use crate::clock;
 use crate::error::Error;
-use crate::line::Kept;
+use crate::line::CachedHold;
 use crate::names::{Keys, Owner};
-use crate::seen::Seen;
-use crate::shared::Becomes;
-use crate::turn::Turn;
+use crate::seen::HoldStatus;
+use crate::shared::HoldRecord;
+use crate::turn::QueueHead;
 
-/// What is known of a hold without asking the server.
+/// The state of a hold, as far as this process knows it without asking the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Held(Millis),
@@ -24,7 +24,7 @@ pub(crate) enum Standing {
     Lost(LossReason),
 }
 
-/// One acquisition, and the hold that it became. Dropping it releases it in the background, at any stage.
+/// One acquisition and its hold. Dropping it withdraws or releases it in the background, at any stage.
 pub(crate) struct Hold {
     pub(crate) client: Arc<Client>,
     id: Id,
@@ -32,56 +32,56 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     pub(crate) limit: Limit,
     is_watched: bool,
-    seen: Arc<Seen>,
+    status: Arc<HoldStatus>,
     /// Held by the task that renews it; others wait.
     renewing: tokio::sync::Mutex<()>,
     /// The place at the head of the local queue, if it is a cached lock. When this use ends, the next one begins, or the lock stays cached.
-    turn: Option<Turn>,
+    head: Option<QueueHead>,
 }
 
 impl Hold {
-    /// Requests it. The outcome says whether it is held.
+    /// Requests the lock. The answer says whether it was granted.
     pub(crate) async fn acquire(
         client: &Arc<Client>,
-        wish: LockRequest,
-        seen: Arc<Seen>,
+        request: LockRequest,
+        status: Arc<HoldStatus>,
     ) -> Result<(Self, Answer), Error> {
-        let (keys, limit, is_watched) = (wish.keys.clone(), wish.terms.limit, wish.terms.watchdog);
-        let becomes = Becomes { seen: seen.clone(), line: wish.line.clone() };
-        let Acquisition { id, owner, answer } = client.acquire(wish, becomes).await?;
+        let (keys, limit, is_watched) = (request.keys.clone(), request.terms.limit, request.terms.watchdog);
+        let record = HoldRecord { status: status.clone(), line: request.line.clone() };
+        let Acquisition { id, owner, answer } = client.acquire(request, record).await?;
         let client = client.clone();
         let renewing = tokio::sync::Mutex::default();
-        Ok((Self { client, id, keys, owner, limit, is_watched, seen, renewing, turn: None }, answer))
+        Ok((Self { client, id, keys, owner, limit, is_watched, status, renewing, head: None }, answer))
     }
 
     /// Another use of a cached hold. An error if there is none: the task at the head has to request one.
-    pub(crate) fn again(client: &Arc<Client>, turn: Turn) -> Result<Self, Turn> {
-        let Some(Kept { id, owner, seen }) = turn.kept.clone() else { return Err(turn) };
-        let (client, keys, terms) = (client.clone(), turn.line.keys.clone(), &turn.line.terms);
+    pub(crate) fn again(client: &Arc<Client>, head: QueueHead) -> Result<Self, QueueHead> {
+        let Some(CachedHold { id, owner, status }) = head.kept.clone() else { return Err(head) };
+        let (client, keys, terms) = (client.clone(), head.line.keys.clone(), &head.line.terms);
         let (limit, is_watched) = (terms.limit, terms.watchdog);
         let renewing = tokio::sync::Mutex::default();
-        Ok(Self { client, id, keys, owner, limit, is_watched, seen, renewing, turn: Some(turn) })
+        Ok(Self { client, id, keys, owner, limit, is_watched, status, renewing, head: Some(head) })
     }
 
-    /// It is granted, and stays cached when this use of it ends.
-    pub(crate) fn keep(&mut self, mut turn: Turn) {
-        turn.kept = Some(Kept { id: self.id, owner: self.owner.clone(), seen: self.seen.clone() });
-        self.turn = Some(turn);
+    /// Lets a hold that was granted stay cached when this use ends.
+    pub(crate) fn keep(&mut self, mut head: QueueHead) {
+        head.kept = Some(CachedHold { id: self.id, owner: self.owner.clone(), status: self.status.clone() });
+        self.head = Some(head);
     }
 
     /// The token of the hold.
     pub(crate) fn token(&self) -> u64 {
-        self.seen.token.load(Ordering::Relaxed)
+        self.status.token.load(Ordering::Relaxed)
     }
 
     /// Why it was lost, if that is known.
     pub(crate) fn why_lost(&self) -> Option<LossReason> {
-        self.seen.lost.get().copied()
+        self.status.lost.get().copied()
     }
 
     pub(crate) fn standing(&self) -> Standing {
         match self.look() {
-            // The server does not renew it: no reply is needed to know that.
+            // The server does not renew the hold, so the core decides this check without a reply.
             Standing::Uncertain if !self.is_watched => {
                 drop(self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within: PATIENT }));
                 self.look()
@@ -116,30 +116,30 @@ impl Hold {
             match self.standing() {
                 Standing::Lost(why) => return why,
                 Standing::Held(until) => {
-                    self.seen.changes.wait(Some(clock::instant(until)), || self.why_lost().is_some()).await;
+                    self.status.changes.wait(Some(clock::instant(until)), || self.why_lost().is_some()).await;
                 }
                 Standing::Uncertain => self.ask().await,
             }
         }
     }
 
-    /// Asks the server whether it is still held. No reply within a moment is a loss.
+    /// Asks the server whether it is still held. No reply within a quarter of the lease is a loss.
     async fn ask(&self) {
         let lease = self.certain().map_or(Duration::ZERO, |(_, lease)| lease);
         let within = clock::millis(lease / 4).min(PATIENT);
         let mut answer = self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within });
         if answer.outcome().await.outcome != Outcome::Held {
             // It was released, or its client is closed, and no event will come.
-            self.seen.lose(LossReason::Disconnected);
+            self.status.lose(LossReason::Disconnected);
         }
     }
 
-    /// The error that says so.
+    /// The error of a loss.
     pub(crate) fn loss(&self, why: LossReason) -> Error {
         Error::Lost { keys: self.keys.clone(), owner: self.owner.clone(), why }
     }
 
-    /// Whether it is known to be lost.
+    /// Fails if the hold is known to be lost.
     pub(crate) fn check_loss(&self) -> Result<(), Error> {
         match self.standing() {
             Standing::Lost(why) => Err(self.loss(why)),
@@ -147,16 +147,16 @@ impl Hold {
         }
     }
 
-    /// Restarts the lease, with this length or the present one, and with a token that is at least `fence`.
+    /// Restarts the lease, with this length or the current one, and with a token that is at least `fence`.
     pub(crate) async fn renew(&self, lease: Option<Millis>, fence: Option<u64>, within: Millis) -> Result<(), Error> {
         let hold = self.id;
-        let _turn = self.renewing.lock().await;
+        let _guard = self.renewing.lock().await;
         let mut answer = self.client.ask(hold, |call| Input::Renew { call, hold, lease, fence, within });
         let ended = answer.outcome().await;
         match ended.outcome {
             Outcome::Renewed(token) => {
-                self.seen.token.store(token, Ordering::Relaxed);
-                self.seen.changes.tell();
+                self.status.token.store(token, Ordering::Relaxed);
+                self.status.changes.notify();
                 Ok(())
             }
             Outcome::NotHeld => Err(self.not_held()),
@@ -164,14 +164,14 @@ impl Hold {
         }
     }
 
-    /// Releases it and waits for the reply; at once, if it is cached and was certainly held to the end.
+    /// Releases it and waits for the reply. Returns immediately if it is a cached lock whose hold is certain.
     pub(crate) async fn release(&self, within: Millis) -> Result<(), Error> {
         let hold = self.id;
-        if let Some(turn) = &self.turn {
+        if let Some(head) = &self.head {
             if matches!(self.standing(), Standing::Held(_)) {
                 return Ok(());
             }
-            turn.leave();
+            head.leave();
         }
         let mut answer = self.client.ask(hold, |call| Input::Release { call, hold, within });
         let ended = answer.outcome().await;
@@ -179,7 +179,7 @@ impl Hold {
             Outcome::Released => Ok(()),
             Outcome::NotHeld => Err(self.not_held()),
             Outcome::Lost(why) => {
-                self.seen.lose(why);
+                self.status.lose(why);
                 Err(self.loss(why))
             }
             _ => Err(failed(&self.keys, Some(&self.owner), ended)),
@@ -194,7 +194,7 @@ impl Hold {
     }
 
     /// Releases it in the background. Never waits, and needs no runtime.
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn release_in_background(&self) {
         forget(self.client.shared(), self.id);
     }
 }
@@ -202,8 +202,8 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         // A cached hold goes to the next task, or stays cached.
-        if self.turn.is_none() {
-            self.give_back();
+        if self.head.is_none() {
+            self.release_in_background();
         }
     }
 }

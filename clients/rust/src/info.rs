@@ -1,4 +1,4 @@
-//! What a server reports about a lock.
+//! The state of a lock, as its server reports it.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub struct Holder {
     pub holds: u64,
     /// The fencing token, if it is known.
     pub token: Option<u64>,
-    /// What is left of its lease; none: it has no end.
+    /// The time left of its lease; none: it has no end.
     pub left: Option<Duration>,
     /// Whether its session is notified of contention: it may cache the lock without using it.
     pub contention: bool,

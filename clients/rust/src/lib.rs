@@ -1,11 +1,12 @@
-//! Distributed locks with Holdfast, a module for Redis and Valkey: [`Locks`] names a [`Lock`], which is asked for, and
-//! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
+//! Distributed locks with Holdfast, a module for Redis and Valkey: [`Locks`] names a [`Lock`], and acquiring that
+//! returns a [`Guard`]. The README has an example of each feature, and says what happens when something fails.
 //!
-//! `holdfast-core` decides; this crate does the I/O, keeps the core's timer, and wakes callers. Inside, every
-//! arrow points down: `several` (locks over several servers), `election` (candidates, and who leads), `within` (one lock while another is held) -> `locks`,
-//! `guard` (the public types) -> `hold` (one acquisition) -> `turn` (the head of a cached lock's local queue) -> `client` (calls and
-//! their outcomes) -> `driver` (the task of a server) -> `shared` (the cores, and the callers of each call) -> `line` (local queues of
-//! cached locks), `link` (a pair of connections), `servers` (which server serves a key) -> `place`. `blocking` is for programs
+//! `holdfast-core` decides; this crate does the I/O, runs the core's timer, and wakes callers. Its modules form layers,
+//! and a module uses only those after it: `several` (locks over several servers), `election` (candidates and the
+//! leader), `within` (one lock while another is held) -> `locks`, `guard` (the public types) -> `hold` (one
+//! acquisition) -> `turn` (the head of a cached lock's local queue) -> `client` (calls and their outcomes) -> `driver`
+//! (the task of a server) -> `shared` (the cores, and the callers of each call) -> `line` (local queues of cached
+//! locks), `link` (a pair of connections), `servers` (which server serves a key) -> `place`. `blocking` is for programs
 //! without tokio.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -42,7 +42,7 @@ impl Link {
         let mut connection = wire.connection.clone();
         let mut reply: Pin<Box<dyn Future<Output = _> + Send>> =
             Box::pin(async move { connection.send_packed_command(&cmd).await });
-        // It is on its way when it was polled once; or the connection is known to have ended.
+        // The first poll sends the request, unless the connection is known to have ended.
         if let Poll::Ready(reply_now) = reply.as_mut().poll(&mut Context::from_waker(reader)) {
             reply = Box::pin(std::future::ready(reply_now));
             reader.wake_by_ref();

@@ -15,14 +15,14 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::hold::Hold;
 use crate::info::Info;
-use crate::line::Same;
+use crate::line::QueueKey;
 use crate::names::{ACTOR_ENDS, Keys};
 use crate::order::{Name, Position};
 use crate::place::{Place, without_delay};
-use crate::seen::Seen;
+use crate::seen::HoldStatus;
 use crate::servers::{Cluster, Servers};
 use crate::terms::{Deadline, at_most};
-use crate::turn::Keep;
+use crate::turn::CacheOptions;
 use crate::url::{self, Address};
 
 /// The time limit for opening a connection, and for a request over a connection that only reads.
@@ -34,7 +34,7 @@ const NAME_ENDS: char = ':';
 /// How many characters of the host name are used.
 const LONGEST_HOST: usize = 60;
 /// No caching by default.
-const KEEP: Keep = Keep { idle: 0, most: 1 };
+const KEEP: CacheOptions = CacheOptions { idle: 0, most: 1 };
 
 /// Locks on one server, one cluster, or the primary that Sentinel names. Cheap to clone; clones share their connections.
 ///
@@ -62,7 +62,7 @@ impl Locks {
 
     /// Locks on the primary that Sentinel names. After a failover, waits and holds continue at the new primary.
     pub fn sentinel(client: SentinelClient) -> Self {
-        // The client does not tell which Sentinels it asks.
+        // The client does not reveal which Sentinels it asks.
         Self::at_sentinel(Name::Unknown, "sentinel".to_owned(), client)
     }
 
@@ -133,7 +133,7 @@ impl Locks {
         Ok(self.with_owners(&format!("{name}{NAME_ENDS}")))
     }
 
-    /// The same, with owners that begin so.
+    /// The same, with owners that begin with this text.
     pub(crate) fn with_owners(self, begin: &str) -> Self {
         Self { prefix: begin.into(), ..self }
     }
@@ -172,8 +172,8 @@ impl Locks {
         Ok(self.info(key).await?.is_some_and(|info| !info.holders.is_empty()))
     }
 
-    /// Breaks a lock and returns how many holders lost it. Each of them is notified, and waiters are granted. The user
-    /// needs the right to `LOCK.FORCE`.
+    /// Forces a lock free, and returns how many holders lost it. The server notifies each of them, and grants the lock
+    /// to waiters. The user needs the right to `LOCK.FORCE`.
     ///
     /// # Errors
     ///
@@ -197,8 +197,8 @@ impl Locks {
         })
     }
 
-    /// Returns when all dropped guards have been released, or can't be any more, cached locks ([`Lock::keep`]) included.
-    /// Call it before the runtime ends, or dropped guards stay held until their leases are over.
+    /// Returns when the locks of all dropped guards are released, or have expired, cached locks ([`Lock::keep`])
+    /// included. Call it before the runtime ends, or dropped guards stay held until their leases are over.
     pub async fn settle(&self) {
         self.client.settled().await;
     }
@@ -244,9 +244,9 @@ impl Locks {
     }
 
     async fn places(&self) -> Result<Vec<Arc<Place>>, Error> {
-        // A former primary may be a replica by now, and answers as before.
+        // A former primary may be a replica by now, and still answers.
         let servers = &self.client.shared().servers;
-        servers.doubt();
+        servers.invalidate();
         servers.all().await.map_err(|failure| unreachable(&no_keys(), failure))
     }
 
@@ -279,7 +279,7 @@ pub struct Lock {
     keys: Keys,
     terms: Terms,
     wait: Wait,
-    keep: Keep,
+    keep: CacheOptions,
 }
 
 impl Lock {
@@ -308,14 +308,14 @@ impl Lock {
         self
     }
 
-    /// Released at once when the connection ends: the next waiter need not wait for a lease. In return, a connection that
-    /// breaks loses the lock.
+    /// Released immediately when the connection ends: the next waiter need not wait for a lease. In return, the lock is
+    /// lost when a connection breaks.
     pub fn ephemeral(mut self) -> Self {
         self.terms.ephemeral = true;
         self
     }
 
-    /// Granted when this many replicas have it: then it survives a failover to one of them.
+    /// Granted only when this many replicas have it, so that it survives a failover to one of them.
     pub fn replicas(mut self, count: u32) -> Self {
         self.terms.replicas = count;
         self
@@ -394,7 +394,8 @@ impl Lock {
 
     /// The same for an actor that holds a lock already. No other task uses that actor meanwhile.
     pub(crate) async fn acquire_within(&self, outer: &Hold, wait: Wait) -> Result<Option<Guard>, Error> {
-        // A user of a cached lock is not the task that requested it, so its owner is no actor. That of a candidate is its value.
+        // A cached lock may be used by another task than the one that requested it, so its owner names no actor. The
+        // owner of a candidate has its value there.
         let may_name_actor = !self.terms.kept && self.prefix.ends_with(NAME_ENDS);
         let by = if Arc::ptr_eq(&self.client, &outer.client) && may_name_actor {
             &[outer.owner.actor(), ACTOR_ENDS].concat()
@@ -405,7 +406,7 @@ impl Lock {
     }
 
     /// Whether this hold satisfies the request: exclusive, or shared if it is to be shared.
-    pub(crate) fn is_had_by(&self, hold: &Hold) -> bool {
+    pub(crate) fn is_satisfied_by(&self, hold: &Hold) -> bool {
         let may = hold.limit == Limit::One || (hold.limit == Limit::Shared && self.terms.limit == Limit::Shared);
         may && Arc::ptr_eq(&self.client, &hold.client)
             && self.keys.iter().all(|key| hold.keys.iter().any(|held| held == key))
@@ -413,32 +414,35 @@ impl Lock {
 
     async fn acquire_as(&self, begin: &[u8], deadline: Deadline) -> Result<Option<Guard>, Error> {
         self.check()?;
-        let mut turn = None;
+        let mut head = None;
         if self.terms.kept {
-            // A task that takes a cached lock again and again yields, so that others of this runtime can receive events.
+            // A task that repeatedly takes a cached lock yields, so that other tasks of this runtime can receive
+            // events.
             tokio::task::consume_budget().await;
-            let same = Same { keys: self.keys.clone(), terms: self.terms.clone(), by: self.prefix.clone() };
-            let Some(its) = self.client.turn(Arc::new(same), self.keep, deadline).await else { return Ok(None) };
-            match Hold::again(&self.client, its) {
+            let queue_key = QueueKey { keys: self.keys.clone(), terms: self.terms.clone(), by: self.prefix.clone() };
+            let Some(position) = self.client.wait_for_head(Arc::new(queue_key), self.keep, deadline).await else {
+                return Ok(None);
+            };
+            match Hold::again(&self.client, position) {
                 Ok(hold) => return Ok(Some(Guard::new(hold))),
-                Err(its) => turn = Some(its),
+                Err(position) => head = Some(position),
             }
         }
-        let wish = LockRequest {
-            number: turn.as_ref().map(|turn| turn.id),
+        let request = LockRequest {
+            number: head.as_ref().map(|head| head.id),
             by: fresh(begin),
             keys: self.keys.clone(),
             terms: self.terms.clone(),
             wait: deadline.left(Instant::now()),
-            line: turn.as_ref().map(|turn| turn.line.clone()),
+            line: head.as_ref().map(|head| head.line.clone()),
         };
-        // From here on it is released unless the caller has it.
-        let (mut hold, mut answer) = Hold::acquire(&self.client, wish, Arc::<Seen>::default()).await?;
+        // From here on, dropping the hold releases it, until the caller has it.
+        let (mut hold, mut answer) = Hold::acquire(&self.client, request, Arc::<HoldStatus>::default()).await?;
         let ended = answer.outcome().await;
         match ended.outcome {
             Outcome::Granted(_) => {
-                if let Some(turn) = turn {
-                    hold.keep(turn);
+                if let Some(head) = head {
+                    hold.keep(head);
                 }
                 Ok(Some(Guard::new(hold)))
             }
@@ -514,9 +518,9 @@ fn this_process() -> String {
 mod tests {
     use super::*;
 
-    /// A wait would go on for ever.
+    /// Without a node, a wait would never end.
     #[test]
-    fn cluster_needs_a_node() {
+    fn cluster_without_nodes_is_refused() {
         let error = Locks::cluster(std::iter::empty::<&str>()).err();
         assert!(matches!(&error, Some(Error::Invalid { message }) if message.contains("at least")), "{error:?}");
     }

@@ -1,4 +1,4 @@
-//! Keys and owners: bytes, shown so that any of them can be printed.
+//! Keys and owners: bytes, which are escaped when printed.
 
 use std::fmt;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ pub(crate) enum Name {
     Cluster {
         server: String,
     },
-    /// It was found by means that do not tell its name.
+    /// The client that finds the server does not reveal its name.
     Unknown,
 }
 
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_that_of_names_as_bytes_then_of_numbers() {
+    fn positions_are_ordered_by_name_bytes_then_number() {
         let urls = [
             "redis://10.0.0.10:6379",
             "redis://10.0.0.9:6379/2",
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_named_by_its_least_address_and_parted_by_slots() {
+    fn cluster_position_has_least_address_and_slot() {
         let seeds = ["redis://b:7000", "redis://a:7001"].map(|url| url.into_connection_info().unwrap());
         let cluster = Name::of_cluster(seeds.iter().map(ConnectionInfo::addr));
         let position = cluster.position(b"foo").unwrap();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_a_name_has_no_place() {
+    fn server_without_name_has_no_position() {
         assert!(matches!(Name::Unknown.position(b"k"), Err(Error::Invalid { .. })));
     }
 }

@@ -4,7 +4,7 @@ use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 
-/// More than a core leaves unanswered: no request is ever queued in this process behind others.
+/// More than the requests that a core leaves pending, so that no request waits in this process.
 const BUFFER: usize = 1024;
 
 /// Why a server can't be used.
@@ -45,7 +45,7 @@ impl Place {
         }
     }
 
-    /// A connection that is no session's, and the server's address: to inspect locks, no right to lock is needed.
+    /// A connection without a session, and the server's address: inspecting locks needs no right to lock.
     pub(crate) async fn connect(
         &self,
         config: &AsyncConnectionConfig,
@@ -70,7 +70,7 @@ impl Place {
         }
     }
 
-    /// The server's name before it was reached.
+    /// The server's name for messages, before a connection is opened.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Fixed(client) => client.get_connection_info().addr().to_string(),
@@ -79,11 +79,11 @@ impl Place {
     }
 }
 
-/// Sends a small request that follows another at once.
+/// The same client with `TCP_NODELAY`, so that a small request right after another one is not delayed.
 pub(crate) fn without_delay(client: &Client) -> Client {
     let info = client.get_connection_info().clone();
     let settings = info.tcp_settings().clone().set_nodelay(true);
-    // A client used this address already.
+    // This does not fail: the given client has the same address.
     Client::open(info.set_tcp_settings(settings)).unwrap_or_else(|_| client.clone())
 }
 

@@ -1,4 +1,4 @@
-//! What the server reported of a hold.
+//! The state of a hold, as the server reported it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -7,17 +7,17 @@ use holdfast_core::LossReason;
 
 use crate::changes::Changes;
 
-/// What the server reported of a hold.
+/// The state of a hold, as the server reported it.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct HoldStatus {
     pub(crate) token: AtomicU64,
     pub(crate) lost: OnceLock<LossReason>,
     pub(crate) changes: Changes,
 }
 
-impl Seen {
+impl HoldStatus {
     pub(crate) fn lose(&self, why: LossReason) {
         let _ = self.lost.set(why);
-        self.changes.tell();
+        self.changes.notify();
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::place::{Failure, Place, late, without_delay};
 use crate::slot::{SLOTS, slot};
 
-/// How long one node is asked for the map, before the next one is.
+/// How long one node has to return the slot map, before the next one is asked.
 const ASKED_FOR: Duration = Duration::from_secs(1);
 
 /// The servers of a client.
@@ -38,7 +38,7 @@ impl Servers {
         }
     }
 
-    /// Applies a redirection: `MOVED slot host:port`, or `ASK`. None if it makes no sense here.
+    /// Applies a redirection: `MOVED slot host:port`, or `ASK`. None: it is malformed, or this is no cluster.
     pub(crate) fn redirected(&self, error: &str, asked: &str) -> Option<Arc<Place>> {
         let Self::Cluster(cluster) = self else { return None };
         let mut words = error.split(' ');
@@ -57,23 +57,23 @@ impl Servers {
         Some(place)
     }
 
-    /// Whether a key may be served by another server than before.
-    pub(crate) fn several(&self) -> bool {
+    /// Whether a key may move to another server.
+    pub(crate) fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }
 
-    /// A server can't be reached: the topology has to be asked for again.
-    pub(crate) fn doubt(&self) {
+    /// Marks the topology as unknown, because a server can't be reached.
+    pub(crate) fn invalidate(&self) {
         if let Self::Cluster(cluster) = self {
             cluster.map().is_known = false;
         }
     }
 
-    /// Asks for the topology, unless it is known. If no node answers, the last one stays.
-    pub(crate) async fn know(&self) -> Result<(), Failure> {
+    /// Asks for the topology, unless it is known. If no node answers, the last known one stays.
+    pub(crate) async fn ensure_known(&self) -> Result<(), Failure> {
         match self {
             Self::One(_) => Ok(()),
-            Self::Cluster(cluster) => cluster.know().await,
+            Self::Cluster(cluster) => cluster.ensure_known().await,
         }
     }
 
@@ -101,7 +101,7 @@ pub(crate) struct Cluster {
 struct Map {
     /// By slot, as it was last read.
     slots: Vec<Option<Address>>,
-    /// Nothing has shown since then that it may have changed.
+    /// Nothing has indicated since then that it may have changed.
     is_known: bool,
     places: HashMap<Address, Arc<Place>>,
 }
@@ -112,12 +112,12 @@ impl Cluster {
     }
 
     async fn place_of(&self, slot: u16) -> Result<Arc<Place>, Failure> {
-        // While the map is read again, the last one counts.
+        // While the map is read again, the last known one is used.
         if self.known(slot).is_none() {
-            self.know().await?;
+            self.ensure_known().await?;
         }
         self.known(slot).ok_or_else(|| {
-            // Asked again the next time.
+            // The next call asks again.
             self.map().is_known = false;
             unserved(slot)
         })
@@ -130,7 +130,7 @@ impl Cluster {
     }
 
     async fn all(&self) -> Result<Vec<Arc<Place>>, Failure> {
-        self.know().await?;
+        self.ensure_known().await?;
         let mut map = self.map();
         let mut addresses: Vec<Address> = map.slots.iter().flatten().cloned().collect();
         addresses.sort();
@@ -139,21 +139,21 @@ impl Cluster {
     }
 
     /// Asks for the map, unless it is known.
-    async fn know(&self) -> Result<(), Failure> {
+    async fn ensure_known(&self) -> Result<(), Failure> {
         if self.map().is_known {
             return Ok(());
         }
-        let _turn = self.asking.lock().await;
+        let _guard = self.asking.lock().await;
         if self.map().is_known {
             return Ok(());
         }
-        let slots = self.ask_anybody().await?;
+        let slots = self.ask_any_node().await?;
         let mut map = self.map();
         (map.slots, map.is_known) = (slots, true);
         Ok(())
     }
 
-    async fn ask_anybody(&self) -> Result<Vec<Option<Address>>, Failure> {
+    async fn ask_any_node(&self) -> Result<Vec<Option<Address>>, Failure> {
         let known: Vec<Address> = self.map().places.keys().cloned().collect();
         let known = known.iter().filter_map(|address| self.info(address));
         let mut failure = Failure { server: "cluster".to_owned(), error: no_seed() };
@@ -241,17 +241,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn last_map_counts_while_it_is_read_again() {
+    async fn last_slot_map_is_used_while_it_is_read_again() {
         // It accepts connections and never answers.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let seed = format!("redis://{}", silent.local_addr().unwrap()).into_connection_info().unwrap();
         let cluster = Cluster::new(vec![seed], AsyncConnectionConfig::new());
         cluster.map().slots = vec![Some(("node".to_owned(), 7000)); usize::from(SLOTS)];
         let servers = Servers::Cluster(Box::new(cluster));
-        servers.doubt();
+        servers.invalidate();
         let place = tokio::time::timeout(ASKED_FOR / 2, servers.place_of(b"a")).await.unwrap();
         assert_eq!(place.ok().unwrap().name(), "node:7000");
-        assert!(servers.know().await.is_err(), "it asked");
+        assert!(servers.ensure_known().await.is_err(), "it asked");
         assert!(servers.known(b"a").is_some());
     }
 }

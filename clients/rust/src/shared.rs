@@ -14,11 +14,11 @@ use tokio::sync::oneshot;
 use crate::changes::Changes;
 use crate::clock;
 use crate::health::Health;
-use crate::line::{Head, Kept, Lines, Next, Same};
+use crate::line::{CachedHold, Head, Lines, Next, QueueKey};
 use crate::link::Link;
 use crate::order::Name;
 use crate::place::Place;
-use crate::seen::Seen;
+use crate::seen::HoldStatus;
 use crate::servers::Servers;
 
 /// How much later than its deadline a wait ends here, for a reply that is on its way or a busy machine (ms).
@@ -30,13 +30,13 @@ pub(crate) struct Shared {
     pub(crate) config: AsyncConnectionConfig,
     pub(crate) health: Arc<Health>,
     state: Mutex<State>,
-    /// All releases are done.
+    /// Notified when all releases are done.
     pub(crate) settled: Changes,
-    /// The runtime of a driver has ended.
+    /// Notified when a driver has ended, as with its runtime.
     pub(crate) undriven: Changes,
 }
 
-/// All of it changes in one step: what moves from one core to another is never between the two.
+/// One mutex protects all of it, so that a claim that moves from one core to another is never between the two.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) nodes: Vec<Node>,
@@ -45,7 +45,7 @@ pub(crate) struct State {
     pub(crate) holds: Holds,
     /// The local queues of cached locks.
     pub(crate) lines: Lines,
-    made: Id,
+    last_number: Id,
 }
 
 /// All holds of this process, cached ones included.
@@ -54,15 +54,15 @@ pub(crate) type Holds = HashMap<Id, Holding>;
 /// A hold, and its node.
 pub(crate) struct Holding {
     pub(crate) node: usize,
-    pub(crate) becomes: Becomes,
+    pub(crate) record: HoldRecord,
 }
 
 /// What an acquisition becomes.
-pub(crate) struct Becomes {
-    /// What is known of it.
-    pub(crate) seen: Arc<Seen>,
+pub(crate) struct HoldRecord {
+    /// The state of the hold, as the server reported it.
+    pub(crate) status: Arc<HoldStatus>,
     /// The local queue that it was requested in.
-    pub(crate) line: Option<Arc<Same>>,
+    pub(crate) line: Option<Arc<QueueKey>>,
 }
 
 /// One server.
@@ -72,13 +72,13 @@ pub(crate) struct Node {
     pub(crate) server: String,
     pub(crate) core: Core,
     pub(crate) link: Option<Link>,
-    /// The pair of connections that is to be opened.
+    /// The pair of connections to be opened.
     pub(crate) wanted: Option<u64>,
     pub(crate) wakes_at: Option<Millis>,
     /// The last error.
     pub(crate) failure: Option<RedisError>,
     pub(crate) is_driven: bool,
-    /// The waker of the task that drives it; and whether that looks at all this next anyway.
+    /// The waker of the task that drives it, and whether that task is reading now, so that it need not be woken.
     driver: Waker,
     is_awake: bool,
 }
@@ -86,12 +86,12 @@ pub(crate) struct Node {
 /// A call with a caller that waits.
 pub(crate) struct Call {
     pub(crate) node: usize,
-    pub(crate) answer: oneshot::Sender<Ended>,
-    pub(crate) hold: Option<Becomes>,
+    pub(crate) answer: oneshot::Sender<CallResult>,
+    pub(crate) hold: Option<HoldRecord>,
 }
 
-/// How a call ended, where, and the connection's last error there.
-pub(crate) struct Ended {
+/// The outcome of a call, the server, and the last error of its connection.
+pub(crate) struct CallResult {
     pub(crate) outcome: Outcome,
     pub(crate) server: String,
     pub(crate) failure: Option<RedisError>,
@@ -104,7 +104,7 @@ impl Shared {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // A panic left it changed in one step, or not at all.
+        // A panic leaves the state before or after a whole change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +115,7 @@ impl Shared {
             // The standard library's seeds are the system's random numbers.
             let seed = RandomState::new().build_hasher().finish();
             let settings = Settings { grace: GRACE, seed, ..Settings::default() };
-            let core = if self.servers.several() { Core::in_cluster(settings) } else { Core::new(settings) };
+            let core = if self.servers.is_cluster() { Core::in_cluster(settings) } else { Core::new(settings) };
             state.nodes.push(Node {
                 place: place.clone(),
                 server: place.name(),
@@ -132,7 +132,8 @@ impl Shared {
         })
     }
 
-    /// Gives an input to a core, and carries out its outputs. Returns how a call ended that is answered in this step.
+    /// Gives an input to a core, and carries out its outputs. Returns the outcome of a call without a registered
+    /// caller, such as `Input::Use`, if the core answers it in this step.
     pub(crate) fn step(&self, state: &mut State, node: usize, input: Input) -> Option<Outcome> {
         let mut answer = None;
         let mut inputs = vec![(node, input)];
@@ -146,7 +147,7 @@ impl Shared {
                 }
             }
             if !was_settled && state.nodes[at].core.is_settled() {
-                self.settled.tell();
+                self.settled.notify();
             }
         }
         answer
@@ -161,7 +162,7 @@ impl Shared {
             }
             Output::End { .. } => {
                 (node.wanted, node.link) = (None, None);
-                self.servers.doubt();
+                self.servers.invalidate();
             }
             Output::Send { channel, words, .. } => {
                 if let Some(link) = &mut node.link {
@@ -177,51 +178,57 @@ impl Shared {
                 }
             }
             Output::Lost { hold, why } => {
-                let Becomes { seen, line } = state.holds.remove(&hold)?.becomes;
-                seen.lose(why);
+                let HoldRecord { status, line } = state.holds.remove(&hold)?.record;
+                status.lose(why);
                 if let Some(line) = line {
                     match state.lines.head(&line) {
                         Some(Head::Idle(kept)) if kept.id == hold => state.lines.end(&line),
-                        // The user of the hold is notified. Those behind do not wait for what it does then.
-                        _ => self.leaves_line(state, &line, hold),
+                        // The user of the hold is notified. The tasks behind it do not wait until it reacts.
+                        _ => self.leave_queue(state, &line, hold),
                     }
                 }
             }
             Output::Ended { call, outcome } => {
                 let Some(Call { answer, hold, .. }) = state.calls.remove(&call) else { return Some(outcome) };
-                // The caller may be gone: then the call was dropped.
+                // The send fails if the caller is gone: then the call is dropped.
                 let (server, failure) = (node.server.clone(), node.failure.clone());
-                if let Some(becomes) = hold {
-                    self.acquired(state, (at, call), becomes, &outcome);
+                if let Some(record) = hold {
+                    self.acquired(state, (at, call), record, &outcome);
                 }
-                let _ = answer.send(Ended { outcome, server, failure });
+                let _ = answer.send(CallResult { outcome, server, failure });
             }
             Output::Moved { .. } => {}
         }
         None
     }
 
-    /// An acquisition has ended.
-    fn acquired(&self, state: &mut State, (node, call): (usize, Id), becomes: Becomes, outcome: &Outcome) {
+    /// Records the outcome of an acquisition.
+    fn acquired(&self, state: &mut State, (node, call): (usize, Id), record: HoldRecord, outcome: &Outcome) {
         if let Outcome::Granted(token) = outcome {
-            becomes.seen.token.store(*token, Ordering::Relaxed);
-            state.holds.insert(call, Holding { node, becomes });
-        } else if let Some(line) = &becomes.line {
-            self.leaves_line(state, line, call);
+            record.status.token.store(*token, Ordering::Relaxed);
+            state.holds.insert(call, Holding { node, record });
+        } else if let Some(line) = &record.line {
+            self.leave_queue(state, line, call);
         }
     }
 
-    /// A task comes to the head of a queue: it uses the cached hold, if it may, or requests one.
-    pub(crate) fn comes_to_head(&self, state: &mut State, line: &Arc<Same>, kept: Option<Kept>, most: u32) -> Next {
+    /// Puts a task at the head of a queue: it uses the cached hold, if it may, or requests one.
+    pub(crate) fn begin_use(
+        &self,
+        state: &mut State,
+        line: &Arc<QueueKey>,
+        kept: Option<CachedHold>,
+        most: u32,
+    ) -> Next {
         if let Some(kept) = kept.filter(|kept| self.may_use(state, kept.id, most)) {
-            state.lines.stand(line, Head::Busy(kept.id));
+            state.lines.set_head(line, Head::Busy(kept.id));
             return Next { id: kept.id, kept: Some(kept) };
         }
         let State { nodes, holds, lines, .. } = state;
         let is_kept = |id| holds.get(&id).is_some_and(|it| nodes[it.node].core.held_until(id).is_some());
         lines.sweep(is_kept).iter().for_each(|id| drop(holds.remove(id)));
         let id = state.number();
-        state.lines.stand(line, Head::Busy(id));
+        state.lines.set_head(line, Head::Busy(id));
         Next { id, kept: None }
     }
 
@@ -236,21 +243,21 @@ impl Shared {
         is_held
     }
 
-    /// The task at the head is done. Its hold goes to the next one, or stays cached.
-    pub(crate) fn is_done(&self, state: &mut State, line: &Arc<Same>, kept: Option<Kept>, idle: Millis) {
+    /// Ends the use of a hold by the task at the head. The hold goes to the next task, or stays cached.
+    pub(crate) fn finish_use(&self, state: &mut State, line: &Arc<QueueKey>, kept: Option<CachedHold>, idle: Millis) {
         if let Some(first) = state.lines.first(line) {
-            let next = self.comes_to_head(state, line, kept, first.most);
-            // A task takes itself out of the queue before it is dropped.
-            let _ = first.turn.send(next);
-        } else if let Some(kept) = kept.filter(|kept| self.keeps(state, kept.id, idle)) {
-            state.lines.stand(line, Head::Idle(kept));
+            let next = self.begin_use(state, line, kept, first.most);
+            // This does not fail: a waiting task leaves the queue before it is dropped.
+            let _ = first.reached.send(next);
+        } else if let Some(kept) = kept.filter(|kept| self.keep_cached(state, kept.id, idle)) {
+            state.lines.set_head(line, Head::Idle(kept));
         } else {
             state.lines.end(line);
         }
     }
 
-    /// Whether this hold stays cached from now on. If not, it is released.
-    fn keeps(&self, state: &mut State, hold: Id, idle: Millis) -> bool {
+    /// Caches an unused hold. Returns false if it was released instead.
+    fn keep_cached(&self, state: &mut State, hold: Id, idle: Millis) -> bool {
         let Some(node) = state.holds.get(&hold).map(|it| it.node) else { return false };
         self.step(state, node, Input::Keep { hold, idle });
         let is_kept = state.nodes[node].core.held_until(hold).is_some();
@@ -260,10 +267,10 @@ impl Shared {
         is_kept
     }
 
-    /// The task at the head with this number leaves without a hold. If another one is there, nothing happens.
-    pub(crate) fn leaves_line(&self, state: &mut State, line: &Arc<Same>, id: Id) {
+    /// Removes the task with this number from the head, without a hold. Does nothing if another task is there.
+    pub(crate) fn leave_queue(&self, state: &mut State, line: &Arc<QueueKey>, id: Id) {
         if state.lines.is_at_head(line, id) {
-            self.is_done(state, line, None, 0);
+            self.finish_use(state, line, None, 0);
         }
     }
 
@@ -278,7 +285,7 @@ impl Shared {
         (to, Input::Take { moved })
     }
 
-    /// Gives a node's core everything that has arrived.
+    /// Gives a node's core all replies that have arrived.
     pub(crate) fn read(&self, state: &mut State, at: usize, context: &mut Context<'_>) {
         if !state.nodes[at].driver.will_wake(context.waker()) {
             state.nodes[at].driver = context.waker().clone();
@@ -303,7 +310,7 @@ impl Shared {
 }
 
 impl Node {
-    /// The next thing that has arrived.
+    /// The next reply that has arrived, or the end of the connection.
     fn next(&mut self, context: &mut Context<'_>) -> Option<Input> {
         let link = self.link.as_mut()?;
         let pair = link.pair;
@@ -327,7 +334,7 @@ impl Node {
 impl State {
     /// A number that no other call of this client has.
     pub(crate) fn number(&mut self) -> Id {
-        self.made += 1;
-        self.made
+        self.last_number += 1;
+        self.last_number
     }
 }

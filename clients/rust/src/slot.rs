@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slots_are_those_of_the_specification() {
+    fn slots_match_cluster_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(slot(b"foo"), 12_182);
         assert_eq!(slot(b"{foo}:bar"), slot(b"foo"));

@@ -43,7 +43,7 @@ impl Deadline {
         }
     }
 
-    /// What is left of the wait.
+    /// The time left to wait.
     pub(crate) fn left(self, now: Instant) -> Wait {
         match self {
             Self::Past => Wait::No,
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_that_is_over_is_no_wait_at_all() {
+    fn deadline_that_passed_is_no_wait() {
         let now = Instant::now();
         let second = Duration::from_secs(1);
         let deadline = Deadline::of(at_most(second), now);

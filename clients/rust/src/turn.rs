@@ -1,4 +1,4 @@
-//! The head of the local queue of a cached lock: how a task gets there, and what it leaves to the next one.
+//! The head of the local queue of a cached lock: how a task reaches it, and how it passes the hold on.
 
 use std::sync::Arc;
 
@@ -8,63 +8,69 @@ use tokio::time::timeout_at;
 
 use crate::client::{Client, driven, forget};
 use crate::driver::drive;
-use crate::line::{Head, Kept, Next, Same, Waiting};
+use crate::line::{CachedHold, Head, Next, QueueKey, Waiting};
 use crate::terms::Deadline;
 
-/// How a lock is cached.
+/// The caching options of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Keep {
+pub(crate) struct CacheOptions {
     /// How long it stays cached while unused.
     pub(crate) idle: Millis,
-    /// How many uses in a row, once another client waits for it.
+    /// The maximum number of uses in a row, once another client waits for the lock.
     pub(crate) most: u32,
 }
 
-/// The task at the head of a queue. Dropping it lets the next one in.
-pub(crate) struct Turn {
+/// The position at the head of a queue. Dropping it passes the position to the next task.
+pub(crate) struct QueueHead {
     client: Arc<Client>,
-    pub(crate) line: Arc<Same>,
-    /// The number of the hold, or of the one that is to be requested.
+    pub(crate) line: Arc<QueueKey>,
+    /// The number of the hold, or of the one to request.
     pub(crate) id: Id,
     idle: Millis,
-    /// The hold that may be used.
-    pub(crate) kept: Option<Kept>,
+    /// The hold to use or to cache, once there is one.
+    pub(crate) kept: Option<CachedHold>,
 }
 
-/// A place behind others.
-struct Behind<'a> {
+/// A position behind the head. Dropping it leaves the queue.
+struct QueuedTask<'a> {
     client: &'a Arc<Client>,
-    line: &'a Arc<Same>,
+    line: &'a Arc<QueueKey>,
     number: Id,
     idle: Millis,
-    turn: oneshot::Receiver<Next>,
+    reached: oneshot::Receiver<Next>,
 }
 
 impl Client {
-    /// Waits until this task is at the head. None: its time is over before.
-    pub(crate) async fn turn(self: &Arc<Self>, line: Arc<Same>, keep: Keep, deadline: Deadline) -> Option<Turn> {
+    /// Waits until this task is at the head. None: its deadline passes first.
+    pub(crate) async fn wait_for_head(
+        self: &Arc<Self>,
+        line: Arc<QueueKey>,
+        keep: CacheOptions,
+        deadline: Deadline,
+    ) -> Option<QueueHead> {
         let next = match self.join(&line, keep, deadline != Deadline::Past) {
             Ok(next) => next,
             Err(None) => return None,
-            Err(Some(mut behind)) => {
-                let turn = driven(self.shared(), &mut behind.turn);
+            Err(Some(mut queued)) => {
+                let reached = driven(self.shared(), &mut queued.reached);
                 match deadline {
-                    Deadline::At(end) => timeout_at(end.into(), turn).await.ok()?.ok()?,
-                    Deadline::Past | Deadline::Never => turn.await.ok()?,
+                    Deadline::At(end) => timeout_at(end.into(), reached).await.ok()?.ok()?,
+                    Deadline::Past | Deadline::Never => reached.await.ok()?,
                 }
             }
         };
         let Next { id, kept } = next;
-        Some(Turn { client: self.clone(), line, id, idle: keep.idle, kept })
+        Some(QueueHead { client: self.clone(), line, id, idle: keep.idle, kept })
     }
 
-    /// What to do, if the queue is empty; else a place behind the others, if the task waits.
+    /// Returns the next action if no task is at the head. Otherwise, returns a position behind the other tasks, or none
+    /// if this task does not wait.
     fn join<'a>(
         self: &'a Arc<Self>,
-        line: &'a Arc<Same>,
-        Keep { idle, most }: Keep,
+        line: &'a Arc<QueueKey>,
+        CacheOptions { idle, most }: CacheOptions,
         waits: bool,
-    ) -> Result<Next, Option<Behind<'a>>> {
+    ) -> Result<Next, Option<QueuedTask<'a>>> {
         let shared = self.shared();
         let mut state = shared.state();
         let kept = match state.lines.head(line) {
@@ -72,52 +78,52 @@ impl Client {
             Some(Head::Idle(kept)) => Some(kept.clone()),
             Some(_) if !waits => return Err(None),
             Some(_) => {
-                let (number, (sender, turn)) = (state.number(), oneshot::channel());
-                state.lines.wait(line, Waiting { number, most, turn: sender });
-                return Err(Some(Behind { client: self, line, number, idle, turn }));
+                let (number, (sender, reached)) = (state.number(), oneshot::channel());
+                state.lines.wait(line, Waiting { number, most, reached: sender });
+                return Err(Some(QueuedTask { client: self, line, number, idle, reached }));
             }
         };
-        let next = shared.comes_to_head(&mut state, line, kept, most);
+        let next = shared.begin_use(&mut state, line, kept, most);
         drop(state);
         drive(shared);
         Ok(next)
     }
 }
 
-impl Turn {
-    /// Those behind do not wait until this hold is released.
+impl QueueHead {
+    /// Passes the head to the next task, before the hold is released.
     pub(crate) fn leave(&self) {
         let shared = self.client.shared();
-        shared.leaves_line(&mut shared.state(), &self.line, self.id);
+        shared.leave_queue(&mut shared.state(), &self.line, self.id);
     }
 }
 
-impl Drop for Turn {
+impl Drop for QueueHead {
     fn drop(&mut self) {
         let shared = self.client.shared();
         let mut state = shared.state();
         if state.lines.is_at_head(&self.line, self.id) {
-            shared.is_done(&mut state, &self.line, self.kept.take(), self.idle);
+            shared.finish_use(&mut state, &self.line, self.kept.take(), self.idle);
             drop(state);
             drive(shared);
         } else {
-            // It was lost, or is being released, and the queue went on without it.
+            // The hold was lost, or is being released, and another task is at the head, or none.
             drop(state);
             forget(shared, self.id);
         }
     }
 }
 
-impl Drop for Behind<'_> {
+impl Drop for QueuedTask<'_> {
     fn drop(&mut self) {
         let shared = self.client.shared();
         let mut state = shared.state();
-        state.lines.go(self.line, self.number);
-        // It reached the head at the moment at which it was dropped.
-        if let Ok(Next { id, kept }) = self.turn.try_recv()
+        state.lines.leave(self.line, self.number);
+        // The task reached the head while it was being dropped.
+        if let Ok(Next { id, kept }) = self.reached.try_recv()
             && state.lines.is_at_head(self.line, id)
         {
-            shared.is_done(&mut state, self.line, kept, self.idle);
+            shared.finish_use(&mut state, self.line, kept, self.idle);
         }
         drop(state);
         drive(shared);

@@ -1,4 +1,4 @@
-//! Addresses as text: the URLs of the `redis` crate, and two forms more, for a cluster and for Sentinel.
+//! Addresses as text: the URLs of the `redis` crate, and two more forms, for a cluster and for Sentinel.
 
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult, TlsMode};
@@ -9,7 +9,7 @@ const FORMS: &str = "redis://[user:password@]host[:port][/database], rediss://�
                      redis+cluster://[user:password@]host[:port][,host…], \
                      redis+sentinel://[user:password@]host[:port][,host…]/master[/database][?sentinel_password=…[&sentinel_user=…]]";
 
-/// What an address leads to.
+/// A parsed address.
 pub(crate) enum Address {
     One(Client),
     Sentinel { builder: Box<SentinelClientBuilder>, hosts: String, master: String, database: i64 },
@@ -54,7 +54,7 @@ pub(crate) fn parse(url: &str) -> Result<Address, Error> {
     parsed.map_err(|error| invalid(&error.to_string()))
 }
 
-/// The same without a password, to be shown.
+/// The same without passwords, for messages.
 pub(crate) fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let rest = match rest.split_once('?') {
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_is_a_list_of_hosts_with_one_login() {
+    fn cluster_address_lists_hosts_with_one_login() {
         let Ok(Address::Cluster(nodes)) = parse("redis+cluster://me:secret@a:7000,b:7001") else { panic!() };
         let addresses: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
         assert_eq!(addresses, ["a:7000", "b:7001"]);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_have_a_password_of_their_own() {
+    fn sentinel_address_has_its_own_password() {
         assert!(parse("redis+sentinel://me:secret@a/mymaster?sentinel_user=s&sentinel_password=x%40y").is_ok());
         let Err(Error::Invalid { message }) = parse("redis+sentinel://a/mymaster?sentinel_passwort=secret") else {
             panic!()
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_told_with_what_is_one() {
+    fn invalid_address_is_refused_with_allowed_forms() {
         for url in ["localhost", "http://localhost", "redis+nonsense://a"] {
             let Err(Error::Invalid { message }) = parse(url) else { panic!("{url}") };
             assert!(message.contains(url) && message.contains("redis+sentinel://"), "{message}");

@@ -12,8 +12,8 @@ use crate::locks::Lock;
 
 /// A lock that was taken while another one was held ([`Guard::acquire`]), until this is dropped or the lock is lost.
 ///
-/// The other one's guard is borrowed until then. So that lock can't be released while its holder waits for this one, nor can
-/// its actor wait twice: what the server finds to be a cycle of waits is one.
+/// The other lock's guard is borrowed until then. So that lock can't be released while its holder waits for this one,
+/// and its actor can't wait twice: every cycle of waits that the server finds is a real one.
 #[must_use = "a lock is released when its guard is dropped"]
 #[derive(Debug)]
 pub struct Inner<'g> {
@@ -28,7 +28,7 @@ impl Guard {
     /// order don't wait forever.
     ///
     /// **Re-entry**: a lock that this guard holds already, or an enclosing one, is granted at once with the same fence, and released
-    /// by the guard that took it first. (A permit of a semaphore is not another permit.)
+    /// by the guard that took it first. (A permit of a semaphore that is held does not count as another permit.)
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl<'g> Inner<'g> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`Guard::acquire`].
     pub async fn acquire(&mut self, lock: &Lock) -> Result<Option<Inner<'_>>, Error> {
         Inner::acquire_within(&self.guard, lock, lock.waits_for()).await
     }
@@ -77,7 +77,7 @@ impl<'g> Inner<'g> {
 
     async fn acquire_within(outer: &Guard, lock: &Lock, wait: Wait) -> Result<Option<Inner<'g>>, Error> {
         let around: Vec<_> = outer.around.iter().chain([&outer.hold]).cloned().collect();
-        let has_it = around.iter().find(|hold| lock.is_had_by(hold)).map(Arc::clone);
+        let has_it = around.iter().find(|hold| lock.is_satisfied_by(hold)).map(Arc::clone);
         let is_reentry = has_it.is_some();
         let hold = match has_it {
             Some(hold) => {

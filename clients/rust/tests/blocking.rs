@@ -9,7 +9,7 @@ use support::{Server, until};
 use crate::common::{SOON, is_free, locks, say, waiters};
 
 #[test]
-fn threads_take_turns() {
+fn threads_hold_lock_one_at_a_time() {
     const THREADS: usize = 8;
     const TURNS: usize = 20;
     let server = Server::start();

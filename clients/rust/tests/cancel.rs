@@ -31,7 +31,7 @@ async fn acquire_may_be_dropped_at_every_poll() {
     assert!(polls > 1, "it was dropped in between: {polls}");
 }
 
-/// Whatever is pending then.
+/// Whatever request is pending at that time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquire_may_be_dropped_at_any_time() {
     const TASKS: usize = 10;

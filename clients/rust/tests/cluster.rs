@@ -127,7 +127,7 @@ async fn wait_includes_the_look_up_of_the_slot_map() {
     const WAIT: Duration = Duration::from_secs(600);
     let cluster = Cluster::start(2);
     let guard = locks(&cluster).lock("a").try_acquire().await.unwrap().unwrap();
-    // It accepts connections and never answers, for the second in which it is asked.
+    // It accepts connections and never answers, so the look-up at this node takes its whole second.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let seeds = format!("{},{}", silent.local_addr().unwrap(), cluster.node(0).addr());
     let locks = Locks::open(&format!("redis+cluster://{seeds}")).unwrap();

@@ -47,7 +47,7 @@ fn deadlock(outcome: Result<(), Error>) -> Option<String> {
 }
 
 #[tokio::test]
-async fn two_tasks() {
+async fn two_tasks_in_opposite_order_get_one_error() {
     let server = Server::start();
     let locks = locks(&server);
     let both = async { tokio::join!(acquire_both(&locks, "a", "b"), acquire_both(&locks, "b", "a")) };
@@ -57,7 +57,7 @@ async fn two_tasks() {
 }
 
 #[test]
-fn two_threads() {
+fn two_threads_in_opposite_order_get_one_error() {
     let server = Server::start();
     let locks = locks(&server);
     let errors = std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn two_threads() {
 }
 
 #[test]
-fn two_processes() {
+fn two_processes_in_opposite_order_get_one_error() {
     let server = Server::start();
     let take = |order: &str| {
         Command::new(std::env::current_exe().expect("a test is a program"))
@@ -149,7 +149,7 @@ async fn reentry_is_granted_immediately_and_released_with_the_first_guard() {
     assert!(matches!(error, Error::Lost { .. }), "{error}");
 }
 
-/// A reader that wants to write, and a request for one of several keys that are held together.
+/// A reader that requests the lock as a writer, and a request for one of several keys that are held together.
 #[tokio::test]
 async fn wait_for_itself_is_refused() {
     let server = Server::start();

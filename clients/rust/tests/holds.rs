@@ -102,7 +102,7 @@ fn guard_may_outlive_its_runtime() {
     drop(guard);
 }
 
-/// Whichever runtime came first.
+/// Whichever runtime was first.
 #[test]
 fn waiters_continue_when_the_reading_runtime_ends() {
     let server = Server::start();

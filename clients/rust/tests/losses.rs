@@ -307,7 +307,7 @@ async fn changed_default_lease_applies_to_later_holds() {
     new.check().unwrap();
 }
 
-/// The duration of a grant's transfer is unknown, and its lease began when it was sent.
+/// The client doesn't know how long the reply took. The lease began at the grant.
 #[tokio::test]
 async fn lease_counts_from_the_grant_when_the_reply_is_late() {
     const LEASE: Duration = Duration::from_secs(6);

@@ -35,7 +35,7 @@ async fn all_locks_are_held_or_none() {
     assert!(all.try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
     assert!(all_free(&servers));
-    // Whichever is unavailable, none of the others stays held.
+    // Whichever lock is unavailable, none of the others stays held.
     for client in &clients {
         let other = client.lock("a").try_acquire().await.unwrap().unwrap();
         assert!(all.clone().wait(Duration::from_millis(30)).acquire().await.unwrap().is_none());

@@ -18,7 +18,7 @@ fn server() -> (Server, Locks, String) {
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn the_first_ten_lines() -> Outcome {
+async fn first_example_runs() -> Outcome {
     let (_server, _, url) = server();
     async fn print(fence: u64) -> Result<(), std::io::Error> {
         assert!(fence > 0);
@@ -35,7 +35,7 @@ guard.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn a_mutex() -> Outcome {
+async fn mutex_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let lock = locks.lock("a");
 let guard = lock.try_acquire().await?.expect("nobody has it");
@@ -47,7 +47,7 @@ guard.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn a_guard() -> Outcome {
+async fn guard_example_runs() -> Outcome {
     let (server, locks, _) = server();
 let guard = locks.lock("a").try_acquire().await?.expect("nobody has it");
 tokio::spawn(async move { drop(guard) }).await?;
@@ -58,7 +58,7 @@ locks.settle().await;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn the_fence() -> Outcome {
+async fn fence_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let first = locks.lock("a").try_acquire().await?.expect("nobody has it");
 let fence = first.fence();
@@ -70,7 +70,7 @@ assert!(second.fence() > fence);
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn how_long_it_lasts() -> Outcome {
+async fn lease_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let job = locks.lock("job").ephemeral().try_acquire().await?.expect("nobody has it");
 let short = locks.lock("short").lease(Duration::from_secs(5)).try_acquire().await?.expect("nobody has it");
@@ -81,7 +81,7 @@ short.renew(Duration::from_secs(10)).await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn readers_and_permits() -> Outcome {
+async fn readers_and_permits_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let readers = [
     locks.lock("report").shared().try_acquire().await?.expect("no writer"),
@@ -96,7 +96,7 @@ let permit = locks.lock("licences").limit(5).try_acquire().await?.expect("one of
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn several_keys() -> Outcome {
+async fn several_keys_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let both = locks.lock_all(["account:1", "account:2"]).try_acquire().await?.expect("nobody has them");
 both.release().await?;
@@ -105,7 +105,7 @@ both.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn a_second_lock() -> Outcome {
+async fn second_lock_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let mut from = locks.lock("account:1").try_acquire().await?.expect("nobody has it");
 let to = from.acquire(&locks.lock("account:2").wait_forever()).await?.expect("it waits for it");
@@ -118,7 +118,7 @@ from.check()?;
 
 #[rustfmt::skip]
 #[test]
-fn without_tokio() -> Outcome {
+fn block_on_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let guard = block_on(locks.lock("printer").wait(Duration::from_secs(10)).acquire())?.expect("granted in time");
 std::thread::scope(|scope| {
@@ -132,7 +132,7 @@ std::thread::scope(|scope| {
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn replicas() {
+async fn replicas_example_runs() {
     let (_server, locks, _) = server();
 let guard = locks.lock("a").replicas(1).try_acquire().await;
 assert!(matches!(guard, Err(Error::NoReplicas { .. })), "this server has none");
@@ -140,7 +140,7 @@ assert!(matches!(guard, Err(Error::NoReplicas { .. })), "this server has none");
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn an_election() -> Outcome {
+async fn election_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let candidate = locks.elect("scheduler", "host-1:8080")?;
 let guard = candidate.acquire().await?.expect("it waits without a limit");
@@ -154,7 +154,7 @@ guard.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn looking_and_breaking() -> Outcome {
+async fn info_and_force_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let mine = locks.lock("a").try_acquire().await?.expect("nobody has it");
 assert!(locks.locked("a").await?);
@@ -167,7 +167,7 @@ assert_eq!(mine.lost().await, LossReason::Forced);
 
 #[rustfmt::skip]
 #[test]
-fn addresses() -> Outcome {
+fn addresses_example_runs() -> Outcome {
 Locks::open("redis+cluster://10.0.0.1:7000,10.0.0.2:7000")?;
 Locks::open("redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster")?;
 Locks::open("unix:///run/redis.sock")?;
@@ -176,7 +176,7 @@ Locks::open("unix:///run/redis.sock")?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn several_servers() -> Outcome {
+async fn several_servers_example_runs() -> Outcome {
     let ((_one, paris, _), (_other, berlin, _)) = (server(), server());
 let transfer = MultiLock::new([paris.lock("account:1"), berlin.lock("account:2"), paris.lock("account:3")]);
 let all = transfer.wait(Duration::from_secs(10)).acquire().await?.expect("granted in time");
@@ -189,7 +189,7 @@ all.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn a_majority() -> Outcome {
+async fn redlock_example_runs() -> Outcome {
     let several = [server(), server(), server()];
     let urls: Vec<_> = several.iter().map(|(_, _, url)| url.clone()).collect();
     async fn print(fence: u64) -> Result<(), std::io::Error> {
@@ -207,7 +207,7 @@ guard.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn keeping() -> Outcome {
+async fn caching_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let account = locks.lock("account:7").keep(Duration::from_secs(5)).wait(Duration::from_secs(10));
 let first = account.acquire().await?.expect("granted in time");
@@ -221,7 +221,7 @@ second.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
-async fn a_loss() -> Outcome {
+async fn loss_example_runs() -> Outcome {
     let (server, locks, _) = server();
     let break_it = async |key: &str| assert_eq!(say::<i64>(&server, &format!("LOCK.FORCE {key}")), 1);
 let guard = locks.lock("a").try_acquire().await?.expect("nobody has it");
@@ -236,7 +236,7 @@ assert!(error.to_string().contains("forced"));
 }
 
 #[test]
-fn every_example_is_run() {
+fn every_readme_example_is_run() {
     let here = include_str!("readme.rs");
     for (readme, number) in [("clients/rust/README.md", 17), ("README.md", 1)] {
         let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();

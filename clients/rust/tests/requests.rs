@@ -186,7 +186,7 @@ async fn owner_contains_configured_name() {
     let guard = named.lock("a").try_acquire().await.unwrap().unwrap();
     assert!(guard.owner().as_bytes().starts_with(b"billing@host7:"));
     let other = locks.lock("b").try_acquire().await.unwrap().unwrap();
-    // What a forked child inherits is in none of its owners.
+    // Each owner has its own random bits, so that a forked child inherits none.
     let mut inner = named.lock("c").try_acquire().await.unwrap().unwrap();
     let inner = inner.acquire(&named.lock("d")).await.unwrap().unwrap();
     let last = named.lock("e").try_acquire().await.unwrap().unwrap();

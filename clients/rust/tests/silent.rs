@@ -178,7 +178,8 @@ async fn refused_release_is_retried() {
     soon("the lock is released", || is_free(&server, "a")).await;
 }
 
-/// The caller gets the error at once. The release is repeated until its time is over; then the server does not renew the hold any more.
+/// The caller gets the error immediately. The client repeats the release until its time is over. Then it ends the
+/// session, so that the server does not renew the hold.
 #[tokio::test]
 async fn release_refused_for_too_long_ends_session() {
     const LEASE: Duration = Duration::from_secs(3);

@@ -18,18 +18,18 @@ use crate::terms::Deadline;
 
 /// Numbers of acquisitions at several servers have this bit, so that they differ from all others.
 const SEVERAL: Id = 1 << 63;
-static MADE: AtomicU64 = AtomicU64::new(SEVERAL);
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(SEVERAL);
 
 /// A lock that is held on a majority of servers, until this is dropped or fewer than a majority have it.
 ///
 /// Dropping it releases it everywhere in the background, without waiting.
-// It exists from the request on.
+// The value exists from the request on, before the lock is granted.
 #[must_use = "a lock is released when its guard is dropped"]
 pub struct RedGuard {
     common: Arc<Common>,
-    /// In the order that all clients share, each with its vote once it was requested.
+    /// In the order that all clients share, each with its vote once the lock was requested there.
     servers: Vec<(Arc<Client>, Option<Arc<Vote>>)>,
-    /// The votes that are being cast, also those that come after a majority has granted.
+    /// The votes that are being cast, including those after a majority has granted.
     casting: JoinSet<()>,
     /// Once lost, always lost.
     lost: OnceLock<LossReason>,
@@ -51,8 +51,8 @@ impl RedGuard {
         &self.common.owner
     }
 
-    /// Until when no other client can have it, whatever happens to servers and connections that keep what they granted. None:
-    /// it is lost. Where the servers renew, it moves on.
+    /// Until when no other client can hold the lock, even if connections break, provided that the servers keep their
+    /// grants. None: the lock is lost. With a renewed lease, this time advances.
     pub fn valid_until(&self) -> Option<Instant> {
         match self.why_lost() {
             Some(_) => None,
@@ -142,7 +142,7 @@ impl RedGuard {
                 return Ok(());
             }
         }
-        Err(match self.told_lost() {
+        Err(match self.reported_loss() {
             Some(why) => self.loss(why),
             None => failure.unwrap_or_else(|| self.not_held()),
         })
@@ -156,11 +156,11 @@ impl RedGuard {
             return None;
         }
         let by_the_clock = if self.common.terms.watchdog { LossReason::Disconnected } else { LossReason::Expired };
-        Some(*self.lost.get_or_init(|| self.told_lost().unwrap_or(by_the_clock)))
+        Some(*self.lost.get_or_init(|| self.reported_loss().unwrap_or(by_the_clock)))
     }
 
     /// The loss that a server reported.
-    fn told_lost(&self) -> Option<LossReason> {
+    fn reported_loss(&self) -> Option<LossReason> {
         self.votes().filter_map(|vote| vote.why_lost()).last()
     }
 
@@ -178,12 +178,12 @@ impl RedGuard {
     }
 }
 
-/// Until it is granted.
+/// The acquisition, until it is granted.
 impl RedGuard {
     pub(crate) fn new(servers: &[Locks], keys: Keys, terms: Terms, server_timeout: Duration) -> Self {
         // There is at least one server.
         let by = servers.first().map_or_else(Vec::new, Locks::by);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let owner = Owner::from([by.clone(), number.to_string().into_bytes()].concat());
         let (changes, fence) = (Changes::default(), OnceLock::new());
         let common = Arc::new(Common { keys, by, number, owner, terms, server_timeout, changes, fence });
@@ -207,21 +207,22 @@ impl RedGuard {
         true
     }
 
-    /// Requests it from all servers that were not asked, at once.
+    /// Requests it from all other servers, at the same time.
     pub(crate) fn ask_others(&mut self, deadline: Deadline) {
         for server in 0..self.servers.len() {
             self.ask(server, deadline);
         }
     }
 
-    /// Returns when this server has granted it, or nothing more will come of it.
+    /// Returns when this server has granted it, or will not grant it any more.
     pub(crate) async fn settled(&self, server: usize) {
         let Some(vote) = self.vote(server) else { return };
         let settled = || vote.failed() || vote.granted().is_some();
         self.common.changes.wait(None, settled).await;
     }
 
-    /// Returns when a majority has granted it, or can't. Every vote ends by itself, also without a reply.
+    /// Returns when a majority has granted it, or can't any more. Every vote ends within its own time limit, even
+    /// without a reply.
     pub(crate) async fn majority_granted(&self) {
         let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
         let decided = || self.granted() >= self.majority() || !open();
@@ -236,13 +237,13 @@ impl RedGuard {
         let greatest = self.votes().filter_map(|vote| vote.granted()).max().unwrap_or_default();
         // Votes wait for it, and do not set it.
         let _ = self.common.fence.set(greatest);
-        self.common.changes.tell();
+        self.common.changes.notify();
         true
     }
 
     /// Returns when a majority has confirmed the fence, or can't any more; and whether the lock is valid.
     pub(crate) async fn majority_confirmed(&self) -> bool {
-        // Each vote has its own time limit; those that join later don't prolong it.
+        // Each vote has its own time limit. Votes that join later don't extend this wait.
         let end = Instant::now() + self.common.server_timeout * 2;
         let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
         let first = || self.majority_of(self.votes().filter(|vote| vote.counts_at_first()));
@@ -257,7 +258,7 @@ impl RedGuard {
 
     fn majority_of<'a>(&self, votes: impl Iterator<Item = &'a Arc<Vote>>) -> Option<Instant> {
         let mut ends: Vec<Instant> = votes.filter_map(|vote| vote.counts_until()).collect();
-        // With the earlier ones there are more than a majority.
+        // The latest ends first: at the one with this index, exactly a majority is still certain.
         ends.sort_unstable_by(|one, other| other.cmp(one));
         ends.get(self.majority() - 1).copied()
     }
@@ -268,13 +269,13 @@ impl RedGuard {
     }
 
     /// Whether the time was over in this server's queue.
-    pub(crate) fn not_granted(&self, server: usize) -> bool {
-        self.vote(server).is_some_and(Vote::not_granted)
+    pub(crate) fn has_timed_out(&self, server: usize) -> bool {
+        self.vote(server).is_some_and(Vote::has_timed_out)
     }
 
-    /// The first server whose queue did not grant it in time.
-    pub(crate) fn first_in_vain(&self) -> Option<usize> {
-        (0..self.servers.len()).find(|server| self.vote(*server).is_some_and(Vote::in_vain))
+    /// The first server that has not granted it.
+    pub(crate) fn first_ungranted(&self) -> Option<usize> {
+        (0..self.servers.len()).find(|server| self.vote(*server).is_some_and(Vote::is_ungranted))
     }
 
     /// Whether so many servers failed or do not answer that the others are no majority.
@@ -282,7 +283,8 @@ impl RedGuard {
         self.reachable() < self.majority()
     }
 
-    /// The error that says so, unless all answer again by now; or a server's refusal.
+    /// The error for too few servers; none if all of them answer again by now. A server's refusal is returned as an
+    /// error.
     pub(crate) fn no_majority(&self) -> Result<Option<Error>, Error> {
         let failures = self.servers.iter().filter_map(|(client, vote)| match vote {
             Some(vote) => vote.error(),
@@ -317,7 +319,7 @@ impl RedGuard {
 impl Drop for RedGuard {
     fn drop(&mut self) {
         self.casting.abort_all();
-        self.votes().for_each(|vote| vote.give_back());
+        self.votes().for_each(|vote| vote.release_in_background());
     }
 }
 
@@ -327,7 +329,7 @@ impl std::fmt::Debug for RedGuard {
     }
 }
 
-/// How many did it, and the error of one that failed.
+/// Waits for all votes. Returns how many succeeded, and the error of one that failed.
 async fn counted(mut votes: JoinSet<Result<bool, Error>>) -> (usize, Option<Error>) {
     let (mut done, mut failure) = (0, None);
     while let Some(outcome) = votes.join_next().await {

@@ -1,7 +1,7 @@
-//! Locks over several servers, slots or databases, which no server can decide alone.
+//! Locks over several servers, slots or databases, which no server can grant alone.
 //!
-//! Two layers: what is requested from several servers, `multi` (all of them) and `redlock` with `majority` (more than a half); and one
-//! acquisition at one server, which is a guard for the first and a `vote` for the second.
+//! Two layers: an acquisition at several servers, `multi` (all of them) and `redlock` with `majority` (more than half
+//! of them); and an acquisition at one server, which is a guard for the former and a `vote` for the latter.
 
 mod majority;
 mod multi;

@@ -11,11 +11,11 @@ use crate::locks::Lock;
 use crate::order::Position;
 use crate::terms::{Deadline, at_most};
 
-/// Mutexes at different servers, slots or databases, all or none. Those of one server and slot are taken in one step; one
-/// group after the other, in an order that all clients share, regardless of the order in which they were named: so their waits form
-/// no cycle.
+/// Mutexes at different servers, slots or databases, all or none. Those of one server and slot are a group, which is
+/// acquired in one step. The groups are acquired one after the other, in an order that all clients share, so that their
+/// waits form no cycle. The order in which a program names the locks does not matter.
 ///
-/// Each lock's options are those of its hold. The wait is set here.
+/// The options of each lock apply to its hold. The wait is set here.
 #[derive(Clone)]
 pub struct MultiLock {
     locks: Vec<Lock>,
@@ -73,11 +73,11 @@ impl MultiLock {
     }
 }
 
-/// What is requested in one step each, in order.
+/// The groups of locks that are each requested in one step, in order.
 fn groups(locks: &[Lock]) -> Result<Vec<(Position, Lock)>, Error> {
     let mut keys = Vec::new();
     for lock in locks {
-        mind(lock)?;
+        check_options(lock)?;
         keys.extend(lock.each_key().collect::<Result<Vec<_>, _>>()?);
     }
     if keys.is_empty() {
@@ -97,7 +97,7 @@ fn groups(locks: &[Lock]) -> Result<Vec<(Position, Lock)>, Error> {
     Ok(groups)
 }
 
-fn mind(lock: &Lock) -> Result<(), Error> {
+fn check_options(lock: &Lock) -> Result<(), Error> {
     let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", lock.keys()) });
     lock.check()?;
     if lock.terms().limit != Limit::One {
@@ -201,12 +201,12 @@ impl MultiGuard {
         outcome
     }
 
-    /// Renews those before the last: the last one's grant may arrive before the report of the first one's loss, and unrenewed
-    /// leases ran while the later ones were waited for.
+    /// Renews all parts before the last. The last part's grant may arrive before the event of an earlier part's loss,
+    /// and fixed leases ran while the client waited for the later parts.
     async fn begin_leases(&self) -> Result<(), Error> {
         let Some((_last, before)) = self.parts.split_last() else { return Ok(()) };
         for part in before {
-            part.begin_anew().await?;
+            part.restart_lease().await?;
         }
         self.check()
     }
@@ -262,7 +262,7 @@ mod tests {
 
         /// Regardless of the order of naming, the groups and their order are the same; each place comes once.
         #[test]
-        fn the_order_does_not_depend_on_how_they_were_named((one, other) in several()) {
+        fn groups_are_independent_of_naming_order((one, other) in several()) {
             let positions = positions(&one);
             prop_assert!(positions.windows(2).all(|pair| pair[0].0 < pair[1].0));
             prop_assert_eq!(positions.iter().map(|(_, keys)| keys).sum::<usize>(), one.len());
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_options_are_refused() {
         let locks = Locks::open(PLACES[0]).unwrap();
         let refused = |several: &[Lock]| match groups(several) {
             Err(Error::Invalid { message }) => message,

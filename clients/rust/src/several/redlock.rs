@@ -14,18 +14,18 @@ use crate::locks::Locks;
 use crate::names::Keys;
 use crate::terms::{Deadline, at_most};
 
-/// How long a server may take to answer by default, and at most.
+/// How long a server may take to answer: the default, and the maximum.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A mutex on a majority of independent servers: it survives the loss of a minority of them.
 ///
-/// A waiter queues at the first server of an order that all clients share, and asks the others when that one has granted, or its time
-/// is over there: the majority decides. A server that does not answer costs one short timeout; then it
-/// is asked in the background until it answers.
+/// A waiter queues at the first server of an order that all clients share. It asks the others when that one has
+/// granted, or the time to wait is over there: the majority decides. A server that does not answer costs one short
+/// timeout. Then a background task asks it until it answers.
 #[derive(Clone)]
 pub struct RedLock {
-    /// In the order that all clients share, once that is needed.
+    /// In the order in which the program named them.
     servers: Vec<Locks>,
     keys: Keys,
     terms: Terms,
@@ -115,13 +115,13 @@ impl RedLock {
                 Round::NotGranted => return Ok(None),
                 Round::Split(next) => {
                     first = next;
-                    if !pause(a_part_of(self.server_timeout), deadline).await {
+                    if !pause(random_part_of(self.server_timeout), deadline).await {
                         return Ok(None);
                     }
                 }
                 Round::NoMajority(error) => {
                     first = 0;
-                    if !one_more(&servers, deadline).await {
+                    if !wait_for_suspect(&servers, deadline).await {
                         return Err(error);
                     }
                 }
@@ -132,7 +132,7 @@ impl RedLock {
     /// Asks all servers once, beginning with that one.
     async fn round(&self, servers: &[Locks], deadline: Deadline, first: usize) -> Result<Round, Error> {
         let mut guard = RedGuard::new(servers, self.keys.clone(), self.terms.clone(), self.server_timeout);
-        // The queue. A server that does not answer is left.
+        // Waits in the queue of one server. A server that does not answer is skipped.
         for server in std::iter::once(first).chain((0..servers.len()).filter(|server| *server != first)) {
             if guard.no_majority_left() {
                 break;
@@ -145,7 +145,7 @@ impl RedLock {
                 return Err(error);
             }
             // A request whose time is over in this queue still asks the others: one server is no majority.
-            if guard.granted() > 0 || guard.not_granted(server) {
+            if guard.granted() > 0 || guard.has_timed_out(server) {
                 break;
             }
         }
@@ -164,7 +164,7 @@ impl RedLock {
         }
         match deadline.left(Instant::now()) {
             Wait::No => Ok(Round::NotGranted),
-            Wait::For(_) | Wait::Forever => Ok(Round::Split(guard.first_in_vain().unwrap_or(0))),
+            Wait::For(_) | Wait::Forever => Ok(Round::Split(guard.first_ungranted().unwrap_or(0))),
         }
     }
 
@@ -190,26 +190,26 @@ impl RedLock {
     }
 }
 
-/// Returns when one of the suspect servers answers; false: the time is over before.
-async fn one_more(servers: &[Locks], deadline: Deadline) -> bool {
+/// Returns when one of the suspect servers answers; false: the time is over first.
+async fn wait_for_suspect(servers: &[Locks], deadline: Deadline) -> bool {
     let mut any = JoinSet::new();
     for locks in servers {
         let health = &locks.client().shared().health;
         if health.suspected().is_some() {
-            any.spawn(health.well());
+            any.spawn(health.wait_until_recovered());
         }
     }
     match deadline {
         Deadline::Past => false,
         Deadline::Never => any.join_next().await.is_some(),
         Deadline::At(end) => {
-            let well = tokio::time::timeout_at(end.into(), any.join_next()).await;
-            matches!(well, Ok(Some(_)))
+            let recovered = tokio::time::timeout_at(end.into(), any.join_next()).await;
+            matches!(recovered, Ok(Some(_)))
         }
     }
 }
 
-/// Waits for this long; false: the time is over before.
+/// Waits for this long; false: the deadline is earlier.
 async fn pause(time: Duration, deadline: Deadline) -> bool {
     let end = Instant::now() + time;
     match deadline.before(end) {
@@ -222,8 +222,8 @@ async fn pause(time: Duration, deadline: Deadline) -> bool {
     }
 }
 
-/// Random, so that two clients that split the votes don't do so again.
-fn a_part_of(time: Duration) -> Duration {
+/// A random part of this time, so that two clients that split the votes don't do so again.
+fn random_part_of(time: Duration) -> Duration {
     // The standard library's seeds are the system's random numbers.
     let random = RandomState::new().build_hasher().finish();
     time.mul_f64(random as f64 / u64::MAX as f64)

@@ -1,4 +1,4 @@
-//! One acquisition at one server: requested, granted, sent the fence, released.
+//! One acquisition at one server: the request, the grant, the confirmation of the fence, the release.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,14 +12,15 @@ use crate::error::{Error, LossReason};
 use crate::hold::Hold;
 use crate::names::{Keys, Owner};
 use crate::place::late;
-use crate::seen::Seen;
-use crate::shared::Ended;
+use crate::seen::HoldStatus;
+use crate::shared::CallResult;
 use crate::terms::Deadline;
 
-/// How much less than any hold a vote is certain, for rounding. 1 % for clocks of different speeds is subtracted by the core.
+/// A vote is certain for this much less than its hold, because of rounding. The core has already subtracted 1 % for
+/// clocks of different speeds.
 pub(crate) const DRIFT: Duration = Duration::from_millis(2);
 
-/// What all votes of an acquisition share.
+/// The data that all votes of an acquisition share.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) keys: Keys,
@@ -43,7 +44,7 @@ pub(crate) struct Vote {
     stage: Mutex<Stage>,
 }
 
-/// Its state.
+/// The state of a vote.
 #[derive(Clone, Debug)]
 enum Stage {
     Asking,
@@ -60,13 +61,14 @@ impl Vote {
         Self { client, common, deadline, hold: OnceLock::new(), stage: Mutex::new(Stage::Asking) }
     }
 
-    /// Requests, waits, and sends the fence when there is one. The result is in the vote, and notified as a change.
+    /// Requests the lock, waits for the grant, and sends the fence when there is one. Stores the outcome in the vote,
+    /// and notifies the tasks that wait for a change.
     pub(crate) async fn cast(&self) {
         if let Err(error) = self.try_cast().await {
-            let error = self.mind(error);
+            let error = self.mark_suspect(error);
             self.end(Stage::Failed(error));
-            // No task waits for it any more.
-            self.give_back();
+            // A failed vote does not count any more.
+            self.release_in_background();
         }
     }
 
@@ -74,9 +76,9 @@ impl Vote {
         let Common { keys, by, number, terms, changes, server_timeout, fence, .. } = &*self.common;
         let wait = self.deadline.left(Instant::now());
         let (by, keys, terms) = (by.clone(), keys.clone(), terms.clone());
-        let wish = LockRequest { number: Some(*number), by, keys, terms, wait, line: None };
-        let seen = Arc::new(Seen { changes: changes.clone(), ..Seen::default() });
-        let asked = tokio::time::timeout(*server_timeout, Hold::acquire(&self.client, wish, seen)).await;
+        let request = LockRequest { number: Some(*number), by, keys, terms, wait, line: None };
+        let status = Arc::new(HoldStatus { changes: changes.clone(), ..HoldStatus::default() });
+        let asked = tokio::time::timeout(*server_timeout, Hold::acquire(&self.client, request, status)).await;
         let (hold, answer) = asked.unwrap_or_else(|_late| Err(self.silent()))?;
         let hold = self.hold.get_or_init(|| hold);
         let ended = self.settled(answer).await?;
@@ -95,34 +97,34 @@ impl Vote {
     }
 
     /// Waits until the server has granted it or not. A server that does not answer is an error.
-    async fn settled(&self, mut answer: Answer) -> Result<Ended, Error> {
+    async fn settled(&self, mut answer: Answer) -> Result<CallResult, Error> {
         let timeout = self.common.server_timeout;
         let mut outcome = std::pin::pin!(answer.outcome());
-        // A server that refuses connections is left early.
+        // The first pauses are short, so that a server that refuses connections is left early.
         let mut pause = timeout / 16;
         loop {
             if let Ok(ended) = tokio::time::timeout(pause, &mut outcome).await {
                 return Ok(ended);
             }
             pause = (pause * 2).min(timeout / 2);
-            // An end that the server has not reported is a lost reply.
+            // The wait has ended at the server, and the reply that says so is lost.
             if matches!(self.deadline, Deadline::At(end) if end + timeout <= Instant::now()) {
                 return Err(self.silent());
             }
-            // A server is silent only if it does not answer a question either: this process may have been paused.
+            // A server is silent only if it does not answer another request either: this process may have been paused.
             if !self.client.answers(&self.common.keys, timeout / 2).await {
                 return Err(self.silent());
             }
         }
     }
 
-    /// Restarts the lease; false: it is not held there.
+    /// Restarts the lease; false: the server does not have the hold.
     pub(crate) async fn renew(&self, lease: Millis) -> Result<bool, Error> {
         let Some(hold) = self.hold.get() else { return Ok(false) };
         self.was_held(hold.renew(Some(lease), None, clock::millis(self.common.server_timeout)).await)
     }
 
-    /// Releases it; false: it was not held there.
+    /// Releases it; false: the server did not have the hold.
     pub(crate) async fn release(&self) -> Result<bool, Error> {
         let Some(hold) = self.hold.get() else { return Ok(false) };
         self.was_held(hold.release(clock::millis(self.common.server_timeout)).await)
@@ -132,13 +134,13 @@ impl Vote {
         match answer {
             Ok(()) => Ok(true),
             Err(Error::NotHeld { .. } | Error::Lost { .. }) => Ok(false),
-            Err(error) => Err(self.mind(error)),
+            Err(error) => Err(self.mark_suspect(error)),
         }
     }
 
     /// Releases it in the background, at any stage.
-    pub(crate) fn give_back(&self) {
-        self.hold.get().into_iter().for_each(Hold::give_back);
+    pub(crate) fn release_in_background(&self) {
+        self.hold.get().into_iter().for_each(Hold::release_in_background);
     }
 
     /// The token, if the server has granted it and no loss is known.
@@ -147,7 +149,7 @@ impl Vote {
         self.hold.get().filter(|_| is_held).map(Hold::token)
     }
 
-    /// Whether nothing more will come of it.
+    /// Whether it failed, was not granted in time, or was lost.
     pub(crate) fn failed(&self) -> bool {
         matches!(self.stage(), Stage::Failed(_) | Stage::NotGranted) || self.why_lost().is_some()
     }
@@ -161,12 +163,12 @@ impl Vote {
     }
 
     /// Whether the server has not granted it.
-    pub(crate) fn in_vain(&self) -> bool {
+    pub(crate) fn is_ungranted(&self) -> bool {
         matches!(self.stage(), Stage::Asking | Stage::NotGranted)
     }
 
-    /// Whether its time was over in the server's queue.
-    pub(crate) fn not_granted(&self) -> bool {
+    /// Whether the time to wait was over in the server's queue.
+    pub(crate) fn has_timed_out(&self) -> bool {
         matches!(self.stage(), Stage::NotGranted)
     }
 
@@ -195,8 +197,8 @@ impl Vote {
         Error::Connection { server: server.unwrap_or_default(), keys: self.common.keys.clone(), source: late() }
     }
 
-    /// Remembers a server that gave no reply.
-    fn mind(&self, error: Error) -> Error {
+    /// Marks a server that gave no reply as suspect.
+    fn mark_suspect(&self, error: Error) -> Error {
         if let Error::Connection { .. } = error {
             self.client.suspect(&self.common.keys, error.clone(), self.common.server_timeout);
         }
@@ -205,7 +207,7 @@ impl Vote {
 
     fn end(&self, stage: Stage) {
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
-        self.common.changes.tell();
+        self.common.changes.notify();
     }
 
     fn stage(&self) -> Stage {

@@ -79,7 +79,7 @@ impl Child {
         let (pid, socket) = (Pid::from_child(&supervisor), UnixStream::from_std(here.try_clone()?)?);
         let given = Cell::new(begins_at_terminal);
         let mut child = Self { supervisor, pid, all, before, socket, read: Vec::new(), terminal, given };
-        // Before, a key at the terminal would end or stop the supervisor.
+        // Before the supervisor is ready, a key at the terminal would end or stop it.
         child.message().await?;
         if begins_at_terminal {
             child.move_terminal_to(pid);
@@ -151,8 +151,8 @@ impl Child {
     }
 
     /// Whether processes of the command's group are left.
-    pub fn has_company(&self) -> bool {
-        supervisor::has_company(self.pid)
+    pub fn has_other_processes(&self) -> bool {
+        supervisor::has_other_processes(self.pid)
     }
 
     /// Gives the terminal to the command if this process is in the foreground. A process that ignores INT was started in the background
@@ -167,8 +167,8 @@ impl Child {
         true
     }
 
-    /// Ends what is left of the command: with `all`, every process that it has started; otherwise, if the lock is `lost`, its process
-    /// group. Returns when they have ended.
+    /// Ends the remaining processes of the command: with `all`, every process that it has started; otherwise, if the
+    /// lock is `lost`, its process group. Returns when they have ended.
     pub async fn end(mut self, lost: bool) {
         self.take_terminal_back();
         if self.all {

@@ -6,7 +6,7 @@ use std::io;
 use holdfast_client::Error;
 use holdfast_client::redis::RedisError;
 
-/// sysexits.h: internal software error. The wait could never end.
+/// sysexits.h: internal software error. Here: the wait would never end.
 const NEVER: u8 = 70;
 /// sysexits.h: a service is unavailable.
 pub const UNAVAILABLE: u8 = 69;

@@ -106,7 +106,7 @@ fn pages(out: &mut Vec<u8>) -> std::io::Result<()> {
     page.render_version_section(out)
 }
 
-/// The variables that are read; those that `run` sets stand with it.
+/// The variables that the program reads. Those that `run` sets are described with it.
 const ENVIRONMENT: &[u8] = b".SH ENVIRONMENT
 .TP
 REDIS_URL

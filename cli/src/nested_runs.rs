@@ -1,6 +1,7 @@
-//! Nested runs: a command that `holdfast run` runs may run `holdfast` itself. It would wait forever for a lock that an outer run
-//! holds until its command ends. Owners are unique, so the server is asked whether an outer run's owner holds the lock. This works
-//! for every address, and also when the outer run has ended or lost its lock.
+//! Nested runs: the command of `holdfast run` may run `holdfast` itself. The inner run would wait forever for a lock
+//! that the outer run holds until its command ends. Owners are unique, so the inner run asks the server whether an
+//! outer run's owner holds the lock. This works for every address, and also when the outer run has ended or lost its
+//! lock.
 
 use std::os::unix::ffi::OsStringExt;
 

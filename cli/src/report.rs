@@ -26,7 +26,8 @@ pub fn print_message(message: impl fmt::Display) {
     let _ = writeln!(stderr(), "holdfast: {message}");
 }
 
-/// The same, for what must not wait: the reader of standard error may be stuck. Waits for a second at most.
+/// The same for callers that must not block, since the reader of standard error may be stuck. Waits for a second at
+/// most.
 pub async fn print_aside(message: impl fmt::Display) {
     let message = message.to_string();
     let (sender, printed) = oneshot::channel();

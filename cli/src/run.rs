@@ -21,14 +21,14 @@ use crate::report::{print_aside, print_message};
 use crate::signals::{is_ignored, stop_here, stops_at_terminal};
 
 /// The signals that are forwarded to the command. If the command is not in the foreground, only this process receives Ctrl-Z.
-const HANDED_ON: [Signal; 7] =
+const FORWARDED: [Signal; 7] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP];
 /// A longer wait is announced on a terminal.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Timeout for withdrawing a request. Afterwards, the end of the connection withdraws it.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
-/// How often to look whether processes of a command are left that has ended.
-const COMPANY: Duration = Duration::from_millis(20);
+/// The interval at which the end of the remaining processes is polled, after the command has ended.
+const GROUP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// As in a shell: the command can't be run, or was not found.
 const NOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -76,7 +76,7 @@ impl fmt::Display for Outcome {
 pub async fn run(target: &Target, task: &Run) -> Result<u8, Failure> {
     let name = task.report.as_deref().map(|file| file.display().to_string()).unwrap_or_default();
     let failed = |error: &io::Error| Failure::of(&name, error, "use a writable file");
-    // First of all: an earlier file is not the report of this run.
+    // The file is emptied first: an earlier report must not be taken for this run's.
     let file = task.report.as_deref().map(File::create).transpose().map_err(|error| failed(&error))?;
     let outcome = under_lock(target, task).await;
     let report = match &outcome {
@@ -102,7 +102,7 @@ async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
         {
             return Err(Failure::waits_for_itself(&key));
         }
-        // A wait would go on until the server is there, also if the address is wrong.
+        // Without this, a wait would continue until the server is reachable, even if the address is wrong.
         if let Some(key) = task.keys.first() {
             locks.server_of(key).await?;
         }
@@ -220,8 +220,8 @@ async fn stop(mut child: Child, signals: &mut Signals, grace: Duration) {
     child.signal(Signal::CONT);
     let all_end = async {
         let _ = end_of(&mut child, signals).await;
-        while child.has_company() {
-            tokio::time::sleep(COMPANY).await;
+        while child.has_other_processes() {
+            tokio::time::sleep(GROUP_POLL_INTERVAL).await;
         }
     };
     let _ = tokio::time::timeout(grace, all_end).await;
@@ -245,7 +245,7 @@ async fn announce_wait(lock: &Lock) {
 
 fn ended(status: ExitStatus) -> Outcome {
     match (status.code(), status.signal()) {
-        // The system keeps eight bits of the code.
+        // The kernel keeps eight bits of the code.
         (Some(code), _) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
         (None, signal) => Outcome::Signal(signal.unwrap_or_default()),
     }
@@ -265,7 +265,7 @@ fn whoami() -> String {
 /// The signals that this process handles.
 struct Signals {
     forwarded: Vec<(Signal, unix::Signal)>,
-    /// If ends of children were ignored, the supervisor's process id would not stay its own.
+    /// If this process ignored SIGCHLD, the kernel would reap the supervisor, and its process id could be reused.
     _children: unix::Signal,
 }
 
@@ -273,8 +273,8 @@ impl Signals {
     fn listen() -> Result<Self, Failure> {
         let listen =
             |number: Signal| signal(SignalKind::from_raw(number.as_raw())).map_err(|error| Failure::here(&error));
-        // A handler would also end that the command ignores the signal.
-        let wanted = HANDED_ON.into_iter().filter(|number| !is_ignored(*number));
+        // With a handler here, the command would no longer ignore the signal.
+        let wanted = FORWARDED.into_iter().filter(|number| !is_ignored(*number));
         let forwarded = wanted.map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?;
         Ok(Self { forwarded, _children: listen(Signal::CHILD)? })
     }

@@ -191,7 +191,7 @@ fn handle_signals() -> io::Result<(Runtime, Vec<unix::Signal>)> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let handlers = {
         let _context = runtime.enter();
-        // If ends of children were ignored, the system would not report that of the command.
+        // If SIGCHLD were ignored, the kernel would not report the end of the command.
         let handled = HANDLED.into_iter().filter(|signal| !is_ignored(*signal)).chain([Signal::CHILD]);
         handled.map(|signal| unix::signal(SignalKind::from_raw(signal.as_raw()))).collect::<Result<_, _>>()?
     };
@@ -273,7 +273,7 @@ fn processes() -> impl Iterator<Item = Process> {
 }
 
 /// Whether any process but the supervisor is left in its group.
-pub fn has_company(supervisor: Pid) -> bool {
+pub fn has_other_processes(supervisor: Pid) -> bool {
     let supervisor = supervisor.as_raw_nonzero().get();
     processes().any(|it| it.group == supervisor && it.pid != supervisor && !it.is_zombie)
 }

@@ -70,14 +70,14 @@ fn error_names_server_key_and_remedy() {
     server.kill9();
     says(holdfast(&server).args(["run", "a", "--", "true"]), 69, &[&address, "\"a\"", "that the server runs"]);
     says(holdfast_at("http://x").args(["show", "a"]), 64, &["http://x", "redis+sentinel://"]);
-    let nobody = "127.0.0.1:1,127.0.0.1:2";
+    let closed_ports = "127.0.0.1:1,127.0.0.1:2";
     for task in [&["run", "a", "--", "true"][..], &["show", "a"], &["ls"], &["top", "--once"], &["force", "-y", "a"]] {
         says(
-            holdfast_at(&format!("redis+sentinel://me:secret@{nobody}/locks")).args(task),
+            holdfast_at(&format!("redis+sentinel://me:secret@{closed_ports}/locks")).args(task),
             69,
-            &[nobody, "/locks", "runs"],
+            &[closed_ports, "/locks", "runs"],
         );
-        says(holdfast_at(&format!("redis+cluster://{nobody}")).args(task), 69, &["127.0.0.1:2", "runs"]);
+        says(holdfast_at(&format!("redis+cluster://{closed_ports}")).args(task), 69, &["127.0.0.1:2", "runs"]);
     }
     for looks in [&["show", "a"][..], &["ls"], &["top", "--once"]] {
         let said = done(holdfast(&server).args(looks));
@@ -132,10 +132,10 @@ fn tls_address_is_accepted() {
     let url = format!("rediss://127.0.0.1:{port}");
     let trusted = done(holdfast_at(&url).env("SSL_CERT_FILE", file("ca.pem")).args(["run", "a", "--", "echo", "ran"]));
     assert_eq!((trusted.code, trusted.out.as_str()), (Some(0), "ran\n"), "{}", trusted.err);
-    let stranger =
+    let untrusted =
         done(holdfast_at(&url).env("SSL_CERT_FILE", file("other.pem")).args(["run", "a", "--", "echo", "ran"]));
-    assert_eq!(stranger.code, Some(69), "{}", stranger.err);
-    assert!(stranger.err.contains("--tls-ca"), "{}", stranger.err);
+    assert_eq!(untrusted.code, Some(69), "{}", untrusted.err);
+    assert!(untrusted.err.contains("--tls-ca"), "{}", untrusted.err);
     // As options, and from the environment.
     let ca = file("ca.pem");
     let trusted = done(holdfast_at(&url).args(["--tls-ca", &ca, "run", "a", "--", "echo", "ran"]));
@@ -149,9 +149,9 @@ fn tls_address_is_accepted() {
     // A server that requires client certificates, which is Redis' default.
     let mut connection = server.connect();
     let () = redis::cmd("CONFIG").arg("SET").arg("tls-auth-clients").arg("yes").query(&mut connection).unwrap();
-    let nobody = done(holdfast_at(&url).args(["--tls-ca", &ca, "show", "a"]));
-    assert_eq!(nobody.code, Some(69), "{}", nobody.err);
-    assert!(nobody.err.contains("--tls-cert"), "{}", nobody.err);
+    let uncertified = done(holdfast_at(&url).args(["--tls-ca", &ca, "show", "a"]));
+    assert_eq!(uncertified.code, Some(69), "{}", uncertified.err);
+    assert!(uncertified.err.contains("--tls-cert"), "{}", uncertified.err);
     let mut known = holdfast_at(&url);
     known.env("HOLDFAST_TLS_CA", &ca);
     known.env("HOLDFAST_TLS_CERT", file("server.pem")).env("HOLDFAST_TLS_KEY", file("server.key"));
@@ -196,7 +196,7 @@ fn tls_reaches_replicas_sentinels_and_clusters() {
     if !certificates(dir) {
         return skip("openssl is not installed");
     }
-    // Each right before its server takes it: another process may.
+    // Each port is chosen right before its server takes it, because another process may take it.
     let master_port = free_port();
     let Ok(master) = with_tls(Server::builder(), dir, master_port).try_start() else {
         return skip("this server has no TLS");

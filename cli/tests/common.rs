@@ -22,13 +22,13 @@ pub fn holdfast(server: &Server) -> Command {
 pub fn holdfast_at(url: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
     command.env("REDIS_URL", url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    hears_signals(&mut command);
+    reset_signals(&mut command);
     command
 }
 
 /// Resets all signals to their defaults. If the tests run in the background of a script or under `nohup`, some are ignored, and the
 /// program respects that.
-pub fn hears_signals(command: &mut Command) {
+pub fn reset_signals(command: &mut Command) {
     // SAFETY: async-signal-safe calls.
     unsafe {
         command.pre_exec(|| {
@@ -52,7 +52,7 @@ pub fn metrics_at(command: &mut Command) -> (Running, String) {
     let mut running = Running::start(&mut metrics);
     let line = running.error_line();
     let address = line.rsplit("http://").next().expect("an address").trim_end_matches("/metrics").to_owned();
-    running.hear_no_more();
+    running.close_error_output();
     (running, address)
 }
 
@@ -113,7 +113,7 @@ impl Running {
     }
 
     /// Closes its standard error.
-    pub fn hear_no_more(&mut self) {
+    pub fn close_error_output(&mut self) {
         drop(self.child.stderr.take());
     }
 
@@ -153,7 +153,7 @@ impl Drop for Running {
     }
 }
 
-/// What follows, until no process has the pipe open.
+/// The rest of the output, until no process has the pipe open.
 #[track_caller]
 fn rest(mut pipe: impl Read + Send + 'static) -> Vec<u8> {
     let (sender, read) = mpsc::channel();
@@ -165,7 +165,7 @@ fn rest(mut pipe: impl Read + Send + 'static) -> Vec<u8> {
     read.recv_timeout(SOON).expect("no process is left that has the pipe open")
 }
 
-/// One line, byte by byte: what follows is left to be read.
+/// One line, read byte by byte, so that later output stays in the pipe.
 fn line(pipe: &mut impl Read) -> String {
     let mut line = Vec::new();
     let mut byte = [0];
@@ -207,7 +207,7 @@ pub fn stat(pid: i32) -> Vec<String> {
 }
 
 /// Whether the process runs.
-pub fn lives(pid: i32) -> bool {
+pub fn is_running(pid: i32) -> bool {
     // A zombie has ended.
     stat(pid).first().is_some_and(|state| state != "Z")
 }
@@ -215,5 +215,5 @@ pub fn lives(pid: i32) -> bool {
 /// Waits until the process has ended.
 #[track_caller]
 pub fn until_gone(pid: i32) {
-    assert!(eventually(SOON, || !lives(pid)), "process {pid} still runs");
+    assert!(eventually(SOON, || !is_running(pid)), "process {pid} still runs");
 }

@@ -45,7 +45,7 @@ fn ls_finds_locks_among_other_keys() {
 }
 
 #[test]
-fn force_asks_for_confirmation_unless_told_not_to() {
+fn force_asks_for_confirmation_without_yes() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a alice");
     let refused = done(holdfast(&server).args(["force", "a"]));

@@ -162,7 +162,7 @@ fn commands_have_categories_and_key_checks_of_security_md() {
     }
 }
 
-/// What a user with only `@lock` can't do to others.
+/// A user with only `@lock` can't affect other users' keys.
 #[test]
 fn user_with_lock_rights_changes_only_locks_of_its_keys() {
     let server = Server::start();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use support::{Direction, Fate, NotBefore, Proxy, Server, Trio, until};
 
 use crate::common::{
-    Done, Running, SOON, done, holdfast, holdfast_at, is_free, kill, lives, say, stat, until_gone, waiters,
+    Done, Running, SOON, done, holdfast, holdfast_at, is_free, is_running, kill, say, stat, until_gone, waiters,
 };
 
 #[test]
@@ -189,7 +189,7 @@ fn lost_lock_stops_command_when_output_is_closed() {
     // The shell's message "Terminated" would then end it.
     let script = "exec 2> /dev/null; trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
     let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
-    run.hear_no_more();
+    run.close_error_output();
     assert_eq!(run.line(), "begun");
     let _: i64 = say(&server, "LOCK.FORCE a");
     let done = run.done();
@@ -198,7 +198,7 @@ fn lost_lock_stops_command_when_output_is_closed() {
 
 /// The server renews for longer than half a lease. The program asks it before it decides.
 #[test]
-fn lost_lock_stops_command_when_nobody_reads_the_message() {
+fn lost_lock_stops_command_when_message_is_not_read() {
     let server = Server::start();
     let (_reader, mut full) = UnixStream::pair().unwrap();
     full.set_nonblocking(true).unwrap();
@@ -412,7 +412,7 @@ fn killed_run_ends_its_command_and_frees_an_ephemeral_lock() {
         "echo $$; exec sleep 1000",
     ]));
     let pid: i32 = run.line().parse().unwrap();
-    assert!(lives(pid) && !is_free(&server, "a"));
+    assert!(is_running(pid) && !is_free(&server, "a"));
     run.signal(libc::SIGKILL);
     until_gone(pid);
     until(SOON, "the lock is free before its lease ends", || is_free(&server, "a"));
@@ -431,7 +431,7 @@ fn killed_run_ends_processes_of_its_command() {
     ] {
         let mut run = Running::start(holdfast(&server).args(["run", "--ephemeral", "a", "--", "bash", "-c", script]));
         let pids: Vec<i32> = run.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
-        assert!(pids.iter().all(|pid| lives(*pid)), "{script}");
+        assert!(pids.iter().all(|pid| is_running(*pid)), "{script}");
         run.signal(libc::SIGKILL);
         pids.into_iter().for_each(until_gone);
         until(SOON, "the lock is free before its lease ends", || is_free(&server, "a"));
@@ -610,7 +610,7 @@ fn kill_group_spares_earlier_processes() {
     let done = done(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
     assert_eq!((done.code, done.err.as_str()), (Some(0), ""));
     let pid: i32 = done.out.trim().parse().unwrap();
-    assert!(lives(pid));
+    assert!(is_running(pid));
     kill(pid, libc::SIGKILL);
 }
 
@@ -634,7 +634,7 @@ fn background_processes_survive_end_of_command() {
     let done = done(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
     assert_eq!(done.code, Some(0), "{}", done.err);
     let pid: i32 = done.out.trim().parse().unwrap();
-    assert!(lives(pid) && is_free(&server, "a"));
+    assert!(is_running(pid) && is_free(&server, "a"));
     kill(pid, libc::SIGKILL);
 }
 

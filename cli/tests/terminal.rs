@@ -11,7 +11,7 @@ use std::thread;
 
 use support::{Server, eventually, until};
 
-use crate::common::{SOON, contended, done, hears_signals, holdfast, is_free, kill, lives, say, stat, waiters};
+use crate::common::{SOON, contended, done, holdfast, is_free, is_running, kill, reset_signals, say, stat, waiters};
 
 /// A program in a terminal of 100 columns and 30 rows.
 pub struct Terminal {
@@ -35,7 +35,7 @@ impl Terminal {
         let (here, there) = unsafe { (File::from_raw_fd(here), OwnedFd::from_raw_fd(there)) };
         let end = || Stdio::from(there.try_clone().expect("a descriptor can be doubled"));
         command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm-256color");
-        hears_signals(command);
+        reset_signals(command);
         // SAFETY: two async-signal-safe calls: a new session with this terminal.
         unsafe {
             command.pre_exec(|| {
@@ -62,7 +62,7 @@ impl Terminal {
         Self { child, keyboard: here, screen, sent }
     }
 
-    /// Starts bash with this script, in whose commands the program finds the server.
+    /// Starts bash with this script. Its commands find the server in the environment.
     pub fn of_shell(server: &Server, script: &str) -> Self {
         let mut shell = Command::new("bash");
         Self::start(shell.args(["-c", script]).env("REDIS_URL", format!("redis://{}", server.addr())))
@@ -130,12 +130,12 @@ fn members(session: u32) -> Vec<libc::pid_t> {
     let processes =
         std::fs::read_dir("/proc").expect("this is Linux").filter_map(|it| it.ok()?.file_name().into_string().ok());
     let pids = processes.filter_map(|name| name.parse().ok());
-    pids.filter(|pid| lives(*pid) && stat(*pid).get(3) == Some(&session.to_string())).collect()
+    pids.filter(|pid| is_running(*pid) && stat(*pid).get(3) == Some(&session.to_string())).collect()
 }
 
 /// The process id that a command has printed: `process 12 begun`.
 #[track_caller]
-fn told(terminal: &Terminal) -> libc::pid_t {
+fn printed_pid(terminal: &Terminal) -> libc::pid_t {
     let text = terminal.text();
     let number = text.split("process ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its process id");
     number.parse().expect("a number")
@@ -146,10 +146,10 @@ fn closed_terminal_ends_all_processes() {
     let script = "set -m; sh -c 'trap \"\" HUP; echo process $$ begun; while :; do kill -STOP $$; done'; echo stopped; read line";
     let terminal = Terminal::start(Command::new("bash").args(["-c", script]));
     terminal.shows("stopped");
-    let pid = told(&terminal);
-    assert!(lives(pid));
+    let pid = printed_pid(&terminal);
+    assert!(is_running(pid));
     drop(terminal);
-    assert!(!lives(pid));
+    assert!(!is_running(pid));
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn command_with_redirected_input_can_be_suspended() {
     let script = format!("set -m; true | {program} run a -- sh -c '{command}'; echo stopped; read line");
     let mut terminal = Terminal::of_shell(&server, &script);
     terminal.shows("begun");
-    let pid = told(&terminal);
+    let pid = printed_pid(&terminal);
     terminal.keys("\x1a");
     terminal.shows("stopped");
     assert_eq!(stat(pid)[0], "T");

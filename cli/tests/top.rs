@@ -72,7 +72,7 @@ fn top_filters_by_key() {
     }
     let mut terminal = Terminal::start(holdfast(&server).args(["top", "--interval", "100ms", "--count", "1"]));
     terminal.shows("1 contended lock, 1 waiter,");
-    // Letters that have other meanings outside of the filter. The filter applies to all locks, not only the first.
+    // These letters are commands outside of the filter. The filter applies to all locks, not only to the first ones.
     terminal.keys("/job:q");
     terminal.shows("/job:q▏");
     terminal.shows("2 contended locks, 2 waiters");

@@ -1,8 +1,9 @@
-//! What `INFO` says, by the names that Prometheus knows. The words are those of docs/reference.md, and a test compares them.
+//! The fields of `INFO` and their names in Prometheus. The help texts are those of docs/reference.md, and a test
+//! compares them.
 
 use std::collections::BTreeMap;
 
-/// What is asked for.
+/// The sections of `INFO` that are requested.
 pub const SECTIONS: [&str; 6] = ["holdfast", "server", "replication", "persistence", "memory", "errorstats"];
 
 /// Gauges of the module.
@@ -76,7 +77,7 @@ pub struct Replica {
     pub lag: u64,
 }
 
-/// A replica without an acknowledgement for longer is not counted, if the server itself does not count.
+/// A replica whose last acknowledgement is older, in seconds, is not counted, if the server itself does not count.
 const GOOD_LAG: u64 = 10;
 
 impl Info {

@@ -329,8 +329,8 @@ impl ClientPool {
                 bail!("{}: refused, although the wait has no timeout", self.contender.name())
             }
             Waiting::Polling(pause) => {
-                // Clients here request in step with the hand-offs. Without this, all would poll in step. A first pause of random length makes them
-                // independent.
+                // Clients here request in step with the hand-offs, so they would also poll in step. A first pause of
+                // random length makes them independent.
                 let pause = if first { pause * self.random.below(1_000) as u32 / 1_000 } else { pause };
                 self.sleep(client, Some(pause));
                 Ok(())

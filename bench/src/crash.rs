@@ -89,7 +89,7 @@ impl Deaths {
         let Some(ClientEvent::Waits(_)) = waiter.next(Instant::now() + self.lease)? else {
             bail!("the lock was not held")
         };
-        // The holder is killed at a random time after that. The waiter waits in its own way.
+        // The waiter waits for 50 ms in its own way. Then the holder is killed.
         if let Some(early) = waiter.next(Instant::now() + Duration::from_millis(50))? {
             bail!("{early:?} while the holder lived")
         }

@@ -198,7 +198,7 @@ fn signal(server: &Running, signal: libc::c_int) -> Result<()> {
 
 /// The number of its lost holds, and of its ended waits.
 fn report(process: &mut Process) -> Result<(usize, usize)> {
-    process.tell("report")?;
+    process.send_line("report")?;
     let line = process.line()?;
     let (holds, waits) = line.split_once(' ').with_context(|| format!("a report: {line:?}"))?;
     Ok((holds.parse()?, waits.parse()?))
@@ -226,7 +226,7 @@ pub fn run_process(arguments: impl Iterator<Item = String>) -> Result<()> {
         let lost = held.iter().filter(|guard| guard.check().is_err()).count();
         let ended = waiting.iter().filter(|waiting| waiting.is_finished()).count();
         println!("{lost} {ended}");
-        // Until its input ends: the locks are not released one by one.
+        // The process stays until its input ends, because it must not release the locks one by one.
         tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await??;
         Ok(())
     })

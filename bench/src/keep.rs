@@ -181,10 +181,10 @@ fn round(
         Ok(server.control.info("stats", "total_commands_processed")?.parse()?)
     };
     let (cpu, requests) = (server.control.server_cpu()?, asked(server)?);
-    all.iter_mut().try_for_each(|process| process.tell("go"))?;
+    all.iter_mut().try_for_each(|process| process.send_line("go"))?;
     let report = |process: &mut Process| serde_json::from_str(&process.line()?).context("a report");
     let reports = all.iter_mut().map(report).collect::<Result<Vec<Report>>>()?;
-    // (Without the request itself.)
+    // The requests that read these figures are not counted.
     let (cpu, requests) = (server.control.server_cpu()? - cpu, asked(server)? - requests - 2.0);
     let uses: Vec<u64> = reports.iter().map(|report| report.uses).collect();
     let total = uses.iter().sum::<u64>() as f64;
@@ -282,7 +282,8 @@ pub fn run_process(mut arguments: impl Iterator<Item = String>) -> Result<()> {
         other => bail!("unknown contender {other}"),
     };
     println!("{}", serde_json::to_string(&uses?.report())?);
-    // Until its input ends. The runtime keeps running, so that cached locks are released on contention.
+    // The process stays until its input ends. The runtime keeps running, so that cached locks are released on
+    // contention.
     runtime
         .block_on(async { tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await })??;
     Ok(())

@@ -36,7 +36,7 @@ use settings::{Settings, USAGE};
 
 type Section = fn(&Settings, &[Program]) -> Result<Findings>;
 
-/// As long as all other sections together: measured on request, and in the quick form.
+/// This section takes as long as all others together: it is measured on request, and in the quick form.
 const WORST: &str = "worst";
 
 const SECTIONS: [(&str, Section); 12] = [

@@ -38,13 +38,13 @@ const LEASE: Duration = Duration::from_secs(60);
 enum Load {
     NoModule,
     Idle,
-    Waiters(Who),
-    Watched(Who),
-    Expiring(Who),
+    Waiters(Subject),
+    Watched(Subject),
+    Expiring(Subject),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum Subject {
     Holdfast,
     Redisson,
     SetNx,
@@ -53,36 +53,38 @@ enum Who {
 const LOADS: [Load; 10] = [
     Load::Idle,
     Load::NoModule,
-    Load::Waiters(Who::Holdfast),
-    Load::Waiters(Who::Redisson),
-    Load::Waiters(Who::SetNx),
-    Load::Watched(Who::Holdfast),
-    Load::Watched(Who::Redisson),
-    Load::Expiring(Who::Holdfast),
-    Load::Expiring(Who::Redisson),
-    Load::Expiring(Who::SetNx),
+    Load::Waiters(Subject::Holdfast),
+    Load::Waiters(Subject::Redisson),
+    Load::Waiters(Subject::SetNx),
+    Load::Watched(Subject::Holdfast),
+    Load::Watched(Subject::Redisson),
+    Load::Expiring(Subject::Holdfast),
+    Load::Expiring(Subject::Redisson),
+    Load::Expiring(Subject::SetNx),
 ];
 
 impl Load {
-    fn who(self) -> Option<Who> {
+    fn subject(self) -> Option<Subject> {
         match self {
             Load::NoModule | Load::Idle => None,
-            Load::Waiters(who) | Load::Watched(who) | Load::Expiring(who) => Some(who),
+            Load::Waiters(subject) | Load::Watched(subject) | Load::Expiring(subject) => Some(subject),
         }
     }
 
     fn name(self, scale: &Scale) -> String {
-        let name = |who| match who {
-            Who::Holdfast => "holdfast",
-            Who::Redisson => "redisson",
-            Who::SetNx => "set-nx",
+        let name = |subject| match subject {
+            Subject::Holdfast => "holdfast",
+            Subject::Redisson => "redisson",
+            Subject::SetNx => "set-nx",
         };
         match self {
             Load::NoModule => "nothing, module not loaded".to_owned(),
             Load::Idle => "nothing".to_owned(),
-            Load::Waiters(who) => format!("{}: {} waiters", name(who), whole((HOT_LOCKS * WAITERS) as f64)),
-            Load::Watched(who) => format!("{}: {} watched locks", name(who), whole(scale.watched as f64)),
-            Load::Expiring(who) => format!("{}: {} expiring a second", name(who), whole((EXPIRING * 1_000) as f64)),
+            Load::Waiters(subject) => format!("{}: {} waiters", name(subject), whole((HOT_LOCKS * WAITERS) as f64)),
+            Load::Watched(subject) => format!("{}: {} watched locks", name(subject), whole(scale.watched as f64)),
+            Load::Expiring(subject) => {
+                format!("{}: {} expiring a second", name(subject), whole((EXPIRING * 1_000) as f64))
+            }
         }
     }
 }
@@ -119,7 +121,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
         let measured = measure(&settings.scale, program).with_context(|| program.label.clone())?;
         let new = measured.iter().map(|one| one.row(program, &settings.scale, &measured)).collect::<Vec<_>>();
         for (one, row) in measured.iter().zip(&new) {
-            if one.load.who() == Some(Who::Holdfast) {
+            if one.load.subject() == Some(Subject::Holdfast) {
                 let what = format!("p99 of GET beside {} / idle module ({})", row.load, row.server);
                 goals.extend(row.get_p99_over_idle.map(|spread| Goal::at_most(what, 1.1, spread)));
             }
@@ -139,7 +141,7 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Measured>> {
     let mut bare = Running::start(program, With::Nothing)?;
     let mut server = Running::start(program, With::Module)?;
     let has_module = server.control.knows("LOCK.ACQUIRE")?;
-    let loads = LOADS.into_iter().filter(|load| has_module || load.who() != Some(Who::Holdfast));
+    let loads = LOADS.into_iter().filter(|load| has_module || load.subject() != Some(Subject::Holdfast));
     let mut measured: Vec<_> = loads.map(|load| Measured { load, gets: vec![], sets: vec![], steps: vec![] }).collect();
     for round in 0..scale.neighbour_rounds {
         for turn in 0..measured.len() {
@@ -156,10 +158,10 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Measured>> {
 impl Measured {
     fn round(&mut self, scale: &Scale, server: &mut Running) -> Result<()> {
         let load = self.load;
-        let contender = match load.who() {
-            None | Some(Who::Holdfast) => Box::new(Holdfast::PLAIN) as Box<dyn Contender>,
-            Some(Who::Redisson) => Box::new(Redisson::load(&mut server.control)?),
-            Some(Who::SetNx) => Box::new(SetNx::load(&mut server.control)?),
+        let contender = match load.subject() {
+            None | Some(Subject::Holdfast) => Box::new(Holdfast::PLAIN) as Box<dyn Contender>,
+            Some(Subject::Redisson) => Box::new(Redisson::load(&mut server.control)?),
+            Some(Subject::SetNx) => Box::new(SetNx::load(&mut server.control)?),
         };
         let redisson = Redisson::load(&mut server.control)?;
         let port = server.port();
@@ -170,7 +172,7 @@ impl Measured {
             let loader = scope.spawn(move || match load {
                 Load::NoModule | Load::Idle => stage.ready(),
                 Load::Waiters(_) => hand_round(&stage, contender),
-                Load::Watched(Who::Holdfast) => watched_by_the_server(&stage, scale),
+                Load::Watched(Subject::Holdfast) => watched_by_the_server(&stage, scale),
                 Load::Watched(_) => watched_by_the_client(&stage, scale, &redisson),
                 Load::Expiring(_) => expire(&stage, contender.as_ref()),
             });
@@ -242,7 +244,7 @@ fn neighbour(port: u16, window: Duration) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((gets, sets))
 }
 
-/// The environment of a load: it reports that it is set up, counts its steps, and stops when told to.
+/// The environment of a load: it reports that the load is set up, counts its steps, and stops on request.
 struct Stage<'a> {
     port: u16,
     stop: &'a AtomicBool,

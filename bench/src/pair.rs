@@ -175,7 +175,8 @@ impl Participant {
             return self.measure_pairs(client, control, pairs, setup);
         }
         set_publishing(control, "no")?;
-        // The first contender runs after a pause in which the cores slept, and the others right after another.
+        // The cores sleep during the pause that the setting needs, and the other contenders run without one. So some
+        // pairs run first.
         self.make_pairs(client, pairs / 4)?;
         self.measure_pairs(client, control, pairs, setup)?;
         set_publishing(control, "yes")
@@ -187,7 +188,7 @@ impl Participant {
         self.make_pairs(client, pairs)?;
         let seconds = start.elapsed().as_secs_f64();
         if setup == Setup::Replica {
-            // Data on its way to the replica is this contender's cost, and not the next one's.
+            // Data that is still being sent to the replica is this contender's cost, not the next one's.
             control.call(&["WAIT", "1", "5000"])?;
         }
         let cpu = control.server_cpu()? - cpu;

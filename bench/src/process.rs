@@ -29,7 +29,7 @@ impl Process {
     }
 
     /// Sends it a line.
-    pub fn tell(&mut self, line: &str) -> Result<()> {
+    pub fn send_line(&mut self, line: &str) -> Result<()> {
         Ok(writeln!(self.input, "{line}")?)
     }
 

@@ -64,7 +64,7 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
     let idle = (with(With::Module, IDLE)?, with(With::Nothing, IDLE)?);
     let mut rows = vec![row(program, "nothing", idle.0, Some(("nothing", idle.1)))];
     for state in states::all() {
-        // It takes minutes, and the states differ much in their duration.
+        // The section takes minutes, and the durations of the states differ widely.
         eprintln!("  {}: {}", program.label, state.name);
         let module = with(With::Module, state.module).context(state.name)?;
         let plain = match state.plain {

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The client to measure.
 #[derive(Clone)]
-enum Who {
+enum LockClient {
     Holdfast(Locks),
     Rslock(LockManager),
 }
@@ -81,33 +81,33 @@ pub fn measure(scale: &Scale, program: &Program, server: &mut Running) -> Result
 fn round(scale: &Scale, server: &mut Running, name: &str) -> Result<Round> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let url = format!("redis://127.0.0.1:{}", server.port());
-    let who = if name == NAMES[0] {
-        Who::Holdfast(Locks::open(&url)?)
+    let client = if name == NAMES[0] {
+        LockClient::Holdfast(Locks::open(&url)?)
     } else {
-        Who::Rslock(LockManager::new(vec![url.as_str()]))
+        LockClient::Rslock(LockManager::new(vec![url.as_str()]))
     };
-    let outcome = runtime.block_on(contend(scale, server, &who));
+    let outcome = runtime.block_on(contend(scale, server, &client));
     // The next round starts with an empty server.
-    drop((runtime, who));
+    drop((runtime, client));
     outcome
 }
 
-async fn contend(scale: &Scale, server: &mut Running, who: &Who) -> Result<Round> {
+async fn contend(scale: &Scale, server: &mut Running, client: &LockClient) -> Result<Round> {
     let lease = LEASE.as_millis().to_string();
     for lock in 0..LOCKS {
         let key = key(lock);
-        match who {
-            Who::Holdfast(_) => server.control.call(&["LOCK.ACQUIRE", &key, "holder", "LEASE", &lease])?,
-            Who::Rslock(_) => server.control.call(&["SET", &key, "holder", "PX", &lease])?,
+        match client {
+            LockClient::Holdfast(_) => server.control.call(&["LOCK.ACQUIRE", &key, "holder", "LEASE", &lease])?,
+            LockClient::Rslock(_) => server.control.call(&["SET", &key, "holder", "PX", &lease])?,
         };
     }
-    who.connect().await?;
+    client.connect().await?;
     let turns: Arc<[AtomicU64]> = (0..scale.tasks).map(|_| AtomicU64::new(0)).collect();
     let (mut tasks, before) = (JoinSet::new(), machine::allocated());
     for task in 0..scale.tasks {
-        who.spawn(&mut tasks, task, turns.clone());
+        client.spawn(&mut tasks, task, turns.clone());
     }
-    who.all_wait(server, scale.tasks).await?;
+    client.all_wait(server, scale.tasks).await?;
     let bytes = (machine::allocated() as f64 - before as f64) / scale.tasks as f64;
     let connections = resp::text(&server.control.call(&["CLIENT", "LIST"])?)?.lines().count() - 1;
     let (cpu, start) = (server.control.server_cpu()?, Instant::now());
@@ -125,7 +125,7 @@ async fn contend(scale: &Scale, server: &mut Running, who: &Who) -> Result<Round
     let cpu = server.control.server_cpu()? - cpu;
     let turns = turns.iter().map(|turns| turns.load(Ordering::Relaxed)).collect();
     tasks.shutdown().await;
-    if let Who::Holdfast(locks) = who {
+    if let LockClient::Holdfast(locks) = client {
         locks.settle().await;
     }
     Ok(Round { seconds, turns, cpu, connections: connections as f64, bytes })
@@ -135,7 +135,7 @@ fn key(task: usize) -> String {
     format!("tasks:{}", task % LOCKS)
 }
 
-impl Who {
+impl LockClient {
     /// Opens the connections first, so that their memory is not counted for the tasks.
     async fn connect(&self) -> Result<()> {
         match self {

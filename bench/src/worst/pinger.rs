@@ -20,7 +20,7 @@ struct Ping {
 /// The longest `PING` of a period, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Longest {
-    /// From request to reply, including all that the machine did besides.
+    /// From request to reply, including the time that the machine spent on other work.
     pub took: f64,
     /// The most processor time of the server during one `PING`, which may be another one.
     pub server: f64,

@@ -313,7 +313,7 @@ fn after(stage: &mut Stage, step: &str) -> Result<String> {
 /// The maximum number of keys in one request.
 const KEYS: usize = 128;
 
-/// That many names, the last of them `hot`.
+/// The maximum number of keys, and their names, the last of which is `hot`.
 fn keys() -> String {
     format!("{KEYS} {} hot", numbered("app", KEYS - 1))
 }
@@ -407,7 +407,7 @@ fn chain(stage: &mut Stage) -> Result<()> {
     stage.connect_all((0..count).map(|owner| format!("LOCK.ACQUIRE c:{} o:{owner} WAIT 0", owner + 1)))
 }
 
-/// One request for several keys waits, for other locks than the later requests.
+/// One request for several keys waits. The later requests wait for other locks.
 fn request_among_contended(stage: &mut Stage) -> Result<()> {
     const LOCKS: usize = 60;
     let locks = iter::once("hot".to_owned()).chain((0..LOCKS).map(|lock| format!("k:{lock}")));
@@ -427,7 +427,7 @@ fn readers_and_keys(stage: &mut Stage) -> Result<()> {
     readers(stage)
 }
 
-/// In one packet, so that the grants are pending while the keys are renewed.
+/// Sends both commands in one packet, so that the grants are pending while the keys are renewed.
 fn let_in_and_renew(stage: &mut Stage) -> Result<String> {
     let renewal = format!("LOCK.MRENEW {KEYS} {} x LEASE {LEASE}", numbered("app", KEYS));
     stage.run_all(["LOCK.RELEASE hot holder".to_owned(), renewal].into_iter())?;
@@ -624,7 +624,7 @@ fn connection_ends(stage: &mut Stage) -> Result<String> {
     Ok(stage.wait_for(LONG_AFTERMATH))
 }
 
-/// The same to the server as many locks: hashes that expire.
+/// Hashes that expire: to the server, they are the same as many locks.
 fn many_hashes(stage: &mut Stage) -> Result<()> {
     let count = stage.size.many;
     stage.run_all(
@@ -665,7 +665,7 @@ fn session_that_waits_for_several(stage: &mut Stage) -> Result<()> {
     stage.run_all((0..count).map(|request| format!("LOCK.MACQUIRE {keys} x:{request} WAIT 0 SESSION {session}")))
 }
 
-/// Of one lock, whose waiters can be counted.
+/// A session whose waits end. They are all for one lock, because its waiters can be counted.
 fn session_whose_waits_end(stage: &mut Stage) -> Result<()> {
     stage.run_ok(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
     let session = stage.session()?;
@@ -695,7 +695,8 @@ fn session_with_grants_and_a_user(stage: &mut Stage) -> Result<()> {
     session_that_waits(stage)
 }
 
-/// In one packet, so that the grants are read in the event-loop iteration in which the connections end.
+/// Sends both commands in one packet, so that the grants are read in the event-loop iteration in which the connections
+/// end.
 fn read_and_kill_user(stage: &mut Stage) -> Result<String> {
     stage.run_all(["FLUSHALL".to_owned(), "CLIENT KILL USER bench".to_owned()].into_iter())?;
     Ok(stage.wait_for(LONG_AFTERMATH))

@@ -1,6 +1,6 @@
 //! A semaphore that bounds the calls to a service: at most three at a time, from all processes together.
 //!
-//! `bounded-calls CALLS`: a process that is killed during a call gives its permit back a lease later.
+//! `bounded-calls CALLS`: if a process is killed during a call, its permit is free a lease later.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What stands for the service counts how many calls it has at a time.
+/// A stand-in for the service, which counts its concurrent calls.
 async fn service(mut data: redis::aio::MultiplexedConnection) -> redis::RedisResult<()> {
     let now: i64 = redis::cmd("INCR").arg("service:calls").query_async(&mut data).await?;
     let _: i64 = redis::cmd("ZADD").arg("service:most").arg("GT").arg(now).arg("calls").query_async(&mut data).await?;

@@ -1,8 +1,8 @@
 //! A cron job that runs once in a fleet: every host's cron starts this at the same time, and one of them does the work.
 //!
-//! `cron-once PERIOD COMMAND [ARGUMENT...]`: PERIOD names the run, the day, say. A host whose clock is late finds that it was
-//! done. If the host that works is killed, its lock ends a lease later, and the next start does the work: at least once, and
-//! never twice at the same time. (`holdfast run` does the same without the period.)
+//! `cron-once PERIOD COMMAND [ARGUMENT...]`: PERIOD names the run, such as the day. A host whose clock is late finds
+//! that the work is done. If the host that works is killed, its lock ends a lease later, and the next start does the
+//! work: at least once, and never twice at the same time. (`holdfast run` does the same without the period.)
 
 use std::process::ExitCode;
 use std::time::Duration;

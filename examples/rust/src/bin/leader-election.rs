@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let locks = Locks::new(client);
     let candidate = locks.elect("scheduler", &name)?;
     loop {
-        // Waits for as long as another one leads.
+        // Waits for as long as another process leads.
         let guard = tokio::select! {
             guard = candidate.acquire() => guard?.ok_or("it waits for ever")?,
             _ = tokio::signal::ctrl_c() => break,

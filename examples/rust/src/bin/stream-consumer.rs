@@ -1,4 +1,4 @@
-//! A single consumer of a stream, in order: others stand by, and go on where it was killed.
+//! A single consumer of a stream, in order: the others wait, and one of them continues where the consumer was killed.
 //!
 //! `stream-consumer NAME`: the position is written with the fence of the lock, together with the result, in one step. So a consumer
 //! that was paused, and lost its lock meanwhile, can neither apply an entry again nor move the position back.
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         redis::Client::open(std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned()))?;
     let data = client.get_multiplexed_async_connection().await?;
     let lock = Locks::new(client).lock("orders:consumer").watched(Duration::from_secs(5));
-    // Waits for as long as another one consumes.
+    // Waits for as long as another process consumes.
     let guard = lock.acquire().await?.ok_or("it waits for ever")?;
     println!("{name} consumes");
     guard.while_held(consume(data, guard.fence())).await??;

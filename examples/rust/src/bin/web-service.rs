@@ -1,4 +1,5 @@
-//! A web service with a lock for each order: two requests for one order run one after the other, on whatever host; others run at once.
+//! A web service with a lock for each order. Requests for one order run one after the other, on whatever host; those
+//! for different orders run concurrently.
 //!
 //! `web-service PORT`, `curl -X POST 127.0.0.1:PORT/orders/7/items`: a request that would wait for more than two seconds gets 409. A
 //! client that hangs up leaves the queue, or releases the lock. A process that is killed during a request blocks its order for a lease.

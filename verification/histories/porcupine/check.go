@@ -10,7 +10,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Checks each lock of a history, and the tokens of all. What is wrong, and what could not be decided in this time for each.
+// check checks each lock of a history, and the tokens of all locks. It returns the violations, and what each search
+// could not decide within this time.
 func check(history []*operation, within time.Duration) (wrong, undecided []string) {
 	locks := map[string][]*operation{}
 	for _, it := range history {
@@ -38,7 +39,7 @@ func check(history []*operation, within time.Duration) (wrong, undecided []strin
 	return wrong, undecided
 }
 
-// The first operation that the longest order that could be found leaves out.
+// firstLeftOut returns the first operation that is not in the longest order found.
 func firstLeftOut(operations []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	longest := map[int]bool{}
 	for _, order := range info.PartialLinearizations()[0] {
@@ -61,7 +62,7 @@ func firstLeftOut(operations []porcupine.Operation, info porcupine.Linearization
 	return operations[first].Metadata.(*operation).line
 }
 
-// The operations of a lock as porcupine takes them.
+// steps converts the operations of a lock to porcupine's type.
 func steps(history []*operation) []porcupine.Operation {
 	ends := map[string][]span{}
 	var waits []*operation
@@ -96,7 +97,8 @@ func steps(history []*operation) []porcupine.Operation {
 	return all
 }
 
-// Grants of all locks of a server: one after the other has a greater token. A part is short enough for a search.
+// grants returns the grants of all locks of a server, in parts that are short enough for a search. Each later grant
+// must have a greater token.
 func grants(history []*operation) [][]porcupine.Operation {
 	type grant struct {
 		owner string
@@ -125,7 +127,7 @@ func grants(history []*operation) [][]porcupine.Operation {
 			spans[of] = &porcupine.Operation{Call: math.MaxInt64, Return: math.MaxInt64, Metadata: it}
 		}
 		spans[of].Call = min(spans[of].Call, it.From)
-		// A re-entry says the token once more, and may be answered sooner.
+		// A re-entry returns the same token, and may get its reply sooner.
 		spans[of].Return = min(spans[of].Return, it.latest())
 	}
 	var all []porcupine.Operation
@@ -133,7 +135,7 @@ func grants(history []*operation) [][]porcupine.Operation {
 		if raised[of] {
 			continue
 		}
-		// Where a request had no reply, a later one may be the first to say its token.
+		// If a request had no reply, a later one may be the first to return its token.
 		if from, found := unanswered[place{it.Metadata.(*operation).Key, of.owner}]; found {
 			it.Call = min(it.Call, from)
 		}
@@ -155,7 +157,8 @@ func grants(history []*operation) [][]porcupine.Operation {
 	return parts
 }
 
-// The hash tag of a key: the keys of one tag are at one node of a cluster, and each node has a clock of its own.
+// hashTag returns the hash tag of a key. Keys with one tag are at one node of a cluster, and each node has its own
+// clock.
 func hashTag(key string) string {
 	if _, behind, found := strings.Cut(key, "{"); found {
 		if tag, _, found := strings.Cut(behind, "}"); found {
@@ -165,7 +168,7 @@ func hashTag(key string) string {
 	return ""
 }
 
-// Grants with the place of each token among all tokens of its part.
+// places splits the grants into parts, and replaces each token by its rank in its part.
 func places(all []porcupine.Operation) [][]porcupine.Operation {
 	var parts [][]porcupine.Operation
 	for part := range slices.Chunk(all, 5_000) {
@@ -182,7 +185,8 @@ func places(all []porcupine.Operation) [][]porcupine.Operation {
 	return parts
 }
 
-// The state is the number of grants so far, and a grant comes at the place that its token has among all: a token that two have comes never.
+// tokenModel counts the grants so far: a grant is possible when the count equals the rank of its token. Two grants with
+// one token have the same rank, so no order allows both.
 var tokenModel = porcupine.Model{
 	Init: func() any { return 0 },
 	Step: func(before, place, _ any) (bool, any) { return before == place, before.(int) + 1 },

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// An operation of a history, as ../README.md specifies it.
+// operation is one operation of a history, as ../README.md specifies it.
 type operation struct {
 	Process string  `json:"process"`
 	Key     string  `json:"key"`
@@ -31,7 +31,7 @@ type operation struct {
 	line    string
 }
 
-// What the client received: one of the numbers, or a word.
+// outcome is what the client received: one of the numbers, or a word.
 type outcome struct {
 	Token *int64 `json:"token"`
 	Left  *int   `json:"left"`
@@ -47,7 +47,7 @@ func (o *outcome) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*numbers)(o))
 }
 
-// The last moment at which it can have happened.
+// latest returns the latest time at which the operation can have taken effect.
 func (o *operation) latest() int64 {
 	if o.To == nil {
 		return math.MaxInt64
@@ -55,7 +55,7 @@ func (o *operation) latest() int64 {
 	return *o.To
 }
 
-// From when on a lease that this request began may be over.
+// until returns the earliest time at which a lease that this request started may be over.
 func (o *operation) until() int64 {
 	if o.Lease == nil {
 		return math.MaxInt64
@@ -63,7 +63,7 @@ func (o *operation) until() int64 {
 	return o.From + *o.Lease
 }
 
-// How many may hold at once, if this request is one of them.
+// most returns the limit of this request: how many owners may hold the lock at once.
 func (o *operation) most() int {
 	switch {
 	case o.Limit == nil:

@@ -10,28 +10,28 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A state of a lock: a fenced, re-entrant lock with owners, of which several may hold it at once, and which they can lose.
+// lock is a state of a fenced, re-entrant lock. Several owners may hold it at once, and the server may end their holds.
 //
-// States are never changed: each step makes new ones.
+// A state is immutable: each operation returns new states.
 type lock struct {
 	// The smallest limit that a holder named since the lock was last free.
 	limit int
 	// The greatest token so far.
 	newest int64
-	// By owner.
+	// Sorted by owner.
 	holders []hold
-	// It is not earlier than this.
+	// The current time is no earlier than this.
 	clock int64
 }
 
 type hold struct {
 	owner string
 	holds int
-	// 0: no reply has said it.
+	// 0: no client has received it.
 	token int64
-	// From when on it may be gone.
+	// The lease ends no earlier than this.
 	lasts int64
-	// How many of its holds the server will revoke, since too few replicas confirm them.
+	// How many of its holds the server will revoke, because too few replicas confirm them.
 	unconfirmed int
 }
 
@@ -39,7 +39,7 @@ func (l lock) find(owner string) int {
 	return slices.IndexFunc(l.holders, func(it hold) bool { return it.owner == owner })
 }
 
-// The state with this hold, in place of the owner's former one; without holds it is none.
+// with replaces the owner's hold by this one, or removes it if its hold count is 0.
 func (l lock) with(it hold) lock {
 	l = l.without(it.owner)
 	if it.holds > 0 {
@@ -54,23 +54,24 @@ func (l lock) without(owner string) lock {
 	return l
 }
 
-// A request as the model needs it.
+// input is a request, as the model needs it.
 type input struct {
 	*operation
-	// Others may have waited before it, so null is no wrong reply, whatever the lock's state is.
+	// Null is a valid reply in any state of the lock, because other requests may have waited ahead of it.
 	mayBeRefused bool
-	// The server revokes what this acquisition was granted, since replicas did not confirm it: a step of its own.
+	// The step in which the server revokes the grant of this acquisition, because replicas did not confirm it.
 	revokes bool
-	// When owners' holds may have ended without a reply: a connection ended, for example.
+	// When an owner's hold may have ended without a reply, for example because its connection closed.
 	ends map[string][]span
 }
 
 type span struct{ from, to int64 }
 
-// States that a step may lead to.
+// states are the possible states after a step.
 type states []lock
 
-// All that the lock may be before a step, since leases may have ended, and holds may have been lost, without a word.
+// lapsed returns all possible states before a step: leases may have ended, and holds may have been lost, without a
+// reply.
 func (l lock) lapsed(in input) states {
 	since := l.clock
 	l.clock = max(l.clock, in.From)
@@ -93,12 +94,12 @@ func (l lock) lapsed(in input) states {
 	return all
 }
 
-// The reply is right if a state comes of it.
+// step returns the possible states after a request. There is none if the reply is wrong.
 func (l lock) step(in input) states {
 	var after states
 	for _, before := range l.lapsed(in) {
 		if in.Outcome.word == "unknown" {
-			// It may not have happened.
+			// The request may not have taken effect.
 			after = append(after, before)
 		}
 		if next, ok := before.happens(in); ok && next.clock <= in.latest() {
@@ -120,7 +121,7 @@ func (l lock) happens(in input) (lock, bool) {
 		return l.acquire(in, held)
 	case "release":
 		if at < 0 || (in.Token != nil && held.token != 0 && *in.Token != held.token) {
-			// `ALL` without a token is answered alike if it withdrew a request.
+			// `ALL` without a token gets the same reply if it only withdrew a request.
 			withdrew := in.Token == nil && in.Holds != nil && *in.Holds == 0 && in.Outcome.Left != nil && *in.Outcome.Left == 0
 			return l, isNull || withdrew
 		}
@@ -133,7 +134,7 @@ func (l lock) happens(in input) (lock, bool) {
 			held.lasts = in.until()
 		}
 		left := min(held.holds, 1)
-		// Nobody knows which token the hold had, if it had that of the request.
+		// No client received the hold's token, so it may differ from that of the request.
 		unclear := isNull && in.Token != nil && l.holders[at].token == 0
 		if unclear {
 			return l, true
@@ -230,14 +231,14 @@ func (l lock) acquire(in input, held hold) (lock, bool) {
 	return l.with(held), true
 }
 
-// The states as porcupine keeps them: what is equal is equal to the letter.
+// known is a set of possible states. Equal sets have the same text.
 type known struct {
 	states states
 	text   string
 }
 
 func remember(all states) known {
-	// Of states that differ in the time only, the earliest allows whatever the others allow.
+	// Of states that differ only in the time, the earliest allows everything that the others allow.
 	earliest := map[string]lock{}
 	for _, it := range all {
 		text := it.text()

@@ -1,5 +1,5 @@
-// Command porcupine checks histories for linearizability by github.com/anishathalye/porcupine, as a second opinion beside the crate
-// `histories`: it shares no code with that, and reads the same files.
+// Command porcupine checks histories for linearizability with github.com/anishathalye/porcupine. It reads the same
+// files as the crate `histories` and shares no code with it, so it is an independent checker.
 package main
 
 import (

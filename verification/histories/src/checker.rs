@@ -34,7 +34,7 @@ fn check_lock(all: &[&Operation]) -> Result<(), Violation> {
     let waits = Waits::of(all);
     let done = all.iter().filter(|operation| operation.outcome != Outcome::Error);
     let mut operations: Vec<Operation> =
-        done.flat_map(|operation| [Some((*operation).clone()), taken_back(operation)]).flatten().collect();
+        done.flat_map(|operation| [Some((*operation).clone()), revocation(operation)]).flatten().collect();
     operations.sort_by_key(|operation| (operation.from, operation.latest()));
     let steps: Vec<Step> = operations.iter().map(|operation| step(operation, &waits)).collect();
     let mut ends: HashSet<End> = HashSet::from([(Lock::default(), Vec::new())]);
@@ -51,10 +51,10 @@ fn check_lock(all: &[&Operation]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// The revocation of an unconfirmed grant, before its reply.
-fn taken_back(operation: &Operation) -> Option<Operation> {
+/// The revocation of an unconfirmed grant, which takes effect before the reply to the request.
+fn revocation(operation: &Operation) -> Option<Operation> {
     let (Request::Acquire(ask), Outcome::Unconfirmed) = (&operation.request, operation.outcome) else { return None };
-    let request = Request::TakeBack { owner: ask.owner.clone(), added: u64::from(ask.holds.is_none()) };
+    let request = Request::Revoke { owner: ask.owner.clone(), added: u64::from(ask.holds.is_none()) };
     Some(Operation { request, outcome: Outcome::Done, ..operation.clone() })
 }
 
@@ -77,7 +77,7 @@ impl Waits {
         Self(spans)
     }
 
-    /// Whether more than `most` of them overlap with a span.
+    /// Whether more than `most` waits overlap with a span.
     fn exceed(&self, most: usize, (from, to): (Time, Time)) -> bool {
         let begun = self.0.partition_point(|(begin, ..)| *begin <= to);
         let near = self.0[..begun].iter().rev().take_while(|(_, _, latest_end)| *latest_end >= from);
@@ -94,12 +94,12 @@ fn step(operation: &Operation, waits: &Waits) -> Step {
         Request::Acquire(Acquire { wait, .. }) => waits.exceed(usize::from(*wait), (from, to)),
         _ => false,
     };
-    Step { request: request.clone(), from, to, told: *outcome, may_be_refused }
+    Step { request: request.clone(), from, to, outcome: *outcome, may_be_refused }
 }
 
-/// It has a reply, so it has taken effect.
+/// Whether the operation has certainly taken effect: its outcome is known.
 fn must_happen(step: &Step) -> bool {
-    step.told != Outcome::Unknown
+    step.outcome != Outcome::Unknown
 }
 
 /// The time at which [`WINDOW`] more replies have come.
@@ -150,13 +150,13 @@ fn over_window(
     }
     let (explained, rest): (Vec<usize>, Vec<usize>) = places.iter().partition(|place| furthest.contains(place));
     let stuck = rest.into_iter().filter(|place| steps[*place].to <= cut && must_happen(&steps[*place]));
-    let told = |places: Vec<usize>| places.into_iter().map(|place| operations[place].clone()).collect();
+    let operations_at = |places: Vec<usize>| places.into_iter().map(|place| operations[place].clone()).collect();
     Err(Violation {
         rule: "no order of operations explains what was seen",
         key: operations[0].key.as_str().into(),
         between: (begin, cut),
-        explained: told(explained),
-        stuck: told(stuck.collect()),
+        explained: operations_at(explained),
+        stuck: operations_at(stuck.collect()),
         before: begins.into_iter().map(|(lock, _)| lock).collect(),
     })
 }
@@ -177,7 +177,7 @@ fn leases_that_may_end(lock: &Lock, candidates: &[Candidate], cut: Time) -> Vec<
             _ => continue,
         };
         may_end.extend(lease.filter(|lease| step.from.saturating_add(*lease) <= cut).map(|_| &**owner));
-        match step.told {
+        match step.outcome {
             Outcome::Token(token) => holds.insert((owner, Some(token))),
             Outcome::Unknown | Outcome::Unconfirmed | Outcome::Done => holds.insert((owner, None)),
             _ => continue,
@@ -188,7 +188,7 @@ fn leases_that_may_end(lock: &Lock, candidates: &[Candidate], cut: Time) -> Vec<
         request: Request::Expire { owner: owner.to_owned(), token },
         from: 0,
         to: Time::MAX,
-        told: Outcome::Unknown,
+        outcome: Outcome::Unknown,
         may_be_refused: false,
     });
     steps.map(|step| Candidate { place: None, step }).collect()

@@ -85,7 +85,7 @@ pub enum Request {
     /// The server revoked a grant that too few replicas confirmed in time. The checker adds these itself: they are not
     /// part of the format.
     #[serde(skip)]
-    TakeBack {
+    Revoke {
         /// The owner.
         owner: String,
         /// The number of holds that a re-entry had added.
@@ -136,7 +136,7 @@ pub enum Outcome {
     Null,
     /// It took effect; no more is known. An acquisition: granted, to a client that receives no token.
     Done,
-    /// An error that says that nothing was done.
+    /// An error: the request had no effect.
     Error,
     /// It took effect, was not confirmed by replicas in time, and was revoked.
     Unconfirmed,

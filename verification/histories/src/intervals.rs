@@ -1,10 +1,12 @@
-//! Rules that a history of millions of operations is checked for, in O(n log n). Nothing is searched: each rule compares only moments that
-//! the history fixes, so a history that breaks one is wrong, and one that breaks none may be wrong in another way.
+//! Rules that are checked on histories of millions of operations, in O(n log n), without a search. Each rule compares
+//! only times that the history fixes: a history that violates a rule is wrong, and a history that violates none may be
+//! wrong in another way.
 //!
 //! * **Limits.** Certain holds of a lock never overlap beyond the smallest of their limits. A hold is certain from the reply that granted it
 //!   to the first moment at which it can have ended: its owner sends a release, its lease is over, a loss or a force is possible. A later
-//!   reply that speaks of the same hold makes it certain until that request was sent.
-//! * **Tokens.** Each is of one owner, and greater than those of all grants with a reply before its request was sent.
+//!   reply about the same hold makes it certain until that request was sent.
+//! * **Tokens.** A token belongs to one owner. It is greater than those of all grants whose reply came before its
+//!   request was sent.
 //! * **Order.** A request that was sent when another one was known to be queued (`queued`) is granted later than that one.
 
 use std::collections::{BTreeSet, HashMap};
@@ -50,7 +52,7 @@ fn check_lock(mut operations: Vec<&Operation>) -> Result<(), Violation> {
     check_order(grants)
 }
 
-/// Whose lock a request is about.
+/// The owner in a request; none in a force.
 fn owner(request: &Request) -> Option<&str> {
     match request {
         Request::Acquire(Acquire { owner, .. })
@@ -59,7 +61,7 @@ fn owner(request: &Request) -> Option<&str> {
         | Request::Check { owner }
         | Request::Expire { owner, .. }
         | Request::End { owner }
-        | Request::TakeBack { owner, .. } => Some(owner),
+        | Request::Revoke { owner, .. } => Some(owner),
         Request::Force => None,
     }
 }
@@ -77,25 +79,26 @@ struct Hold<'a> {
     end: Time,
 }
 
-/// Something that happened between `from` and `latest`, if it did, and after which a hold may have ended from `end` on.
+/// An event between `from` and `latest`, if it happened at all, because of which a hold may have ended at `end` or
+/// later.
 struct Bound {
     from: Time,
     latest: Time,
     end: Time,
 }
 
-/// Bounds in the order of their beginnings.
+/// Bounds, sorted by their `from`.
 struct Bounds {
     from: Vec<Time>,
-    /// Of all up to each: the latest moment, and the earliest end.
+    /// The greatest `latest` and the smallest `end` of each bound and all earlier ones.
     latest_before: Vec<Time>,
     end_before: Vec<Time>,
-    /// The earliest end of each and all behind it.
+    /// The smallest `end` of each bound and all later ones.
     end_after: Vec<Time>,
 }
 
 impl Bounds {
-    /// They come in the order of their beginnings.
+    /// `bounds` must be sorted by their `from`.
     fn of(bounds: impl Iterator<Item = Bound>) -> Self {
         let (mut from, mut latest_before, mut end_before, mut ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut latest, mut end) = (0, Time::MAX);
@@ -114,11 +117,12 @@ impl Bounds {
         Self { from, latest_before, end_before, end_after: ends }
     }
 
-    /// When what was there at this moment may have ended.
+    /// The earliest time at which a hold that existed at this moment may have ended.
     fn after(&self, moment: Time) -> Time {
         let before = self.from.partition_point(|from| *from < moment);
         let later = self.end_after.get(before).copied().unwrap_or(Time::MAX);
-        // One of those that began before may not have happened yet; which one is not worth knowing.
+        // One of the earlier bounds may take effect only now. Which one is not determined: the smallest `end` of all
+        // counts.
         let may_come = before.checked_sub(1).filter(|last| self.latest_before[*last] >= moment);
         later.min(may_come.map_or(Time::MAX, |last| self.end_before[last])).max(moment)
     }
@@ -132,7 +136,7 @@ enum Identity {
 }
 
 impl Identity {
-    /// The hold that an acquisition was granted.
+    /// The hold that an acquisition began or re-entered.
     fn granted_by(operation: &Operation) -> Option<Self> {
         match (&operation.request, operation.outcome) {
             (Request::Acquire(_), Outcome::Token(token)) => Some(Self::Token(token)),
@@ -146,15 +150,15 @@ impl Identity {
 struct Claim<'a> {
     operation: &'a Operation,
     hold: Option<Identity>,
-    /// Whether its owner asked for the lock in no other request that can have had the same place in the queue.
+    /// Whether no other request of its owner can have had the same position in the queue.
     is_alone: bool,
-    /// Where the claims of this hold begin.
+    /// The index of the first claim of this hold.
     first: usize,
-    /// The latest moment of all claims up to this one.
+    /// The latest time of this claim and all earlier ones.
     latest: Time,
 }
 
-/// The claims of an owner, in the order of their beginnings.
+/// The claims of an owner, in the order in which their requests were sent.
 struct Claims<'a>(Vec<Claim<'a>>);
 
 impl<'a> Claims<'a> {
@@ -167,7 +171,8 @@ impl<'a> Claims<'a> {
                 Request::Renew { fence: Some(_), .. } => (true, false),
                 _ => continue,
             };
-            // A repeated request takes over the place of its owner's earlier one, and may be the first to return that one's token.
+            // A repeated request takes over the position of its owner's earlier one, and may be the first to return
+            // that one's token.
             let is_known = claims.last().is_none_or(|before| before.hold.is_some());
             let is_alone = !is_raised && !several && is_known && asked.is_none_or(|before| before < operation.from);
             asked = asked.max(Some(operation.latest()));
@@ -183,11 +188,12 @@ impl<'a> Claims<'a> {
         Self(claims)
     }
 
-    /// The only hold that an operation can have met.
+    /// The hold that existed when an operation took effect, if only one is possible.
     fn met_by(&self, operation: &Operation) -> Option<Identity> {
         let last = self.0.partition_point(|claim| claim.operation.from <= operation.latest()).checked_sub(1)?;
         let first = self.0[last].first;
-        // The hold was granted before, and each earlier one is older than it.
+        // The hold must have been granted before, and every earlier hold must have been granted before this one was
+        // requested.
         let is_there = self.0[first..=last].iter().any(|claim| claim.operation.latest() <= operation.from);
         let is_alone = first.checked_sub(1).is_none_or(|before| self.0[before].latest < self.0[first].operation.from);
         self.0[last].hold.filter(|_| is_there && is_alone)
@@ -212,7 +218,7 @@ fn holds_of<'a>(operations: &[&'a Operation], claims: &Claims, forces: &Bounds) 
     for &operation in operations {
         let (from, until) =
             (operation.from, |lease: Option<Time>| lease.map_or(Time::MAX, |it| operation.from.saturating_add(it)));
-        // The hold that the reply speaks of, and how long it lasts by this.
+        // The hold that the reply is about, and how long it lasts according to this operation.
         let (identity, lasts) = match (&operation.request, operation.outcome) {
             (Request::Acquire(ask), Outcome::Token(_) | Outcome::Done) => {
                 (Identity::granted_by(operation), until(ask.lease))
@@ -227,7 +233,7 @@ fn holds_of<'a>(operations: &[&'a Operation], claims: &Claims, forces: &Bounds) 
         };
         let Some(identity) = identity else { continue };
         if matches!(operation.request, Request::Acquire(_)) {
-            // Without a token, it may be a re-entry: the owner's hold before it is certain no longer.
+            // Without a token, it may be a re-entry: then the owner's previous hold is not certain any more.
             if matches!((identity, last), (Identity::Requested(_), _) | (_, Some(Identity::Requested(_))))
                 && let Some(before) = last.and_then(|it| holds.get_mut(&it))
             {
@@ -250,22 +256,22 @@ fn holds_of<'a>(operations: &[&'a Operation], claims: &Claims, forces: &Bounds) 
     holds.into_values().filter(|it| it.begin <= it.end && it.limit > 0).collect()
 }
 
-/// From when on an operation may end its owner's hold.
+/// The earliest time at which an operation may end its owner's hold.
 fn bound(operation: &Operation) -> Option<Bound> {
     let from = operation.from;
     let end = match &operation.request {
         _ if !changed(operation.outcome) => return None,
         Request::Renew { fence: None, lease, .. } => from.saturating_add((*lease)?),
         Request::Release { lease, .. } if operation.outcome == Outcome::Left(1) => from.saturating_add((*lease)?),
-        // A raised token is that of another hold here.
+        // A hold whose token was raised counts as another hold here.
         Request::Renew { .. } | Request::Release { .. } | Request::Expire { .. } | Request::End { .. } => from,
-        Request::Acquire(_) | Request::Check { .. } | Request::Force | Request::TakeBack { .. } => return None,
+        Request::Acquire(_) | Request::Check { .. } | Request::Force | Request::Revoke { .. } => return None,
     };
     Some(Bound { from, latest: operation.latest(), end })
 }
 
 fn check_limits(holds: &[Hold]) -> Result<(), Violation> {
-    // In the same moment, some end, then others are there for that moment only, then others begin.
+    // At one moment, holds end first; then come holds that are certain for that moment only; then holds begin.
     let (ends, passes, begins) = (0, 1, 2);
     let mut moments: Vec<(Time, i32, usize)> = Vec::new();
     for (index, hold) in holds.iter().enumerate() {
@@ -302,7 +308,7 @@ fn check_limits(holds: &[Hold]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Grants to requests that can only have been made at their own places in the queue.
+/// Checks the order of grants to requests that certainly had their own position in the queue.
 fn check_order(grants: Vec<(u64, &Operation)>) -> Result<(), Violation> {
     let mut queued: Vec<(Time, u64, &Operation)> = Vec::new();
     for (token, operation) in &grants {

@@ -1,6 +1,6 @@
-//! Checks histories by their intervals, and says how fast that went.
+//! Checks histories with [`histories::intervals`], and prints the speed.
 //!
-//! `histories FILE...`: these files. `histories --speed N`: a history of so many operations that is made for this.
+//! `histories FILE...`: checks these files. `histories --speed N`: checks a generated history of N operations.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -46,19 +46,20 @@ fn main() -> ExitCode {
     status
 }
 
-/// How long this thread has run so far, on a machine that may be busy with something else.
+/// The processor time of this thread so far. Other load on the machine does not add to it.
 fn processor_seconds() -> f64 {
     let statistics = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     statistics.split(' ').next().and_then(|it| it.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e9
 }
 
-/// Eight processes take and release sixteen mutexes and read-write locks in turn, and renew their leases.
+/// Generates a history: eight processes acquire, renew and release sixteen mutexes and read-write locks, one after the
+/// other.
 fn made(count: usize) -> Vec<Operation> {
     let mut history = Vec::with_capacity(count);
     let mut turn = 0;
     while history.len() < count {
         let (process, key) = (format!("p{}", turn % 8), format!("k{}", turn % 16));
-        // Owners are new for each acquisition, as those of clients are.
+        // Each acquisition has its own owner, like those of the clients.
         let (owner, limit, at) = (format!("{process}/{turn}"), turn % 2, 100 * turn);
         let mut add = |request, from, outcome| {
             history.push(Operation::new(&process, &key, request, (from, from + 30), outcome));

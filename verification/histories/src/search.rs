@@ -93,20 +93,20 @@ struct Noted {
 
 impl Window {
     fn new(candidates: Vec<Candidate>, cut: Time) -> Self {
-        let nulls = (0..candidates.len()).filter(|index| candidates[*index].step.told == Outcome::Null).collect();
+        let nulls = (0..candidates.len()).filter(|index| candidates[*index].step.outcome == Outcome::Null).collect();
         Self { candidates, nulls, cut, ..Self::default() }
     }
 
     fn must_have_happened(&self, index: usize) -> bool {
         let step = &self.candidates[index].step;
-        step.to <= self.cut && step.told != Outcome::Unknown
+        step.to <= self.cut && step.outcome != Outcome::Unknown
     }
 
     /// The grant that a revocation revokes, if that has not taken effect yet: it comes first.
     fn given_by(&self, index: usize) -> Option<usize> {
-        let taken_back = matches!(self.candidates[index].step.request, Request::TakeBack { .. });
+        let is_revocation = matches!(self.candidates[index].step.request, Request::Revoke { .. });
         let given = self.candidates[index].place.and_then(|place| place.checked_sub(1));
-        index.checked_sub(1).filter(|before| taken_back && self.candidates[*before].place == given)
+        index.checked_sub(1).filter(|before| is_revocation && self.candidates[*before].place == given)
     }
 
     fn places(&self, done: &Bits) -> Vec<usize> {
@@ -221,8 +221,8 @@ impl Search {
 
 /// Runs an operation that may have taken effect; false if it can't have.
 fn carry_out(lock: &mut Lock, step: &Step) -> bool {
-    if step.told != Outcome::Unknown {
-        return lock.is_valid_step(step, &step.told);
+    if step.outcome != Outcome::Unknown {
+        return lock.is_valid_step(step, &step.outcome);
     }
     let before = lock.clone();
     lock.invoke(step);

@@ -50,7 +50,7 @@ pub struct Step {
     /// The latest time.
     pub to: Time,
     /// The outcome that the client received.
-    pub told: Outcome,
+    pub outcome: Outcome,
     /// Nil is a valid reply to an acquisition in any state of the lock, because other requests may have waited ahead of
     /// it.
     pub may_be_refused: bool,
@@ -70,7 +70,7 @@ impl SequentialSpec for Lock {
         self.clock = self.clock.max(step.from);
         let until = |lease: &Option<Time>| lease.map(|lease| step.from.saturating_add(lease));
         match &step.request {
-            Request::Acquire(ask) if self.admits(ask) => self.grant(ask, until(&ask.lease), step.told),
+            Request::Acquire(ask) if self.admits(ask) => self.grant(ask, until(&ask.lease), step.outcome),
             Request::Acquire(_) => Outcome::Null,
             Request::Release { owner, token, holds, lease } => self.change(owner, *token, |hold| {
                 hold.holds = holds.unwrap_or(hold.holds - 1).min(hold.holds);
@@ -96,30 +96,30 @@ impl SequentialSpec for Lock {
                 self.change(owner, *token, |hold| hold.end(hold.holds))
             }
             Request::End { owner } => self.change(owner, None, |hold| hold.end(hold.holds)),
-            Request::TakeBack { owner, added } => {
+            Request::Revoke { owner, added } => {
                 self.change(owner, None, |hold| hold.end(if hold.unconfirmed { hold.holds } else { *added }))
             }
         }
     }
 
     /// Whether the server may reply like this, and the lock after it.
-    fn is_valid_step(&mut self, step: &Step, told: &Outcome) -> bool {
-        if *told == Outcome::Null {
+    fn is_valid_step(&mut self, step: &Step, outcome: &Outcome) -> bool {
+        if *outcome == Outcome::Null {
             self.clock = self.clock.max(step.from);
             return self.clock <= step.to && self.may_answer_null(step);
         }
         let answer = self.invoke(step);
-        let right = match (answer, *told) {
+        let right = match (answer, *outcome) {
             (NEW, Outcome::Token(token)) => token > self.newest,
             (ANY, Outcome::Token(_)) => true,
-            (Outcome::Null, Outcome::Done) => matches!(step.request, Request::End { .. } | Request::TakeBack { .. }),
+            (Outcome::Null, Outcome::Done) => matches!(step.request, Request::End { .. } | Request::Revoke { .. }),
             (Outcome::Null, Outcome::Left(0)) => step.request.withdraws(),
             (Outcome::Null, Outcome::Unconfirmed) => false,
             (_, Outcome::Done | Outcome::Unconfirmed) => true,
-            (answer, told) => answer == told,
+            (answer, outcome) => answer == outcome,
         };
-        if let Outcome::Token(token) = *told {
-            self.tell(&step.request, token);
+        if let Outcome::Token(token) = *outcome {
+            self.set_token(&step.request, token);
         }
         right && self.clock <= step.to
     }
@@ -147,14 +147,14 @@ impl Lock {
         }
     }
 
-    fn grant(&mut self, ask: &Acquire, until: Option<Time>, told: Outcome) -> Outcome {
+    fn grant(&mut self, ask: &Acquire, until: Option<Time>, outcome: Outcome) -> Outcome {
         if let Some(hold) = self.holders.get_mut(&ask.owner) {
             hold.holds = ask.holds.map_or(hold.holds + 1, |holds| holds.max(hold.holds));
             hold.lasts = hold.lasts.zip(until).map(|(before, now)| before.max(now));
             return hold.token.map_or(ANY, Outcome::Token);
         }
         self.limit = if self.holders.is_empty() { most(ask.limit) } else { self.limit.min(most(ask.limit)) };
-        let unconfirmed = told == Outcome::Unconfirmed;
+        let unconfirmed = outcome == Outcome::Unconfirmed;
         let hold = Hold { holds: ask.holds.unwrap_or(1), token: None, lasts: until, unconfirmed };
         self.holders.insert(ask.owner.clone(), hold);
         NEW
@@ -173,7 +173,7 @@ impl Lock {
         answer
     }
 
-    fn tell(&mut self, request: &Request, token: u64) {
+    fn set_token(&mut self, request: &Request, token: u64) {
         self.newest = self.newest.max(token);
         if let Request::Acquire(Acquire { owner, .. }) | Request::Renew { owner, .. } = request
             && let Some(hold) = self.holders.get_mut(owner)

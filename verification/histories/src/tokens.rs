@@ -1,13 +1,13 @@
 //! Tokens increase across all locks of a server. Otherwise, locks are independent.
 //!
-//! The nodes of a cluster have clocks of their own. What is certainly at one node is what one hash tag (`{…}`) names.
+//! The nodes of a cluster have their own clocks. Only keys with one hash tag (`{…}`) are certainly at one node.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::history::{Acquire, Operation, Outcome, Request, Time};
 use crate::violation::Violation;
 
-/// If a grant was requested after another one's reply, it has the greater token, whatever their locks at this server.
+/// A grant that was requested after the reply to another one has the greater token, also if their locks differ.
 pub fn check(history: &[Operation]) -> Result<(), Violation> {
     let mut by_tag: BTreeMap<&str, Vec<Grant>> = BTreeMap::new();
     for grant in grants(history) {
@@ -46,7 +46,7 @@ fn check_grants(mut grants: Vec<Grant>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Each token is of one owner. (What it is granted in one step has one token.)
+/// Each token belongs to one owner. (Several locks that one command is granted have one token.)
 pub fn check_owners(history: &[Operation]) -> Result<(), Violation> {
     let mut grants: Vec<((&str, u64), &Operation, &Acquire)> = Vec::new();
     for operation in history {
@@ -80,7 +80,7 @@ struct Grant<'a> {
 }
 
 fn grants(history: &[Operation]) -> Vec<Grant<'_>> {
-    let mut told: HashMap<(&str, &str, u64), Grant> = HashMap::new();
+    let mut by_token: HashMap<(&str, &str, u64), Grant> = HashMap::new();
     // If a grant or fence of an owner has no reply, a later operation may be the first with its token.
     let mut unanswered: HashMap<(&str, &str), Time> = HashMap::new();
     let mut raised = HashSet::new();
@@ -91,7 +91,7 @@ fn grants(history: &[Operation]) -> Vec<Grant<'_>> {
         let (key, from, to) = (&*operation.key, operation.from, operation.latest());
         match operation.outcome {
             Outcome::Token(token) => {
-                let grant = told.entry((key, owner, token)).or_insert(Grant { operation, token, from, to });
+                let grant = by_token.entry((key, owner, token)).or_insert(Grant { operation, token, from, to });
                 (grant.from, grant.to) = (grant.from.min(from), grant.to.min(to));
                 if matches!(operation.request, Request::Renew { fence: Some(_), .. }) {
                     raised.insert((key, &**owner, token));
@@ -104,7 +104,7 @@ fn grants(history: &[Operation]) -> Vec<Grant<'_>> {
             _ => {}
         }
     }
-    let grants = told.into_iter().filter(|(hold, _)| !raised.contains(hold)).map(|((key, owner, _), grant)| {
+    let grants = by_token.into_iter().filter(|(hold, _)| !raised.contains(hold)).map(|((key, owner, _), grant)| {
         let from = unanswered.get(&(key, owner)).map_or(grant.from, |first| grant.from.min(*first));
         Grant { from, ..grant }
     });

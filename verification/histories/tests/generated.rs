@@ -103,7 +103,7 @@ fn history(plan: Plan) -> (Vec<Operation>, u64) {
         world.step();
     }
     if world.plan.fault != Fault::None {
-        world.look_at_all();
+        world.ask_about_all_holds();
     }
     (world.seen, world.faults)
 }
@@ -303,7 +303,7 @@ impl World {
     }
 
     /// The effect of a fault shows when every owner asks whether it holds the lock.
-    fn look_at_all(&mut self) {
+    fn ask_about_all_holds(&mut self) {
         for (key, lock) in self.locks.clone() {
             for process in 0..self.plan.processes {
                 let owner = format!("o{process}");
@@ -377,19 +377,19 @@ fn injected_server_faults_are_found() {
             }
         }
         assert!(done >= 20, "{fault:?}: done in {done} histories only");
-        // A lease that is over may last longer, for all that clients can tell, so that a wrong refusal may look right.
-        // A forgotten release is hidden by a following release of all, which may have withdrawn a request.
+        // Clients can't tell whether a hold outlasts its lease, so a wrong refusal may look right. A release of all
+        // that follows a forgotten release hides it, because it may have withdrawn a request.
         let is_hidden_at_times = matches!(fault, Fault::RefusesThoughFree | Fault::ForgetsARelease);
         let is_enough = found == done || (is_hidden_at_times && found * 10 >= done * 9);
         assert!(is_enough, "{fault:?}: {found} of {done}");
     }
 }
 
-/// What breaks a rule of the intervals shows in them, but for this: the owner was granted the token before, no other owner requested the lock
-/// during the rest of the lease, and the wait of the first one ended.
+/// The intervals find a fault that violates one of their rules, except in these cases: the owner was granted the token
+/// before, no other owner requested the lock during the rest of the lease, or the wait of the first one ended.
 #[test]
-fn intervals_show_the_faults_that_break_their_rules() {
-    // In so many of a hundred histories at least.
+fn intervals_find_faults_that_violate_their_rules() {
+    // The faults, and the least percentage of histories in which each is found.
     let faults = [
         (Fault::GrantsToTooMany, 100),
         (Fault::ReEntryChangesTheToken, 100),

@@ -480,7 +480,7 @@ const ONE_HOLDS: &str = "at most one holder";
 const FENCES_GROW: &str = "fences increase";
 const RELEASED: &str = "a released lock is not held";
 
-/// Explores all states, until a property fails, or for so many steps. Returns the failures with their steps.
+/// Explores all states, until a property fails or after `at_most` states. Returns the failures with their steps.
 fn explore(protocol: Protocol, at_most: usize) -> Vec<(&'static str, Vec<Action>)> {
     let (label, begin) = (format!("{protocol:?}"), Instant::now());
     let mut checker = protocol.checker().threads(2).finish_when(HasDiscoveries::AnyFailures);
@@ -588,24 +588,24 @@ const MANY: usize = 200_000;
 const EVERYTHING: usize = usize::MAX;
 
 #[test]
-fn two_clients_and_three_servers() {
+fn two_clients_and_three_servers_violate_nothing() {
     assert_eq!(explore(SMALL, MANY), vec![]);
     assert_eq!(explore(LARGE, MANY), vec![]);
 }
 
 #[test]
-fn everything_after_the_first_confirmation() {
+fn states_after_first_confirmation_violate_nothing() {
     assert_eq!(explore(Protocol { begin: CONFIRMED_BY_ONE, ..SMALL }, EVERYTHING), vec![]);
 }
 
 #[test]
-fn more_clients_and_more_servers() {
+fn more_clients_or_servers_violate_nothing() {
     assert_eq!(explore(Protocol { clients: 3, ..SMALL }, MANY), vec![]);
     assert_eq!(explore(Protocol { ahead: &[0, 0, 0, 1, 1], ..SMALL }, MANY), vec![]);
 }
 
 #[test]
-fn servers_restart_with_their_grants_or_after_every_lease() {
+fn restarts_with_grants_or_after_every_lease_violate_nothing() {
     for servers in [Servers::Restart, Servers::ForgetAndStayAway] {
         let protocol = Protocol { servers, time: 2, ..SMALL };
         assert_eq!(explore(protocol.clone(), MANY), vec![]);

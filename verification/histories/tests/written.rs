@@ -1,4 +1,5 @@
-//! Histories that were written by hand: what is wrong in one, its first line says. verification/histories/porcupine reads the same files.
+//! Histories written by hand. The first line of each says what is wrong in it. `verification/histories/porcupine` reads
+//! the same files.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -6,7 +7,7 @@ use std::path::PathBuf;
 
 use histories::{Operation, check, intervals, read};
 
-/// Each with its file.
+/// The histories in a folder, with their files.
 fn histories(folder: &str) -> Vec<(PathBuf, Vec<Operation>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder);
     let files = fs::read_dir(folder).expect("the folder is there").map(|file| file.expect("it can be read").path());

@@ -66,7 +66,7 @@ pub struct Hold {
 
 /// A request that waits for replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Asked {
+pub struct PendingRequest {
     owner: Owner,
     token: u8,
     new: bool,
@@ -83,7 +83,7 @@ pub struct Asked {
 pub struct Master {
     /// The lock after each write that some replica may lack; the last is the current lock.
     log: Vec<Key>,
-    asked: Vec<Asked>,
+    asked: Vec<PendingRequest>,
     /// For the bound hold: the deadlines that were written, with their positions in the log, from the last confirmed
     /// one on.
     promised: Vec<(usize, u8)>,
@@ -117,7 +117,7 @@ pub struct State {
     pub master: Place,
     pub cut: bool,
     /// The position in the primary's log up to which enough replicas have confirmed, so that clients may have replies.
-    told: usize,
+    acknowledged: usize,
     pub beliefs: [Option<Belief>; 2],
     at: [Place; 2],
     /// A hold that an operator forced: its owner's reliance on it is no fault.
@@ -176,7 +176,7 @@ impl Model for Rules {
             servers: [master, follower.clone(), follower],
             master: 0,
             cut: false,
-            told: 0,
+            acknowledged: 0,
             beliefs: [None; 2],
             at: [0; 2],
             broken: None,
@@ -237,8 +237,8 @@ impl Rules {
                 (place != here && state.is_master(place) && state.moves < self.moves).then_some(())?;
                 state.moves += 1;
                 if let Server::Master(master) = &mut state.servers[here] {
-                    let asked = master.take_asked(|asked| asked.owner == owner);
-                    asked.iter().try_for_each(|asked| self.take_back(master, asked))?;
+                    let asked = master.take_pending(|asked| asked.owner == owner);
+                    asked.iter().try_for_each(|asked| self.revoke(master, asked))?;
                 }
                 state.at[owner] = place;
                 Some(())
@@ -278,7 +278,7 @@ impl Rules {
                 let mut heard: Vec<usize> = state.servers.iter().filter_map(Server::heard).collect();
                 heard.sort_unstable_by(|a, b| b.cmp(a));
                 if let Some(upto) = self.replicas.checked_sub(1).and_then(|others| heard.get(others)).copied() {
-                    state.told = state.told.max(upto);
+                    state.acknowledged = state.acknowledged.max(upto);
                     state.current().confirm(upto);
                 }
                 Some(())
@@ -327,7 +327,7 @@ impl Rules {
         self.write(master, Some(hold))?;
         let at = master.log.len() - 1;
         if self.replicas == 0 {
-            state.tell(owner, hold.token, LEASE);
+            state.record_belief(owner, hold.token, LEASE);
             return Some(());
         }
         if master.bound != hold.token {
@@ -341,7 +341,7 @@ impl Rules {
         }
         master.promised.push((at, LEASE));
         let (new, left) = (before.is_none(), LEASE);
-        let asked = Asked { owner, token: hold.token, new, at, confirmed: false, patience: TIMEOUT, left };
+        let asked = PendingRequest { owner, token: hold.token, new, at, confirmed: false, patience: TIMEOUT, left };
         master.asked.push(asked);
         Some(())
     }
@@ -370,12 +370,12 @@ impl Rules {
         let asked = master.asked.remove(index);
         let held = master.key().is_some_and(|hold| hold.owner == owner && hold.token == asked.token);
         if held || !only_if_held {
-            state.tell(owner, asked.token, asked.left);
+            state.record_belief(owner, asked.token, asked.left);
         }
         Some(())
     }
 
-    fn take_back(&self, master: &mut Master, asked: &Asked) -> Option<()> {
+    fn revoke(&self, master: &mut Master, asked: &PendingRequest) -> Option<()> {
         match master.key().filter(|hold| hold.owner == asked.owner && hold.token == asked.token) {
             Some(_) if asked.new => self.write(master, None),
             Some(hold) => self.write(master, (hold.holds > 1).then(|| Hold { holds: hold.holds - 1, ..hold })),
@@ -395,7 +395,7 @@ impl Rules {
 
     fn take_over(&self, state: &mut State, place: Place) -> Option<()> {
         let Server::Follower { data, has, .. } = state.servers[place] else { return None };
-        (state.cut && (self.heir == Heir::Any || has >= state.told)).then_some(())?;
+        (state.cut && (self.heir == Heir::Any || has >= state.acknowledged)).then_some(())?;
         let master = state.current();
         let sure = master.sure();
         master.log.drain(..master.log.len() - 1);
@@ -407,7 +407,7 @@ impl Rules {
             }
         }
         state.servers[place] = Server::Master(Master { log: vec![data], ..Master::default() });
-        (state.master, state.cut, state.told) = (place, false, 0);
+        (state.master, state.cut, state.acknowledged) = (place, false, 0);
         state.failovers += 1;
         Some(())
     }
@@ -435,8 +435,8 @@ impl Rules {
             asked.patience = asked.patience.saturating_sub(1);
             asked.left = asked.left.saturating_sub(1);
         }
-        let missed = master.take_asked(|asked| asked.patience == 0);
-        missed.iter().try_for_each(|asked| self.take_back(master, asked))?;
+        let missed = master.take_pending(|asked| asked.patience == 0);
+        missed.iter().try_for_each(|asked| self.revoke(master, asked))?;
         let over = master.sure() == Some(0) && master.key().is_some_and(|hold| hold.token == master.bound);
         if over && self.confirmed_deadline { self.write(master, None) } else { Some(()) }
     }
@@ -477,7 +477,7 @@ impl Master {
         self.promised = kept;
     }
 
-    fn take_asked(&mut self, which: impl Fn(&Asked) -> bool) -> Vec<Asked> {
+    fn take_pending(&mut self, which: impl Fn(&PendingRequest) -> bool) -> Vec<PendingRequest> {
         let (taken, left) = self.asked.iter().partition(|asked| which(asked));
         self.asked = left;
         taken
@@ -494,7 +494,7 @@ impl Server {
 }
 
 impl State {
-    /// Two believe that they hold, and nobody broke the lock.
+    /// Whether both owners rely on the lock, and no operator has forced it.
     pub fn is_held_twice(&self) -> bool {
         self.beliefs.iter().all(|belief| belief.is_some_and(|belief| Some(belief.token) != self.broken))
     }
@@ -519,7 +519,7 @@ impl State {
         self.a_master(self.at[owner])
     }
 
-    fn tell(&mut self, owner: Owner, token: u8, left: u8) {
+    fn record_belief(&mut self, owner: Owner, token: u8, left: u8) {
         let before = self.beliefs[owner].filter(|belief| belief.token == token);
         let (holds, more) = before.map_or((0, 0), |belief| (belief.holds, belief.left));
         let belief = Belief { token, holds: holds + 1, left: left.max(more) };
@@ -548,7 +548,7 @@ impl State {
         self.broken.iter_mut().for_each(each);
     }
 
-    /// Makes one of states that differ in nothing that matters.
+    /// Makes states equal that differ only in irrelevant parts.
     fn forget(&mut self) {
         let last = self.current().log.len() - 1;
         let known = self.servers.iter().filter_map(|server| match server {
@@ -556,13 +556,13 @@ impl State {
             _ => None,
         });
         let known = known.min().unwrap_or(last);
-        let told = self.told;
+        let acknowledged = self.acknowledged;
         let master = self.current();
         master.log.drain(..known);
         master.asked.iter_mut().for_each(|asked| asked.at = asked.at.saturating_sub(known));
         master.promised.iter_mut().for_each(|(at, _)| *at = at.saturating_sub(known));
         master.forget_promises();
-        self.told = told.saturating_sub(known);
+        self.acknowledged = acknowledged.saturating_sub(known);
         for server in &mut self.servers {
             match server {
                 Server::Follower { has, heard, .. } => {
@@ -582,7 +582,7 @@ impl State {
             if let Server::Master(master) = server
                 && other != place
             {
-                // Nobody follows it, and it hears nothing any more.
+                // An old primary: no replica follows it, and it receives no more confirmations.
                 master.log.drain(..master.log.len() - 1);
                 master.promised = master.sure().into_iter().map(|left| (0, left)).collect();
             }

@@ -1,4 +1,4 @@
-"""Plays the vectors of this folder to a driver. A fake server checks the requests, and replies as the vector says.
+"""Plays the vectors of this folder to a driver. A fake server checks the requests, and sends the replies in the vector.
 
 python3 play.py DRIVER-FOLDER [VECTOR ...]     README.md says what the lines of a vector mean
 """
@@ -79,9 +79,9 @@ class Play:
     def __init__(self, folder, command, head):
         self.server = Server(head.get("version", VERSION))
         self.names, self.connections, self.last, self.held_back = {}, {}, None, []
-        # When this player acted last, and a time that is not later than the previous request was sent.
+        # When this player last acted, and a time no later than when the previous request was sent.
         self.acted = self.not_sent_before = time.monotonic()
-        self.calls, self.ended, self.told, self.lines = {}, {}, {}, queue.Queue()
+        self.calls, self.ended, self.losses, self.lines = {}, {}, {}, queue.Queue()
         pipe = subprocess.PIPE
         self.driver = subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, text=True, bufsize=1)
         threading.Thread(target=self.listen, daemon=True).start()
@@ -109,7 +109,7 @@ class Play:
             if line is None:
                 raise Mismatch(f"{what}: the driver has ended")
             if "lost" in line:
-                self.told[line["lost"]] = line
+                self.losses[line["lost"]] = line
             else:
                 self.ended[line["id"]] = line
 
@@ -118,9 +118,9 @@ class Play:
         self.hear(lambda: number in self.ended, step["ends"])
         self.compare(self.ended[number], step, step["ends"])
 
-    def tells(self, step):
-        self.hear(lambda: step["told"] in self.told, f"loss of {step['told']}")
-        self.compare(self.told[step["told"]], step, f"loss of {step['told']}")
+    def expect_loss(self, step):
+        self.hear(lambda: step["lost"] in self.losses, f"loss of {step['lost']}")
+        self.compare(self.losses[step["lost"]], step, f"loss of {step['lost']}")
 
     def compare(self, line, step, what):
         for field in ("outcome", "reason", "fence"):
@@ -136,8 +136,8 @@ class Play:
             at, connection, words = self.server.requests.get(timeout=SOON)
         except queue.Empty:
             while not self.lines.empty():
-                self.told[len(self.told)] = self.lines.get()
-            said = list(self.ended.values())[1:] + list(self.told.values())
+                self.losses[len(self.losses)] = self.lines.get()
+            said = list(self.ended.values())[1:] + list(self.losses.values())
             raise Mismatch(f"{what}: not sent within {SOON} s; the driver said {said}") from None
         said = " ".join(words)
         after = step.get("after", 0) / 1000
@@ -212,8 +212,8 @@ class Play:
             raise Mismatch(f"{' '.join(words)}: no request was expected")
         elif "ends" in step:
             self.ends(step)
-        elif "told" in step:
-            self.tells(step)
+        elif "lost" in step:
+            self.expect_loss(step)
         else:
             raise ValueError(f"unknown step {step}")
 

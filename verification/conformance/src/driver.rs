@@ -69,8 +69,9 @@ impl Manifest {
 
     /// Whether the client has this feature. Only events report a loss or contention immediately.
     pub fn has(&self, feature: Feature) -> bool {
-        let is_told = self.profile == Profile::Sessions || !matches!(feature, Feature::Told | Feature::Keep);
-        is_told && !self.lacks.contains_key(&feature.name())
+        let reports_losses =
+            self.profile == Profile::Sessions || !matches!(feature, Feature::LossReports | Feature::Keep);
+        reports_losses && !self.lacks.contains_key(&feature.name())
     }
 }
 
@@ -108,7 +109,7 @@ pub enum Call {
         /// The lease in ms.
         lease: u64,
     },
-    /// Asks whether it is held.
+    /// Checks whether the hold still exists.
     Check {
         /// The hold.
         hold: String,

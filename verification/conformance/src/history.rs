@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use histories::{Operation, Outcome as Told, Request, check, history, intervals};
+use histories::{Operation, Outcome as Observed, Request, check, history, intervals};
 
 use crate::clock::{self, Micros};
 use crate::driver::{Call, Loss, Outcome};
@@ -103,19 +103,19 @@ impl History {
         let owner = owner(client, hold);
         let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Runs) else { return };
         asked.fence = outcome.fence;
-        let told = match (outcome.outcome.as_str(), outcome.fence) {
-            ("held", Some(fence)) => Told::Token(fence),
-            ("held", None) => Told::Done,
+        let observed = match (outcome.outcome.as_str(), outcome.fence) {
+            ("held", Some(fence)) => Observed::Token(fence),
+            ("held", None) => Observed::Done,
             // A wait with a timeout may have ended by the client's own clock, which says nothing about the lock.
-            ("not-granted", _) if asked.terms.wait == Some(0) => Told::Null,
-            ("deadlock" | "wrong-type" | "invalid", _) => Told::Error,
+            ("not-granted", _) if asked.terms.wait == Some(0) => Observed::Null,
+            ("deadlock" | "wrong-type" | "invalid", _) => Observed::Error,
             // It may have been granted, and is then released.
-            _ => Told::Unknown,
+            _ => Observed::Unknown,
         };
-        asked.stage = if matches!(told, Told::Token(_) | Told::Done) { Stage::Held } else { Stage::Over };
+        asked.stage = if matches!(observed, Observed::Token(_) | Observed::Done) { Stage::Held } else { Stage::Over };
         // Redisson does not notice that its watchdog was too late. A later reply that shows the hold makes it certain
         // until then.
-        let lease = asked.terms.lease.filter(|_| !asked.terms.watched || told == Told::Done);
+        let lease = asked.terms.lease.filter(|_| !asked.terms.watched || observed == Observed::Done);
         let acquire = history::Acquire {
             owner: owner.clone(),
             limit: if asked.terms.shared { 0 } else { asked.terms.limit.unwrap_or(1) },
@@ -124,12 +124,12 @@ impl History {
             several: asked.keys.len() > 1,
             ..history::Acquire::default()
         };
-        let (from, to) = (asked.from, (told != Told::Unknown).then_some(outcome.at));
+        let (from, to) = (asked.from, (observed != Observed::Unknown).then_some(outcome.at));
         for key in &asked.keys {
             let (process, key, request) = (client.to_owned(), key.clone(), Request::Acquire(acquire.clone()));
-            self.seen.push(Operation { process, key, request, from, to, outcome: told });
+            self.seen.push(Operation { process, key, request, from, to, outcome: observed });
         }
-        if told == Told::Unknown {
+        if observed == Observed::Unknown {
             self.end(&owner, from, None);
         }
     }
@@ -163,7 +163,7 @@ impl History {
         let (this, owner) = (owner(client, hold), self.hold_of(client, hold));
         let is_meant = |it: &&mut Acquisition| it.stage == Stage::Held && it.user == this;
         let Some(asked) = self.asked.get_mut(&owner).filter(is_meant) else { return };
-        let told = match (call, outcome.outcome.as_str()) {
+        let observed = match (call, outcome.outcome.as_str()) {
             (_, "lost") => {
                 let reason = outcome.reason.clone().unwrap_or_default();
                 return self.lost(client, &Loss { hold: hold.to_owned(), reason, at: outcome.at });
@@ -180,22 +180,22 @@ impl History {
                 if asked.stepped
                     || asked.keys.iter().any(|it| is_changed_by_others(&self.changed_by_others, it, asked.from)) =>
             {
-                Told::Unknown
+                Observed::Unknown
             }
-            (Call::Release { .. }, "released") => Told::Left(0),
-            (Call::Release { .. }, _) => Told::Unknown,
+            (Call::Release { .. }, "released") => Observed::Left(0),
+            (Call::Release { .. }, _) => Observed::Unknown,
             // A history need not record a renewal: it has the least duration of a lease.
             _ => return,
         };
-        let to = (told != Told::Unknown).then_some(outcome.at);
+        let to = (observed != Observed::Unknown).then_some(outcome.at);
         asked.stage = Stage::Over;
         // A client that can't release a hold may have lost it before: its process was paused, and no report has come.
         let ends = if outcome.outcome == "released" { from } else { asked.from };
         for key in asked.keys.clone() {
             let process = client.to_owned();
-            self.seen.push(Operation { process, key, request: Request::release(&owner), from, to, outcome: told });
+            self.seen.push(Operation { process, key, request: Request::release(&owner), from, to, outcome: observed });
         }
-        if told == Told::Unknown {
+        if observed == Observed::Unknown {
             self.end(&owner, ends, None);
         }
     }
@@ -207,7 +207,7 @@ impl History {
         for key in &asked.keys {
             if !is_changed_by_others(&self.changed_by_others, key, asked.from) {
                 let request = Request::Check { owner: owner.to_owned() };
-                self.seen.push(Operation::new(&asked.client, key, request, (from, to), Told::Done));
+                self.seen.push(Operation::new(&asked.client, key, request, (from, to), Observed::Done));
             }
         }
     }
@@ -260,9 +260,9 @@ impl History {
         for (owner, from, stage) in owners {
             match stage {
                 Stage::Held => self.end(&owner, clock::now(), None),
-                // Its outcome is part of its own end, if that comes.
+                // Its outcome is recorded when its call ends, if it does.
                 Stage::Runs => self.end(&owner, from, None),
-                // For these, the end of the history says since when they may have ended.
+                // The end of the history records when these may have ended.
                 Stage::Cached | Stage::Dropped | Stage::Over => continue,
             }
             if let Some(asked) = self.asked.get_mut(&owner)
@@ -291,7 +291,7 @@ impl History {
     pub fn broken(&mut self, key: &str, from: Micros) {
         let last = self.changed_by_others.entry(Some(key.to_owned())).or_default();
         *last = clock::now().max(*last);
-        self.seen.push(Operation::new("another client", key, Request::Force, (from, clock::now()), Told::Done));
+        self.seen.push(Operation::new("another client", key, Request::Force, (from, clock::now()), Observed::Done));
     }
 
     /// A client sends a request that force-releases a lock. It may take effect at any time until
@@ -306,7 +306,9 @@ impl History {
             self.changed_by_others.insert(Some(key.to_owned()), clock::now());
         }
         // Redisson repeats a request without a reply, so it may take effect twice.
-        for outcome in [Told::Unknown, Told::Done].into_iter().filter(|it| to.is_some() || *it == Told::Unknown) {
+        for outcome in
+            [Observed::Unknown, Observed::Done].into_iter().filter(|it| to.is_some() || *it == Observed::Unknown)
+        {
             let (process, key) = (client.to_owned(), key.to_owned());
             self.seen.push(Operation { process, key, request: Request::Force, from, to, outcome });
         }
@@ -331,7 +333,7 @@ impl History {
         for key in &asked.keys {
             let (process, key, request) =
                 ("the server".to_owned(), key.clone(), Request::End { owner: owner.to_owned() });
-            let outcome = if to.is_some() { Told::Done } else { Told::Unknown };
+            let outcome = if to.is_some() { Observed::Done } else { Observed::Unknown };
             self.seen.push(Operation { process, key, request, from, to, outcome });
         }
     }
@@ -363,9 +365,9 @@ impl History {
         check(&self.seen).map_err(|violation| violation.to_string())
     }
 
-    /// Checks a long history by its intervals. Then leaves only what a search can explain in a short time: the rest are
-    /// acquisitions with an unknown outcome, and refusals that those may explain. If the whole has an order, so has what
-    /// is left.
+    /// Checks a long history by its intervals. Then keeps only operations that a search can order in a short time. It
+    /// removes acquisitions with an unknown outcome, and refusals that those may explain. If all operations have an
+    /// order, the remaining ones have one, too.
     ///
     /// # Errors
     ///
@@ -378,8 +380,8 @@ impl History {
         self.seen.retain(|it| match &it.request {
             Request::Acquire(_) => granted_to(it).is_some(),
             Request::End { owner } => granted.contains(owner),
-            // An end of its own says that it may have ended.
-            Request::Release { .. } => it.outcome != Told::Unknown,
+            // An `End` in the history allows for the effect of such a release.
+            Request::Release { .. } => it.outcome != Observed::Unknown,
             _ => true,
         });
         checked.map_err(|violation| violation.to_string())
@@ -417,7 +419,7 @@ fn is_changed_by_others(changed_by_others: &BTreeMap<Option<String>, Micros>, ke
 /// The owner of an acquisition that was granted.
 fn granted_to(operation: &Operation) -> Option<&str> {
     match (&operation.request, operation.outcome) {
-        (Request::Acquire(ask), Told::Token(_) | Told::Done) => Some(&ask.owner),
+        (Request::Acquire(ask), Observed::Token(_) | Observed::Done) => Some(&ask.owner),
         _ => None,
     }
 }
@@ -698,7 +700,7 @@ mod tests {
     /// client is granted it. The report of this is read after the handle was dropped.
     #[test]
     fn loss_read_after_drop_happened_before_it() {
-        let seen = |told: bool, keep: Option<u64>| {
+        let seen = |is_reported: bool, keep: Option<u64>| {
             let mut history = History::default();
             let terms = Terms { wait: Some(0), keep, ..Terms::default() };
             history.asks("A", "a", &["j".to_owned(), "k".to_owned()], &terms);
@@ -708,7 +710,7 @@ mod tests {
             history.acquired("B", "b", &outcome("held", Some(8), None));
             a_moment_later();
             history.ends("A", "a");
-            if told {
+            if is_reported {
                 history.lost("A", &Loss { hold: "a".to_owned(), reason: "forced".to_owned(), at: clock::now() });
             }
             history.verify()
@@ -719,7 +721,7 @@ mod tests {
         }
     }
 
-    /// The client's own clock may say so, between two sessions.
+    /// Between two sessions, the client ends a wait by its own clock.
     #[test]
     fn timed_out_wait_says_nothing_about_lock() {
         let seen = |wait| {

@@ -366,8 +366,8 @@ impl Play<'_> {
                     Network::Newer => newer::speaks(proxy),
                 }
             }
-            Step::Freeze { client, time, cut, check } => {
-                self.freeze(client.as_deref(), Duration::from_millis(*time), *cut, check.as_ref());
+            Step::Pause { client, time, cut, check } => {
+                self.pause(client.as_deref(), Duration::from_millis(*time), *cut, check.as_ref());
             }
         }
     }
@@ -532,7 +532,7 @@ impl Play<'_> {
         self.history.broken(key, from);
     }
 
-    fn freeze(&mut self, client: Option<&str>, time: Duration, cut: bool, check: Option<&scenario::Call>) {
+    fn pause(&mut self, client: Option<&str>, time: Duration, cut: bool, check: Option<&scenario::Call>) {
         match client {
             Some(name) => self.client(name).driver.signal(Signal::STOP),
             None => self.servers.now().stop(),
@@ -556,7 +556,7 @@ impl Play<'_> {
     }
 
     /// Waits until all locks of the scenario have been renewed within a tenth of their lease, after two fifths of it at
-    /// most. So the next step begins with nearly a whole lease, however late this machine's processes are at times.
+    /// most. So the next step begins with nearly a whole lease, even on a busy machine.
     fn until_renewed(&mut self, lease: u64) {
         self.raw = self.servers.now().raw();
         let keys: BTreeSet<&str> = self.scenario.keys().collect();

@@ -90,7 +90,7 @@ struct Client<'a> {
     held: Vec<String>,
     acquired: u64,
     /// When its paused process continues.
-    frozen: Option<Instant>,
+    paused_until: Option<Instant>,
     /// When its proxy accepts connections again.
     refused: Option<Instant>,
     /// The start of the process that replaces a killed one.
@@ -146,7 +146,7 @@ pub fn run(kind: Kind, seed: u64, time: Duration, named: &[(String, ClientUnderT
             calls: BTreeMap::new(),
             held: Vec::new(),
             acquired: 0,
-            frozen: None,
+            paused_until: None,
             refused: None,
             starts: None,
         });
@@ -181,7 +181,7 @@ struct Run<'a> {
     cluster: Option<Cluster>,
     /// The server's clock, and its offset in ms.
     clock: Option<(Clock, i64)>,
-    /// Which server is paused, and until when.
+    /// HoldName server is paused, and until when.
     paused: Option<(usize, Instant)>,
     /// The slot that moves, its source and target, and when the move ends.
     moving: Option<(u16, usize, usize, Instant)>,
@@ -312,7 +312,7 @@ impl Run<'_> {
             }
         }
         client.held.clear();
-        client.frozen = None;
+        client.paused_until = None;
     }
 
     /// Kills a client's process, and starts another one.
@@ -378,7 +378,7 @@ impl Run<'_> {
             3..4 => {
                 client.driver.signal(Signal::STOP);
                 let most = if client.is_foreign() { SHORT_PAUSE } else { 3_000 };
-                client.frozen = Some(clock::after(Duration::from_millis(random.below(most))));
+                client.paused_until = Some(clock::after(Duration::from_millis(random.below(most))));
                 self.count("process paused");
             }
             4..10 if self.paused.is_some() || self.moving.is_some() => {}
@@ -505,7 +505,7 @@ impl Run<'_> {
         {
             match cluster.try_migrate_keys(slot, from, to) {
                 Ok(()) => cluster.finish_move(slot, from, to),
-                // A key that is at both ends was granted twice: the history says whose it is.
+                // A key that exists at both nodes was granted twice, as the history shows.
                 Err(why) => self.report.faults.push(format!("slot {slot} moves from {from} to {to}: {why}")),
             }
         }
@@ -524,7 +524,7 @@ impl Run<'_> {
             return;
         }
         let is_over = |at: &mut Option<Instant>| at.take_if(|at| Instant::now() >= *at).is_some();
-        if is_over(&mut client.frozen) {
+        if is_over(&mut client.paused_until) {
             client.driver.signal(Signal::CONT);
         }
         if is_over(&mut client.refused) {
@@ -596,7 +596,7 @@ impl Run<'_> {
             self.listen(PAUSE);
         }
         for client in &mut self.clients {
-            client.frozen = client.frozen.map(|_| Instant::now());
+            client.paused_until = client.paused_until.map(|_| Instant::now());
             client.refused = client.refused.map(|_| Instant::now());
         }
         self.listen(PAUSE);

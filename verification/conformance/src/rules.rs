@@ -33,8 +33,8 @@ pub struct Vector {
 /// The first lines of the vectors of a folder.
 ///
 /// # Errors
+///
 /// If a vector is invalid, with the file's name.
-/// What is wrong, with the file's name.
 pub fn vectors(folder: &Path) -> Result<Vec<Vector>, String> {
     let mut found = Vec::new();
     for file in fs::read_dir(folder).map_err(|why| why.to_string())?.filter_map(Result::ok).map(|it| it.path()) {

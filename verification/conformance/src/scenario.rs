@@ -84,7 +84,7 @@ pub enum Feature {
     /// A closed client releases its holds.
     Close,
     /// A loss is reported without a request.
-    Told,
+    LossReports,
     /// A loss is reported by a callback.
     Callbacks,
     /// A process may continue in a forked child.
@@ -117,7 +117,7 @@ impl Feature {
         Self::Cancel,
         Self::Drop,
         Self::Close,
-        Self::Told,
+        Self::LossReports,
         Self::Callbacks,
         Self::Fork,
         Self::EventLoop,
@@ -146,7 +146,7 @@ impl Feature {
             Self::Cancel => "a wait can be cancelled",
             Self::Drop => "a garbage-collected hold is released",
             Self::Close => "closing releases everything",
-            Self::Told => "reports a loss by itself",
+            Self::LossReports => "reports a loss by itself",
             Self::Callbacks => "callback on a loss",
             Self::Fork => "can be forked",
             Self::EventLoop => "runs in its program's event loop",
@@ -197,9 +197,9 @@ pub enum Step {
     /// A client reports whether it holds a lock.
     Check(Call),
     /// A client cancels a running acquisition.
-    Cancel(Which),
+    Cancel(HoldName),
     /// A client drops a hold without releasing it.
-    Drop(Which),
+    Drop(HoldName),
     /// The process of a client forks a child, which exits normally.
     Fork {
         /// The client.
@@ -278,7 +278,7 @@ pub enum Step {
     },
     /// The server's process is killed, and a replica with all its data is promoted.
     Failover,
-    /// The server becomes a replica of its replica, and clients find it so for this time before they find the new
+    /// The server becomes a replica of its replica. Clients find it as a replica for this time before they find the new
     /// primary.
     Demote {
         /// The duration in ms.
@@ -338,7 +338,7 @@ pub enum Step {
         is: Network,
     },
     /// The process of a client, or the server if none is named, is paused.
-    Freeze {
+    Pause {
         /// The client.
         #[serde(default)]
         client: Option<String>,
@@ -347,7 +347,7 @@ pub enum Step {
         /// Whether its connections are cut meanwhile.
         #[serde(default)]
         cut: bool,
-        /// A check that it gets meanwhile, and answers first: whether it has this hold.
+        /// A call `check` of this hold, which the client gets during the pause and replies to first.
         #[serde(default)]
         check: Option<Call>,
     },
@@ -467,7 +467,7 @@ pub struct Call {
 /// A hold.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Which {
+pub struct HoldName {
     /// The client.
     pub client: String,
     /// The hold.
@@ -515,8 +515,8 @@ impl Step {
             Self::Acquire(Acquire { client, .. })
             | Self::Release(Call { client, .. })
             | Self::Check(Call { client, .. })
-            | Self::Cancel(Which { client, .. })
-            | Self::Drop(Which { client, .. })
+            | Self::Cancel(HoldName { client, .. })
+            | Self::Drop(HoldName { client, .. })
             | Self::Ended { client, .. }
             | Self::Renew { client, .. }
             | Self::Close { client }
@@ -530,7 +530,7 @@ impl Step {
             | Self::Block { client, .. }
             | Self::Runtime { client, .. }
             | Self::Network { client, .. } => Some(client),
-            Self::Freeze { client, .. } => client.as_deref(),
+            Self::Pause { client, .. } => client.as_deref(),
             Self::Force { .. }
             | Self::Delete { .. }
             | Self::Until { .. }

@@ -51,7 +51,7 @@ type outcome struct {
 type driver struct {
 	mu      sync.Mutex
 	out     *json.Encoder
-	url     string // of the last open
+	url     string // the argument of the last open
 	client  *holdfast.Client
 	library io.Closer
 	holds   map[string]*holdfast.Hold

@@ -22,7 +22,7 @@ def say(**line):
 
 
 def failure(error):
-    # As it arrives in another process.
+    # The error as another process would receive it.
     error = pickle.loads(pickle.dumps(error))
     if isinstance(error, holdfast.LockLostError):
         return {"outcome": "lost", "reason": error.reason.value, "text": str(error)}

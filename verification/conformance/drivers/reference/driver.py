@@ -1,6 +1,6 @@
 """A client of the basic profile over plain sockets, written from docs/client-protocol.md alone, as a driver of the suite.
 
-It names the rules that it keeps. It knows one server, and no limit on connections (B29 to B32).
+Comments name the rules that it follows. It supports one server, and has no limit on connections (B29 to B32).
 """
 
 import json
@@ -180,7 +180,7 @@ class Hold:
         return (*head, *self.keys, self.owner, *words)
 
     def acquire(self, wait):
-        """Waits for so many seconds; 0: not at all. Returns whether the lock is held."""
+        """Waits for at most this many seconds; 0: not at all. Returns whether the lock is held."""
         began, silent_at, until = now(), 0.0, now() + wait
         try:
             while not self.cancelled:

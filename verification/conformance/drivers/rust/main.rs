@@ -147,8 +147,8 @@ fn main() -> std::io::Result<()> {
                 Err(error) => say(line.id, failure(&error)),
             },
             "cancel" => {
-                if let Some(given_up) = of(&holds).running.remove(&line.hold) {
-                    given_up.notify_one();
+                if let Some(cancellation) = of(&holds).running.remove(&line.hold) {
+                    cancellation.notify_one();
                 }
                 say(line.id, json!({"outcome": "ok"}));
             }
@@ -158,7 +158,7 @@ fn main() -> std::io::Result<()> {
             }
             "close" => {
                 let all = std::mem::take(&mut *of(&holds));
-                all.running.values().for_each(|given_up| given_up.notify_one());
+                all.running.values().for_each(|cancellation| cancellation.notify_one());
                 all.holds.values().for_each(|hold| drop(hold.send(HoldCall::Drop)));
                 for (_, locks) in std::mem::take(&mut clients.all) {
                     runtime.block_on(locks.settle());
@@ -251,11 +251,11 @@ fn with_options(mut lock: Lock, line: &Line) -> Lock {
 }
 
 async fn acquire(request: PendingAcquire, line: Line, holds: Shared) {
-    let given_up = Arc::new(Notify::new());
-    of(&holds).running.insert(line.hold.clone(), given_up.clone());
+    let cancellation = Arc::new(Notify::new());
+    of(&holds).running.insert(line.hold.clone(), cancellation.clone());
     let outcome = tokio::select! {
         outcome = request => outcome,
-        () = given_up.notified() => return say(line.id, json!({"outcome": "cancelled"})),
+        () = cancellation.notified() => return say(line.id, json!({"outcome": "cancelled"})),
     };
     of(&holds).running.remove(&line.hold);
     match outcome {

@@ -15,7 +15,7 @@ const cancels = new Map();
 
 const write = (line) => process.stdout.write(`${JSON.stringify({ ...line, at: Number(process.hrtime.bigint() / 1000n) })}\n`);
 
-/** What `error` is to the suite. `tried`: the call did not wait, so that an error of the server is its end. */
+/** The outcome of a call that failed with `error`. `tried`: the call did not wait, so an error of the server ended it. */
 function failure(error, tried) {
   const text = `${error?.name}: ${error?.message}`;
   if (error instanceof LockLostError) return { outcome: 'lost', reason: error.reason, text };

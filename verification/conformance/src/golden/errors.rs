@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Deserialize;
 use support::{Direction, Fate, Proxy, Server, encode};
 
-use super::{Played, end_of, keys_asked_for, open, rows, words_of};
+use super::{Played, end_of, open, requested_keys, rows, words_of};
 use crate::driver::{At, Call};
 use crate::play::ClientUnderTest;
 use crate::scenario::{Profile, Terms};
@@ -55,7 +55,8 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
         let proxy = Proxy::to(server.addr());
         let mut driver = open(client, proxy.addr())?;
         if let Some(script) = &script {
-            // A request without a wait must be answered within a second, which the first connection alone may take.
+            // A request without a wait must get its reply within a second. Opening the first connection alone may take
+            // longer.
             let first = end_of(&mut driver, &acquire("first", OTHER_KEY, ample()))?;
             if first.outcome != "held" {
                 return Err(format!("a free lock is granted: {first:?}"));
@@ -88,7 +89,7 @@ fn answer(proxy: &Proxy, script: &str, once: bool) {
     let instead = encode([["EVAL", script, "0"]]);
     let answered = AtomicBool::new(false);
     proxy.rule(move |toward, message| {
-        let asks = toward == Direction::Server && words_of(message).is_some_and(|it| keys_asked_for(&it).is_some());
+        let asks = toward == Direction::Server && words_of(message).is_some_and(|it| requested_keys(&it).is_some());
         if asks && !(answered.fetch_or(true, Ordering::SeqCst) && once) {
             Fate::Instead(instead.clone())
         } else {

@@ -19,7 +19,7 @@ struct Row {
 
 pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
     let mut played = Played::default();
-    if !client.manifest.has(Feature::Told) {
+    if !client.manifest.has(Feature::LossReports) {
         return Ok(played);
     }
     let mut drivers = Drivers::new();

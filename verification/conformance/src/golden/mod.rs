@@ -82,7 +82,7 @@ fn words_of(message: &[u8]) -> Option<Vec<String>> {
 }
 
 /// The keys in a request for locks, and `None` for other requests.
-fn keys_asked_for(words: &[String]) -> Option<&[String]> {
+fn requested_keys(words: &[String]) -> Option<&[String]> {
     match words.first()?.as_str() {
         "LOCK.ACQUIRE" => words.get(1..2),
         "LOCK.MACQUIRE" => words.get(2..2 + words.get(1)?.parse::<usize>().ok()?),

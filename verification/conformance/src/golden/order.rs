@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::Deserialize;
 use support::{Direction, Fate, Proxy, Server};
 
-use super::{Played, end_of, keys_asked_for, open, rows, words_of};
+use super::{Played, end_of, open, requested_keys, rows, words_of};
 use crate::driver::{At, Call};
 use crate::left::{self, Moment};
 use crate::play::{CLEAN, ClientUnderTest};
@@ -78,7 +78,7 @@ fn watched(server: &Server, host: Ipv4Addr, requests: Arc<Mutex<Vec<Vec<String>>
     let proxy = Proxy::at(host, server.addr());
     proxy.rule(move |toward, message| {
         let words = words_of(message).filter(|_| toward == Direction::Server).unwrap_or_default();
-        if let Some(keys) = keys_asked_for(&words) {
+        if let Some(keys) = requested_keys(&words) {
             requests.lock().unwrap_or_else(PoisonError::into_inner).push(keys.to_vec());
         }
         Fate::Pass

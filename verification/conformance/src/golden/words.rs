@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use support::{Direction, Fate, Proxy, Server};
 
-use super::{Played, can, end_of, keys_asked_for, open, rows, words_of};
+use super::{Played, can, end_of, open, requested_keys, rows, words_of};
 use crate::driver::{At, Call};
 use crate::play::ClientUnderTest;
 use crate::scenario::{Profile, Terms};
@@ -81,7 +81,7 @@ pub fn play(client: &ClientUnderTest) -> Result<Played, String> {
 
 /// The arguments of an acquisition, with placeholders for values that vary, and its options in order.
 fn golden(words: &[String]) -> Option<String> {
-    let keys = keys_asked_for(words)?;
+    let keys = requested_keys(words)?;
     let several = usize::from(keys.len() > 1);
     let (names, rest) = words.split_at_checked(1 + several + keys.len())?;
     let mut rest = rest.iter().skip(1);

@@ -52,7 +52,7 @@ public final class Driver extends Lines {
         client = Holdfast.builder(connector).build();
     }
 
-    /** Opens a new client after a close. */
+    /** The client; opens a new one if it was closed. */
     private synchronized Holdfast client() throws Exception {
         if (client == null) {
             open(url);
@@ -124,7 +124,7 @@ public final class Driver extends Lines {
         return reason.name().toLowerCase(Locale.ROOT);
     }
 
-    /** How a call ends that failed: by what the client threw and, where that is no more than "not in time", by the server's last error. */
+    /** The outcome of a failed call, from the client's exception, and from the server's last error if the exception only reports a timeout. */
     @Override
     Object[] failure(Throwable why) {
         if (why instanceof LockLostException lost) {

@@ -5,12 +5,12 @@ import java.util.Scanner;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
-/** What a driver reads and writes: ../../DRIVER.md. Each call has a thread of its own. */
+/** Reads and writes the lines of a driver: ../../DRIVER.md. Each call runs in its own thread. */
 abstract class Lines {
-    /** A member of an object: its value is a string, a list of strings, a number or a truth value. None of them has an escape. */
+    /** A member of a JSON object. Its value is a string, a list of strings, a number or a boolean. Strings have no escapes. */
     private static final Pattern MEMBER = Pattern.compile("\"(\\w+)\": ?(?:\"([^\"]*)\"|\\[([^]]*)]|(-?\\d+|true|false))");
 
-    /** Fields of a line. Values are as they stand in JSON, but for strings. */
+    /** The fields of a line. Values are unparsed JSON, except that strings have no quotes. */
     record Call(Map<String, String> fields) {
         static Call parse(String line) {
             Map<String, String> fields = new LinkedHashMap<>();
@@ -49,7 +49,7 @@ abstract class Lines {
         return "\"" + text.replace("\\", "\\\\").replace("\"", "\\\"").replaceAll("\\p{Cntrl}", " ") + "\"";
     }
 
-    /** Writes an object of these names and values. */
+    /** Writes a JSON object with these names and values, and the current time. */
     static void write(Object... fields) {
         StringBuilder line = new StringBuilder("{");
         for (int i = 0; i < fields.length; i += 2) {
@@ -60,7 +60,7 @@ abstract class Lines {
         }
     }
 
-    /** An exception and what caused it, as a stack trace names them. */
+    /** An exception and its causes, as text. */
     static String text(Throwable why) {
         return why + (why.getCause() == null ? "" : ", caused by " + text(why.getCause()));
     }
@@ -68,7 +68,7 @@ abstract class Lines {
     /** Makes a call. Returns the names and values of its outcome. */
     abstract Object[] run(Call call) throws Exception;
 
-    /** The same of a call that failed. */
+    /** The names and values of the outcome of a failed call. */
     abstract Object[] failure(Throwable why);
 
     private void answer(Call call) {
@@ -85,12 +85,12 @@ abstract class Lines {
         write(line);
     }
 
-    /** Answers all calls, until there are no more. */
+    /** Serves calls until the input ends. */
     final void serve() {
         for (Scanner lines = new Scanner(System.in); lines.hasNextLine(); ) {
             Call call = Call.parse(lines.nextLine());
             switch (call.text("call")) {
-                // These are over before the next call begins.
+                // These end before the next call is read.
                 case "open", "cancel", "threads" -> answer(call);
                 default -> {
                     Thread thread = new Thread(() -> answer(call));

@@ -11,9 +11,9 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 import org.redisson.config.ConstantDelay;
 
-/** The driver of Redisson, which follows a protocol of its own on the same mutexes. Each hold has a thread id of its own. */
+/** The driver of Redisson, which uses its own protocol on the same mutexes. Each hold has its own thread id. */
 public final class RedissonDriver extends Lines {
-    /** The lease that its watchdog renews, in ms: that of ../../src/random.rs. */
+    /** The lease that its watchdog renews, in ms: the same as in ../../src/random.rs. */
     private static final int WATCHDOG = 4_000;
 
     private record Held(RLock lock, long thread) { }
@@ -22,7 +22,7 @@ public final class RedissonDriver extends Lines {
     private final AtomicLong threads = new AtomicLong();
     private RedissonClient client;
 
-    /** A client with its defaults, but for shorter times: a repeated request ends sooner. */
+    /** A client with default settings, except that a repeated request ends sooner. */
     static RedissonClient connect(String url, int watchdog) {
         Config config = new Config().setLockWatchdogTimeout(watchdog).setThreads(4).setNettyThreads(4).setLazyInitialization(true);
         URI at = URI.create(url);

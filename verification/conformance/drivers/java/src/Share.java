@@ -9,15 +9,15 @@ import org.redisson.api.RLock;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 
-/** How often Redisson and the Java client are granted one lock that threads of both want all the time: {@code Share URL SECONDS THREADS THREADS-OF-REDISSON}. */
+/** Counts the grants of Redisson and of the Java client whose threads contend for one lock: {@code Share URL SECONDS THREADS THREADS-OF-REDISSON}. */
 public final class Share {
-    /** What takes the lock, and returns what releases it. */
+    /** Acquires the lock, and returns the function that releases it. */
     private interface Contender extends Callable<Runnable> { }
 
     private final AtomicInteger inside = new AtomicInteger();
     private volatile boolean isOver;
 
-    /** The grants of so many threads, and the longest time that a thread waited in ms. */
+    /** Starts threads that acquire and release the lock. Returns the number of their grants, and the longest wait in ms. */
     private AtomicLong[] run(int threads, Contender contender) {
         AtomicLong[] figures = {new AtomicLong(), new AtomicLong()};
         for (int i = 0; i < threads; i++) {
@@ -68,7 +68,7 @@ public final class Share {
         Thread.sleep(Integer.parseInt(arguments[1]) * 1_000L);
         share.isOver = true;
         System.out.printf("Holdfast: %s grants, longest wait of these %s ms%nRedisson: %s grants, longest wait of these %s ms%n", ours[0], ours[1], theirs[0], theirs[1]);
-        // Without closing the clients, which would end the waits of their threads by exceptions.
+        // Exits without closing the clients: a close would end the pending waits of their threads with exceptions.
         Runtime.getRuntime().halt(0);
     }
 }

@@ -25,7 +25,7 @@ REPLICAS_TIMEOUT = 1_000_000
 WAIT_FOR_REPLICA = 50
 LONGEST_WAIT = 1500
 # The timeout of Holdfast's client for a reply. After it, the client closes the connection.
-TO_ANSWER = 5_000_000
+REPLY_TIMEOUT = 5_000_000
 # The lease of the locks of Holdfast's client, which renews them, in seconds.
 LEASE = 3
 # Longer than any request may take, so that a timeout means a missing reply.
@@ -247,7 +247,7 @@ class Thin(Contender):
         except FAILED:
             time.sleep(self.rng.uniform(0.005, 0.04))
         finally:
-            self.note("Q", sent, wait * 1000 + TO_ANSWER, now(), outcome)
+            self.note("Q", sent, wait * 1000 + REPLY_TIMEOUT, now(), outcome)
         if hold is not None:
             replied = now()
             assurance = "replicas" if self.replicas else "plain"

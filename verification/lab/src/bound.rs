@@ -19,7 +19,7 @@ use crate::session::Discovery;
 use crate::trace::trace;
 
 /// The client's timeout for a reply. After it, the client closes the connection.
-const TO_ANSWER: Micros = 5_000_000;
+const REPLY_TIMEOUT: Micros = 5_000_000;
 /// How often a task checks whether it still holds the lock.
 const LOOKS: std::ops::Range<u64> = 2..40;
 
@@ -121,7 +121,7 @@ impl Task {
     async fn acquire(&mut self, planned: &LockRequest) -> Option<(Guard, Vec<u64>)> {
         let lock = self.lock(planned);
         let sent = now();
-        let allowed = (micros(planned.wait) + TO_ANSWER) * self.client_config.discovery.attempts();
+        let allowed = (micros(planned.wait) + REPLY_TIMEOUT) * self.client_config.discovery.attempts();
         let answer = timeout(Duration::from_micros(allowed + PATIENCE), lock.acquire()).await;
         let replied = now();
         let outcome = match &answer {
@@ -188,7 +188,7 @@ impl Task {
             let notified = timeout(pause, guard.lost()).await;
             if let Ok(why) = notified {
                 trace(|| format!("{:?} notified of its loss: {why}", planned.keys));
-                return self.each(holds, |hold, at| Event::Told { hold, at, why: loss(why) });
+                return self.each(holds, |hold, at| Event::LossNotified { hold, at, why: loss(why) });
             }
             let at = now();
             if guard.check().is_ok() {
@@ -201,13 +201,13 @@ impl Task {
         // One in ten drops its guard.
         if self.rng.u8(..10) > 0 {
             let sent = now();
-            let answer = timeout(Duration::from_micros(TO_ANSWER + PATIENCE), guard.release()).await;
+            let answer = timeout(Duration::from_micros(REPLY_TIMEOUT + PATIENCE), guard.release()).await;
             let outcome = match answer {
                 Ok(Ok(())) => Outcome::Granted,
                 Ok(Err(_)) => Outcome::Failed,
                 Err(_) => Outcome::Unanswered,
             };
-            let allowed = TO_ANSWER * self.client_config.discovery.attempts();
+            let allowed = REPLY_TIMEOUT * self.client_config.discovery.attempts();
             self.record.push(Event::Request(Request { sent, allowed, ended: Some(now()), outcome }));
         }
     }

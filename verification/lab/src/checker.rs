@@ -176,7 +176,7 @@ pub struct Verdict {
     /// Losses that clients were notified of.
     pub notified: u64,
     /// Among them, for forced locks, the longest time until the client was notified.
-    pub told_within: Option<Micros>,
+    pub notified_within: Option<Micros>,
 }
 
 impl Verdict {
@@ -373,12 +373,13 @@ fn check_tokens(history: &History, verdict: &mut Verdict) {
             verdict.violations.push(went_back(hold, highest));
         }
     }
-    check_turns(&by_reply, verdict);
+    check_order_of_holders(&by_reply, verdict);
     check_repeats(history, verdict);
 }
 
-/// A waiter requested early, so mutexes are checked in the order of their holders: tokens increase on each server.
-fn check_turns(by_reply: &[&Hold], verdict: &mut Verdict) {
+/// Checks that the tokens of each mutex increase from holder to holder on each server. `check_tokens` would not find
+/// that for a waiter, which sent its request long before its grant.
+fn check_order_of_holders(by_reply: &[&Hold], verdict: &mut Verdict) {
     let mut last: HashMap<(&str, &str), u64> = HashMap::new();
     for hold in by_reply.iter().filter(|hold| hold.grant.limit == Limit::Of(1) && !hold.spans.is_empty()) {
         let Some(epoch) = hold.grant.epoch.as_deref() else {

@@ -55,7 +55,7 @@ pub struct ClientConfig {
     pub seed: u64,
 }
 
-/// The timeout of `WAIT 1`, short so that the client goes on.
+/// The timeout of `WAIT 1` in ms, short so that the client continues soon.
 const WAIT_FOR_REPLICA: u64 = 50;
 /// The module's `holdfast.replicas-timeout`.
 const REPLICAS_TIMEOUT: Micros = 1_000_000;

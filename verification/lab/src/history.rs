@@ -32,7 +32,7 @@ pub type Epoch = Option<String>;
 /// A request's limit: how many owners may hold the lock at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// At most so many.
+    /// At most this many owners.
     Of(usize),
     /// Any number of readers.
     Shared,
@@ -101,7 +101,7 @@ pub enum Event {
         hold: u64,
     },
     /// The client was notified that hold `hold` is lost.
-    Told {
+    LossNotified {
         /// The hold's number.
         hold: u64,
         /// When it was notified.
@@ -402,7 +402,7 @@ impl History {
                     self.holds[hold].bound = true;
                 }
             }
-            Event::Told { hold, at, why } => {
+            Event::LossNotified { hold, at, why } => {
                 if let Some(&hold) = index.get(&hold) {
                     self.holds[hold].notified = Some((at, why));
                     self.holds[hold].over_at(at);

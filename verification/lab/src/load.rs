@@ -26,7 +26,7 @@ use crate::session::Discovery;
 use crate::trace::trace;
 
 /// Longer than any client needs to stop.
-const TO_FINISH: Duration = Duration::from_secs(25);
+const STOP_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// A group of clients.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct ClientGroup {
 }
 
 impl ClientGroup {
-    /// A group of each kind of clients: five short, four long, two in Python, and so many with a session.
+    /// A group with clients of each kind: five short, four long, two in Python, and `bound` with a session.
     pub fn mixed(prefix: &str, durability: Durability, bound: usize) -> Self {
         Self { prefix: prefix.to_owned(), durability, short: 5, long: 4, python: 2, bound }
     }
@@ -116,14 +116,14 @@ impl Load {
         let mut history = History::default();
         let readers: Vec<_> = self.programs.iter_mut().map(stop_program).collect();
         for task in self.tasks {
-            match self.runtime.block_on(async { timeout(TO_FINISH, task).await }) {
+            match self.runtime.block_on(async { timeout(STOP_TIMEOUT, task).await }) {
                 Ok(Ok(record)) => history.add(record),
                 Ok(Err(why)) => return Err(LabError(format!("a client failed: {why}"))),
                 Err(_) => history.requests.push(never_ended()),
             }
         }
         for (program, reader) in self.programs.iter_mut().zip(readers) {
-            if !until(TO_FINISH, || matches!(program.try_wait(), Ok(Some(_)))) {
+            if !until(STOP_TIMEOUT, || matches!(program.try_wait(), Ok(Some(_)))) {
                 let _ = program.kill();
                 history.requests.push(never_ended());
             }

@@ -44,11 +44,11 @@ struct Scenario {
 /// When a scenario runs that was not named.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Usual {
-    /// In the short form, too.
+    /// In the short and in the long form.
     Always,
-    /// In the long form.
+    /// In the long form only.
     Long,
-    /// Never.
+    /// Only if it is named.
     Never,
 }
 

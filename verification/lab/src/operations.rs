@@ -96,11 +96,11 @@ mod tests {
             })
         };
         let mut history = History::default();
-        let given_back = |at| {
+        let release_events = |at| {
             let (sent, ended, outcome) = (at, Some(at + 50_000), crate::history::Outcome::Granted);
             [Event::Ended { hold: 1, at }, Event::Request(crate::history::Request { sent, allowed: 0, ended, outcome })]
         };
-        history.add(std::iter::once(grant("a", 1, 0)).chain(ended.into_iter().flat_map(given_back)));
+        history.add(std::iter::once(grant("a", 1, 0)).chain(ended.into_iter().flat_map(release_events)));
         history.add([grant("b", 2, second)]);
         history
     }

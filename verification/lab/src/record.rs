@@ -75,7 +75,7 @@ fn notified(hold: &str, at: &str, why: &str) -> Option<Event> {
         "disconnected" => Loss::Disconnected,
         _ => return None,
     };
-    pair(hold, at).map(|(hold, at)| Event::Told { hold, at, why })
+    pair(hold, at).map(|(hold, at)| Event::LossNotified { hold, at, why })
 }
 
 fn request(sent: &str, allowed: &str, ended: &str, outcome: &str) -> Option<Event> {

@@ -28,8 +28,8 @@ const WATCHED: u64 = 3_000;
 const LONG: u64 = 300_000;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// For how many seconds after the last hold has ended the master is observed.
-const LOOK_ON: u64 = 3;
+/// How long the master is observed after the last hold has ended, in seconds.
+const OBSERVATION_SECONDS: u64 = 3;
 
 /// What ends the hold that a waiter waits for.
 const ENDS: [&str; 3] = ["lease", "watchdog", "disconnect"];
@@ -116,7 +116,7 @@ impl Results {
                 return Err(LabError(format!("{key} ended before the master refused writes, so nothing was tested")));
             }
         }
-        self.what_it_takes(&mut at_old, &keys[0]);
+        self.check_commands(&mut at_old, &keys[0]);
         drop(holders);
 
         trio.await_successor(old)?;
@@ -130,7 +130,7 @@ impl Results {
             }
         }
         let begin = uptime(&mut at_old)?;
-        if !until(PATIENCE, || uptime(&mut at_old).is_ok_and(|now| now > begin + LOOK_ON)) {
+        if !until(PATIENCE, || uptime(&mut at_old).is_ok_and(|now| now > begin + OBSERVATION_SECONDS)) {
             return Err(LabError("the clock of the primary that was cut off does not advance".into()));
         }
         let after = Written::of(&mut at_old)?;
@@ -157,8 +157,8 @@ impl Results {
         Ok(())
     }
 
-    /// Which commands such a master refuses and which it executes, as in docs/operations.md.
-    fn what_it_takes(&mut self, master: &mut Connection, key: &str) {
+    /// Checks which commands such a master refuses, and which it executes, against docs/operations.md.
+    fn check_commands(&mut self, master: &mut Connection, key: &str) {
         let refused = [
             format!("LOCK.ACQUIRE {key} other WAIT 0"),
             format!("LOCK.ACQUIRE {key} holder"),

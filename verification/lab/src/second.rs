@@ -45,7 +45,7 @@ impl Results {
     fn row(self) -> Row {
         let Results { third, tally, pairs, kept, lost } = self;
         let gone = pairs - kept;
-        // If a server that has the grant lives, none may be lost. Otherwise all may be.
+        // If a server that has the grant stays up, no grant may be lost. Otherwise all are lost.
         let (title, wrong, words) = match third {
             Third::Lives => ("one that has all lives", gone, format!("{kept} of {pairs} long holds kept")),
             Third::Dies => {

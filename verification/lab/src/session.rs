@@ -18,7 +18,7 @@ pub const MASTER_NAME: &str = "lab";
 const TO_CONNECT: Duration = Duration::from_millis(1_000);
 const TO_OPEN: Duration = Duration::from_secs(3);
 /// Longer than any request of the lab may take: the lab's own timeout comes first.
-const TO_ANSWER: Duration = Duration::from_secs(30);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How to find the server.
 #[derive(Clone, Debug)]
@@ -48,8 +48,8 @@ pub enum Answer {
 }
 
 impl Discovery {
-    /// How often a wait may restart within one request: a cluster's client follows a slot that moves, as often as the lab moves
-    /// one within the longest wait, and then waits anew.
+    /// How often a wait may start within one request. A cluster's client follows a slot that moves and waits again, as
+    /// often as the lab moves one within the longest wait.
     pub fn attempts(&self) -> u64 {
         match self {
             Discovery::Sentinels(_) => 1,
@@ -74,7 +74,7 @@ async fn through_sentinels(addresses: &[String]) -> Result<Session, RedisError> 
     let urls: Vec<String> = addresses.iter().map(|at| format!("redis://{at}")).collect();
     let mut client = SentinelClient::build(urls, String::from(MASTER_NAME), None, SentinelServerType::Master)?;
     let config =
-        AsyncConnectionConfig::new().set_connection_timeout(Some(TO_CONNECT)).set_response_timeout(Some(TO_ANSWER));
+        AsyncConnectionConfig::new().set_connection_timeout(Some(TO_CONNECT)).set_response_timeout(Some(REPLY_TIMEOUT));
     let mut connection = client.get_async_connection_with_config(&config).await?;
     let replication: String = cmd("INFO").arg("replication").query_async(&mut connection).await?;
     let epoch = field(&replication, "master_replid").unwrap_or_default();
@@ -85,7 +85,7 @@ async fn into_cluster(addresses: &[String]) -> Result<Session, RedisError> {
     let urls = addresses.iter().map(|at| format!("redis://{at}"));
     let client = ClusterClient::builder(urls.collect::<Vec<_>>())
         .connection_timeout(TO_CONNECT)
-        .response_timeout(TO_ANSWER)
+        .response_timeout(REPLY_TIMEOUT)
         .retries(4)
         .build()?;
     let connection = client.get_async_connection().await?;

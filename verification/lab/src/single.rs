@@ -30,7 +30,7 @@ use witness::Witness;
 /// The longest lease of the clients, with an allowance for a busy machine.
 const LEASE_IS_OVER: Duration = Duration::from_secs(4);
 /// After a fault, clients must get locks again within this time.
-const BACK_AT_WORK: Duration = Duration::from_secs(15);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(15);
 /// How many violations of a row are printed in full.
 const SHOWN_VIOLATIONS: usize = 5;
 
@@ -118,7 +118,7 @@ impl Trial {
             log.wrong.extend(differences);
         }
         let before = shared.grants.load(Ordering::Relaxed);
-        let back = eventually(BACK_AT_WORK, || shared.grants.load(Ordering::Relaxed) > before + CLIENTS);
+        let back = eventually(RECOVERY_TIMEOUT, || shared.grants.load(Ordering::Relaxed) > before + CLIENTS);
         if !back {
             log.wrong.push(format!("clients got no more locks after fault {}", log.faults.len()));
         }
@@ -145,8 +145,8 @@ impl Trial {
         operations::keep(&history, &format!("{}{}", if self.may_lose { "" } else { "nothing lost, " }, self.name));
         let verdict = check(&history);
         wrong.extend(verdict.violations.iter().map(ToString::to_string));
-        // Checkers that know the format only; afterwards porcupine (`scripts/lab`). If nothing may be lost, the server is one lock
-        // service, whatever the faults.
+        // The checkers of histories; afterwards, `scripts/lab` runs porcupine. If nothing may be lost, the server is
+        // one lock service for them, whatever the faults.
         if !self.may_lose {
             let seen = operations::operations(&history);
             if let Err(why) = histories::intervals::check(&seen).and_then(|()| histories::check(&seen)) {

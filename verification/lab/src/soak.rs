@@ -42,9 +42,9 @@ const HOLD: Range<u64> = 1..20;
 const PERMITS: usize = 3;
 const WAIT: Duration = Duration::from_secs(60);
 const SAMPLES: u32 = 40;
-/// By which fraction the second round may use more than the first: how many clients block and how many use sessions varies.
+/// The second round may use one part in this many more memory than the first: how many clients wait varies.
 const MAY_GROW_BY: u64 = 20;
-/// And by how many bytes: tables keep their largest size, which depends on how many clients wait on a busy machine.
+/// It may use this many more bytes in addition: tables keep their largest size, which depends on how many clients wait.
 const TABLES: u64 = 1 << 20;
 
 /// One row, for the whole time.

@@ -30,7 +30,7 @@ pub struct Tally {
     writes_taken: u64,
     bound: u64,
     notified: u64,
-    told_within: Option<Micros>,
+    notified_within: Option<Micros>,
     broken: bool,
 }
 
@@ -63,7 +63,7 @@ impl Tally {
         self.writes_taken += verdict.writes_taken;
         self.bound += verdict.bound;
         self.notified += verdict.notified;
-        self.told_within = self.told_within.max(verdict.told_within);
+        self.notified_within = self.notified_within.max(verdict.notified_within);
     }
 
     /// Adds a violation.
@@ -122,7 +122,7 @@ impl Tally {
         if self.bound > 0 {
             parts.push(format!("{} losses of {} bound holds notified", self.notified, self.bound));
         }
-        if let Some(within) = self.told_within {
+        if let Some(within) = self.notified_within {
             parts.push(format!("a force notified within {} ms", within.div_ceil(1_000)));
         }
         parts.push(format!("{} requests met an error", self.failed));

@@ -21,7 +21,7 @@ const SENTINEL_PORT: u16 = 26379;
 /// Replicas report their offset once a second.
 const SOON: Duration = Duration::from_secs(5);
 /// Sentinels that vote against each other retry after ten seconds.
-const TO_FAIL_OVER: Duration = Duration::from_secs(60);
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The settings of a trio.
 pub struct Setting {
@@ -44,14 +44,14 @@ impl Default for Setting {
 pub enum Demotion {
     /// The Sentinels. They take some ten seconds, in which it considers itself the master.
     BySentinels,
-    /// The lab, after so many milliseconds: more failovers fit into the time.
+    /// The lab, after this many milliseconds, so that more failovers fit into the time.
     ByHand(u64),
 }
 
 /// Whether the last server with all confirmed grants fails before another has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Third {
-    /// It lives, and can be promoted.
+    /// It stays up, and can be promoted.
     Lives,
     /// It is killed: the promoted server has nothing.
     Dies,
@@ -365,7 +365,7 @@ impl Trio {
     /// Waits until two of these Sentinels name the same other master, and it is one.
     fn await_master(&self, sentinels: &[usize], old: usize) -> Result<usize> {
         let mut successor = None;
-        until(TO_FAIL_OVER, || {
+        until(FAILOVER_TIMEOUT, || {
             let named: Vec<usize> = sentinels.iter().filter_map(|&sentinel| self.master_by(sentinel)).collect();
             let by_two = |node: &usize| named.iter().filter(|name| *name == node).count() >= 2;
             successor = (0..3).find(|node| *node != old && by_two(node) && self.is_master(*node));

@@ -18,7 +18,7 @@ use crate::trace::trace;
 use crate::trio::{HandOver, Setting, Trio};
 use witness::{Leases, Queue};
 
-/// Periods in which the builds are mixed, with some time for the steps themselves.
+/// Each period with mixed builds lasts one part in this many of the time. The steps themselves take the rest.
 const PARTS: u32 = 4;
 
 /// How long after a step it may cause a double hold: a lease that is not renewed.
@@ -73,7 +73,7 @@ struct Results {
     /// From the first step of the failover until all was healthy.
     took: Micros,
     doubles: u64,
-    /// Those that began at the failover, or within a lease of it.
+    /// Double holds that began at the failover, or within a lease of it.
     at_failover: u64,
     /// What was kept as required.
     kept: String,

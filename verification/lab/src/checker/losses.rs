@@ -29,8 +29,8 @@ pub(super) fn check(history: &History, verdict: &mut Verdict) {
 /// Whether the force certainly ended this hold: it was held before, and not being released.
 fn ends(broken: &ForcedLock, hold: &Hold) -> bool {
     let not_before = hold.ended.is_none_or(|ended| ended > broken.done_by() + PATIENCE);
-    let told_before = hold.notified.is_some_and(|(at, _)| at < broken.sent);
-    hold.grant.replied < broken.sent && not_before && !told_before
+    let is_notified_before = hold.notified.is_some_and(|(at, _)| at < broken.sent);
+    hold.grant.replied < broken.sent && not_before && !is_notified_before
 }
 
 fn check_notification(hold: &Hold, (sent, replied): (Micros, Micros), faults: &[Fault], verdict: &mut Verdict) {
@@ -42,7 +42,7 @@ fn check_notification(hold: &Hold, (sent, replied): (Micros, Micros), faults: &[
     match hold.notified {
         Some((at, _)) if at <= due => {
             let within = at.saturating_sub(sent);
-            verdict.told_within = verdict.told_within.max(Some(within));
+            verdict.notified_within = verdict.notified_within.max(Some(within));
         }
         notified => verdict.violations.push(Violation::LossNotNotified {
             key: hold.grant.key.clone(),

@@ -35,7 +35,7 @@ fn found(more: &[String]) -> Vec<&'static str> {
 fn reported_loss_is_accepted() {
     let verdict = check(&broken(&[notified(52)]));
     assert_eq!(kinds(&verdict), [""; 0]);
-    assert_eq!((verdict.bound, verdict.notified, verdict.told_within), (1, 1, Some(2 * MS)));
+    assert_eq!((verdict.bound, verdict.notified, verdict.notified_within), (1, 1, Some(2 * MS)));
 }
 
 #[test]

@@ -109,8 +109,8 @@ impl Client {
         }
     }
 
-    /// `RENEW`, or a re-entry, which also renews. (If the lock was lost meanwhile, a re-entry acquires it anew. That grant is
-    /// released immediately.)
+    /// `RENEW`, or a re-entry, which also renews. (If the lock was lost meanwhile, the request acquires it again. That
+    /// grant is released immediately.)
     fn renewal(&mut self, held: &ActiveHold) -> Cmd {
         let mut command = if held.keys.len() == 1 && self.rng.u8(..3) == 0 {
             let mut command = cmd("LOCK.ACQUIRE");

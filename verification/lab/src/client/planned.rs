@@ -1,4 +1,4 @@
-//! The requests of a client: which lock, of which kind, for how long.
+//! Chooses the requests of a client: the lock, its kind, and the duration of the hold.
 
 use redis::Cmd;
 

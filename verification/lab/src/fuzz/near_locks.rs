@@ -17,7 +17,7 @@ const NO_TIMES: [&[u8]; 5] = [b"9999999999999999999", b"", b"-1", b"1e12", b"\xf
 const AHEAD: [i64; 8] =
     [0, -1_000_000, 1, 3_500_000_000, 3_700_000_000, 86_400_000_000, -1_700_000_000_000_000, 1 << 51];
 const NO_TOKENS: [&[u8]; 6] = [b"9007199254740991", b"9007199254740992", b"0", b"-7", b"9223372036854775808", b"token"];
-/// One in so many parts is wrong.
+/// One of this many parts is wrong.
 const ODD: u32 = 6;
 
 /// Writes almost-locks. Tokens are relative to the newest known one, which is about the server's clock in microseconds.

@@ -13,7 +13,7 @@ const BOUND: Duration = Duration::from_millis(5);
 /// How many iterations may exceed the bound because of the machine: some kernels count time of other guests as the server's
 /// own. A state that exceeds the bound does so each time.
 const STOLEN: u64 = 2;
-/// And so many more, one in so many pings.
+/// One more iteration may exceed the bound for each of this many pings.
 const STOLEN_ONCE_IN: u64 = 4_000;
 
 /// The most commands that one ping may wait for. All of them are read: many short commands may take longer together than one
@@ -79,13 +79,13 @@ impl Watch {
         (self.beyond.len() as u64 > STOLEN + self.pings / STOLEN_ONCE_IN).then(|| {
             let mut slowest: Vec<_> = self.beyond.iter().collect();
             slowest.sort_unstable_by(|a, b| b.cmp(a));
-            let notified: Vec<String> = slowest.iter().take(5).map(|(time, name)| format!("{name} {time:.1?}")).collect();
+            let shown: Vec<String> = slowest.iter().take(5).map(|(time, name)| format!("{name} {time:.1?}")).collect();
             format!(
                 "{} of {} pings waited for an iteration of more than {:?} of the server's own time: {}; its latency monitor: {}",
                 self.beyond.len(),
                 self.pings,
                 bound(),
-                notified.join(", "),
+                shown.join(", "),
                 events(connection)
             )
         })
@@ -144,8 +144,8 @@ fn commands(log: &Value) -> Vec<(Duration, String)> {
 fn events(connection: &mut Connection) -> String {
     let events: Vec<(String, i64, i64, i64)> =
         redis::cmd("LATENCY").arg("LATEST").query(connection).unwrap_or_default();
-    let notified: Vec<String> = events.iter().map(|(name, _, _, most)| format!("{name} {most} ms")).collect();
-    if notified.is_empty() { "nothing".into() } else { notified.join(", ") }
+    let shown: Vec<String> = events.iter().map(|(name, _, _, most)| format!("{name} {most} ms")).collect();
+    if shown.is_empty() { "nothing".into() } else { shown.join(", ") }
 }
 
 fn name_and_time(entry: &Value) -> Option<(Duration, String)> {

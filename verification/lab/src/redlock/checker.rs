@@ -8,7 +8,7 @@ use crate::history::Micros;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attempt {
     /// The lock was acquired.
-    ActiveHold(Hold),
+    Acquired(Hold),
     /// Not acquired. Some clients try several times for one request; this is the number of attempts.
     Failed(u64),
 }
@@ -71,7 +71,7 @@ impl Attempt {
                 [Some(granted), Some(until), Some(release)] => {
                     let lost = value.get("lost").is_some_and(|why| !why.is_null());
                     let (client, ended) = (program.to_owned(), until.min(release));
-                    Ok(Attempt::ActiveHold(Hold { client, sent, granted, ended, fence, lost, failed: 0 }))
+                    Ok(Attempt::Acquired(Hold { client, sent, granted, ended, fence, lost, failed: 0 }))
                 }
                 _ => number("t_failed").map(|_| Attempt::Failed(1)).ok_or_else(not_read),
             };
@@ -84,7 +84,7 @@ impl Attempt {
         let lost = value.get("lost").and_then(Value::as_bool).unwrap_or(false);
         match (number("sent"), number("ended")) {
             (Some(sent), Some(ended)) => {
-                Ok(Attempt::ActiveHold(Hold { client, sent, granted, ended, fence, lost, failed }))
+                Ok(Attempt::Acquired(Hold { client, sent, granted, ended, fence, lost, failed }))
             }
             _ => Err(not_read()),
         }
@@ -98,7 +98,7 @@ pub fn check(attempts: &[Attempt]) -> Verdict {
     for attempt in attempts {
         match attempt {
             Attempt::Failed(tries) => verdict.failed += tries,
-            Attempt::ActiveHold(hold) => {
+            Attempt::Acquired(hold) => {
                 verdict.failed += hold.failed;
                 verdict.lost += u64::from(hold.lost);
                 verdict.worst_wait = verdict.worst_wait.max(hold.granted.saturating_sub(hold.sent));
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn both_record_formats_are_read() {
         let line = r#"{"t_request":5,"t_granted":10,"fence":1,"t_until_valid":30,"t_release":20,"lost":null}"#;
-        let Attempt::ActiveHold(hold) = Attempt::read("rust-0", line).expect("a line") else { panic!("not a hold") };
+        let Attempt::Acquired(hold) = Attempt::read("rust-0", line).expect("a line") else { panic!("not a hold") };
         assert_eq!((hold.client.as_str(), hold.granted, hold.ended, hold.lost), ("rust-0", 10, 20, false));
         let failed = Attempt::read("rust-0", r#"{"t_request":5,"t_failed":10,"why":"not granted"}"#);
         assert_eq!(failed, Ok(Attempt::Failed(1)));

@@ -14,7 +14,7 @@ use crate::load::{dies_with_the_lab, read_output};
 use crate::options::{Options, workspace};
 
 /// Longer than any client needs to stop.
-const TO_FINISH: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 const KEY: &str = "redlock";
 
 /// How long a client in Rust holds the lock, in milliseconds. The others hold it for 5 to 50.
@@ -99,7 +99,7 @@ impl Team {
         self.programs.iter_mut().for_each(|(_, program, _)| drop(program.stdin.take()));
         let mut attempts = Vec::new();
         for (name, mut program, output) in self.programs {
-            if !until(TO_FINISH, || matches!(program.try_wait(), Ok(Some(_)))) {
+            if !until(STOP_TIMEOUT, || matches!(program.try_wait(), Ok(Some(_)))) {
                 let _ = program.kill();
                 return Err(format!("{name} did not end"));
             }

@@ -20,7 +20,7 @@ pub enum Fault {
     Stop,
     /// Its connections are closed, and it accepts none.
     Cut,
-    /// Its network drops nothing and delivers nothing. Later all messages arrive.
+    /// Its network delivers nothing for a while. Later all messages arrive.
     Silence,
     /// Its clock steps a minute forward: all of its leases expire.
     Forward,

@@ -17,7 +17,7 @@ pub const CLIENTS: u64 = 6;
 const LEASE: Duration = Duration::from_millis(1500);
 const WAIT: Duration = Duration::from_millis(100);
 /// How long a client repeats one request before it times out.
-const GIVES_UP: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The timeout of one attempt.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -118,7 +118,7 @@ impl Worker<'_> {
                 return;
             }
         }
-        // Now and then a client disappears, and its lease has to expire.
+        // Sometimes a client disappears, and its lease has to expire.
         if self.rng.u32(..400) > 0 {
             self.release(&held);
         }
@@ -235,7 +235,7 @@ impl Worker<'_> {
         let first_sent = now();
         let mut tries = 0;
         let mut answer = None;
-        while now() < first_sent + GIVES_UP.as_micros() as Micros {
+        while now() < first_sent + REQUEST_TIMEOUT.as_micros() as Micros {
             let sent = now();
             tries += 1;
             match self.attempt(command) {

@@ -32,7 +32,7 @@ pub fn run() -> Vec<Row> {
     let mut once = |name, scenario: fn(&mut Bench) -> RedisResult<()>| {
         rows.push(super::guarded(name, || run_on_new_server(name, scenario)));
     };
-    once("clock -1 hour in a hand-off", Bench::back_in_a_turn);
+    once("clock -1 hour in a hand-off", Bench::step_back_during_hand_off);
     once("clock +1 hour, idle server", Bench::forward_in_silence);
     rows
 }
@@ -79,7 +79,7 @@ struct Bench {
 }
 
 /// The state before the step.
-struct Before {
+struct StateBefore {
     /// The greatest token.
     token: i64,
     /// Waits for `short` without a timeout.
@@ -126,7 +126,7 @@ impl Bench {
         if seen { Ok(()) } else { Err(io::Error::other("the server does not see the stepped clock")) }
     }
 
-    fn before(&mut self) -> RedisResult<Before> {
+    fn before(&mut self) -> RedisResult<StateBefore> {
         self.ask::<()>(&format!("SET control x PX {TEN_SECONDS}"))?;
         self.ask::<i64>(&format!("LOCK.ACQUIRE short a LEASE {TEN_SECONDS}"))?;
         self.ask::<i64>(&format!("LOCK.ACQUIRE long a LEASE {TEN_DAYS}"))?;
@@ -165,12 +165,12 @@ impl Bench {
         support::until(AT_ONCE, "four clients wait", || {
             self.server.info("clients", "blocked_clients").as_deref() == Some("4")
         });
-        Ok(Before { token, waits, waits_for_a_permit, waits_a_second, waits_a_second_id, pops, session, begun })
+        Ok(StateBefore { token, waits, waits_for_a_permit, waits_a_second, waits_a_second_id, pops, session, begun })
     }
 
     /// The clock goes back between the release of a lock and the grant to the next waiter, which a timer of the server makes:
     /// timers use that clock.
-    fn back_in_a_turn(&mut self) -> RedisResult<()> {
+    fn step_back_during_hand_off(&mut self) -> RedisResult<()> {
         let first: i64 = self.ask("LOCK.ACQUIRE turn a")?;
         let mut waits = self.send("LOCK.ACQUIRE turn b WAIT 0")?;
         support::until(AT_ONCE, "a client waits", || {
@@ -201,7 +201,7 @@ impl Bench {
     }
 
     /// The clock went forward: what ends before the new time has ended, everything else stays.
-    fn after_forward(&mut self, mut before: Before, seconds: i64) -> RedisResult<()> {
+    fn after_forward(&mut self, mut before: StateBefore, seconds: i64) -> RedisResult<()> {
         let token = self.granted(&mut before.waits, "the waiter of a lock whose lease the step ended");
         self.after(token, before.token);
         self.notified(&mut before.session, &[("granted", "awaited")])?;
@@ -235,7 +235,7 @@ impl Bench {
     }
 
     /// The clock went back: nothing ends early, and deadlines are further away by the step.
-    fn after_backward(&mut self, mut before: Before, seconds: i64) -> RedisResult<()> {
+    fn after_backward(&mut self, mut before: StateBefore, seconds: i64) -> RedisResult<()> {
         let control: i64 = self.ask("PTTL control")?;
         let left: i64 = self.ask("PTTL short")?;
         self.near("the rest of a key", control, TEN_SECONDS - seconds * 1000);
@@ -272,7 +272,7 @@ impl Bench {
     }
 
     /// A wait that began before the clock went back may last longer, like BLPOP's. It can be unblocked.
-    fn waits_from_before(&mut self, before: &mut Before) -> RedisResult<()> {
+    fn waits_from_before(&mut self, before: &mut StateBefore) -> RedisResult<()> {
         let patience = Duration::from_millis(2500);
         let ours = before.waits_a_second.read_timeout(patience.saturating_sub(before.begun.elapsed()))?;
         let theirs = before.pops.read_timeout(Duration::from_millis(100))?;

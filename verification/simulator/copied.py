@@ -1,4 +1,4 @@
-"""A copy of the tree in which the module is changed, built and simulated, for `inject` and `mutants`."""
+"""A copy of the source tree in which `inject` and `mutants` change, build and simulate the module."""
 
 import os
 import pathlib
@@ -23,7 +23,7 @@ class Copy:
 
 
 def copy_tree(copy):
-    """Brings the copy of the tree up to date; files that are the same stay, so that cargo has little to do."""
+    """Updates the copy of the tree. Equal files are not written, so that cargo compiles only what has changed."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
     for name in names:
@@ -38,8 +38,8 @@ def copy_tree(copy):
 
 
 def cargo(copy, command, *what, limit=0):
-    """Runs cargo; after so many seconds, if not 0, all that it has started is ended."""
-    # Compiling only what has changed, and less well, takes seconds instead of half a minute each time.
+    """Runs cargo. Kills it with all of its processes after `limit` seconds, unless that is 0."""
+    # Incremental builds with less optimization take seconds instead of half a minute.
     less = {"CARGO_TARGET_DIR": str(copy.build), "CARGO_INCREMENTAL": "1", "CARGO_PROFILE_SIMULATION_OPT_LEVEL": "1"}
     less |= {"CARGO_PROFILE_SIMULATION_CODEGEN_UNITS": "256", "CARGO_PROFILE_SIMULATION_LTO": "off"}
     run = ["timeout", "--kill-after", "5", str(limit), "cargo", command, "--quiet", "--locked", *what]
@@ -59,7 +59,7 @@ def build_unpatched(copy):
 
 
 def apply(copy, patch, *options):
-    # Without the repository around the copy, whose paths begin elsewhere.
+    # git must not find the repository around the copy, because the patch's paths are relative to the copy.
     alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(SCRATCH)}
     subprocess.run(["git", "apply", *options, str(patch)], cwd=copy.tree, check=True, env=alone)
 
@@ -71,12 +71,12 @@ def breaks_unpatched(copy, generation, script):
 
 
 def look_for(copy, minutes):
-    """Runs the simulator until a run shows what was changed. Returns the rule, the seed and the seconds."""
+    """Runs the simulator until a run shows the change of the module. Returns the violated rule, the seed and the seconds."""
     begin, seed = time.monotonic(), 1
     while (left := minutes * 60 - (time.monotonic() - begin)) > 0:
         run = [copy.patched, "--seed", str(seed), "--minutes", f"{left / 60:.4f}"]
         try:
-            # A run that does not end is not a finding: no rule says so.
+            # A run that does not end does not count as found: it violates no invariant.
             ended = subprocess.run(run, capture_output=True, text=True, timeout=left + 30, check=False)
         except subprocess.TimeoutExpired:
             return NOT_FOUND + ": a run does not end", "", time.monotonic() - begin

@@ -3,11 +3,10 @@
 //! `simulate [--seed N] [--minutes M] [--runs N] [--all]`: runs from this seed on, for this long or this many; stops at
 //! the first violation and prints its reduced script (`--all`: continues, and prints each kind of violation once).
 //! `simulate --history FILE [--seed N]`: writes what the clients of this run observed
-//! (`verification/histories/README.md`), without the lines that a history can't express, and to its end, whatever is
-//! violated; with `--runs N`, the histories of this many runs into the folder FILE.
-//! `simulate --thin [--seed N] [--minutes M] [--runs N]`: runs of clients of the basic profile (`simulator::thin`)
-//! instead.
-//! `simulate --play FILE [GENERATION]`: plays a script and prints the replies of each client.
+//! (`verification/histories/README.md`), without the lines that a history can't express; a violation does not end the
+//! run. With `--runs N`, the histories of this many runs into the folder FILE. `simulate --thin [--seed N] [--minutes
+//! M] [--runs N]`: runs of clients of the basic profile (`simulator::thin`) instead. `simulate --play FILE
+//! [GENERATION]`: plays a script and prints the replies of each client.
 
 use simulator::play::{self, play};
 use simulator::redis::Generation;

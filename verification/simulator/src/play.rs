@@ -83,7 +83,8 @@ pub fn play(generation: Generation, lines: &[Line], records_replies: bool) -> Re
     play_until(generation, lines, records_replies, true)
 }
 
-/// What clients observe of a script that is played to its end, whatever is violated: for checkers that know no more than that.
+/// The history of a script that is played to its end, whatever it violates: for checkers that know only what clients
+/// observe.
 pub fn history(generation: Generation, lines: &[Line]) -> String {
     play_until(generation, lines, true, false).map_or_else(|failure| failure.run.history, |run| run.history)
 }

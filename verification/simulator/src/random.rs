@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed; near seeds give unlike numbers (`splitmix64`).
+    /// From a seed. Similar seeds give different numbers (`splitmix64`).
     pub fn new(seed: u64) -> Self {
         let mut it = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         it = (it ^ (it >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,7 +26,7 @@ impl Random {
         (self.any() >> 33) as usize % end.max(1)
     }
 
-    /// True once in so many times.
+    /// True with a probability of one in `times`.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

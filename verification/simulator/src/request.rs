@@ -19,7 +19,7 @@ pub struct Request {
     /// It came over the connection of a session, and not from a script: a grant is bound to that session.
     pub over_session: bool,
     pub lease: Option<u64>,
-    /// The longest lease of several like requests, of which it is unknown which one counts; `lease` is the shortest.
+    /// The longest lease of several similar requests, if it is unknown which one counts; `lease` is the shortest.
     pub longest: Option<u64>,
     /// The count that `HOLDS` names; 0 for `ALL`.
     pub holds: Option<u64>,

@@ -327,7 +327,7 @@ const SCENARIOS: [Scenario; 29] = [
             h !expect 1",
     },
     Scenario {
-        name: "told-by-a-repetition",
+        name: "granted-by-repetition",
         rule: HELD,
         lines: "f LOCK.ACQUIRE x ann
             g LOCK.ACQUIRE x ben HOLDS 1 WAIT 0 SESSION $p

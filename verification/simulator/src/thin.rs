@@ -77,7 +77,7 @@ impl Fault {
 
 type Micros = u64;
 const MS: Micros = 1000;
-/// A wait without a reply is repeated after this time (B11). Its connection is closed after the same time once more.
+/// A wait without a reply is repeated after this time (B11). Its connection is closed after twice this time.
 const SILENT_WAIT: Micros = 2000 * MS;
 const SILENT_MORE: Micros = 1000 * MS;
 /// How much later than its timeout a call may return (B24).
@@ -698,7 +698,7 @@ impl Run {
                 }
             }
             (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Releasing) => self.finish(call, now),
-            // (The reply to one that was sent before a token came says nothing of that.)
+            // (A withdrawal that was sent before the token was read does not count: its reply is not about that grant.)
             (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Withdrawing) if sent >= it.withdraws_since => {
                 it.withdrawn += 1;
                 it.ask_at = now + SILENT_MORE;

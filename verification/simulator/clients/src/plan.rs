@@ -80,7 +80,7 @@ pub enum Act {
         silent: bool,
     },
     /// The process is paused.
-    Freeze {
+    PauseProcess {
         client: usize,
         ms: u64,
     },
@@ -141,7 +141,7 @@ pub fn plan(seed: u64) -> Plan {
             24 => Act::Partition { client, ms: span(it) },
             25 => Act::Swallow { client, channel: channel(it) },
             26..28 => Act::Unreachable { client, ms: span(it), silent: it.one_in(3) },
-            28 => Act::Freeze { client, ms: span(it) },
+            28 => Act::PauseProcess { client, ms: span(it) },
             29 => Act::Stall { ms: span(it) },
             30 if it.one_in(2) => Act::Kill { client },
             30 => Act::Close { client },

@@ -20,7 +20,7 @@ pub struct Program {
     pub holds: BTreeMap<Id, Held>,
     /// The cached locks, as far as it knows, and until when they are cached (ms).
     pub idle: BTreeMap<Id, (Held, u64)>,
-    /// What it does if the hold that it wanted to use no longer exists.
+    /// What it does if the hold that it tries to use no longer exists.
     pub then: Option<Input>,
     next: Id,
     /// Its steps as text.

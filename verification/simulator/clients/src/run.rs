@@ -52,7 +52,7 @@ struct Run {
     ran: RunResult,
     /// When each core must be woken, and until when each process is paused.
     wakes: BTreeMap<usize, Micros>,
-    frozen: BTreeMap<usize, Micros>,
+    paused_until: BTreeMap<usize, Micros>,
     /// For each key: tokens up to this one were force-released by another client. Their holders learn of it later.
     broken: BTreeMap<Bytes, u64>,
     /// Keys that other clients are about to force-release. While the server is paused, these requests wait, too.
@@ -78,7 +78,7 @@ pub fn play(plan: &Plan, keeps: bool) -> RunResult {
         checker: Checker::new(),
         ran: RunResult::default(),
         wakes: BTreeMap::new(),
-        frozen: BTreeMap::new(),
+        paused_until: BTreeMap::new(),
         broken: BTreeMap::new(),
         breaking: Vec::new(),
         acts: plan.acts.iter().rev().map(|(at, act)| (at * 1000, act.clone())).collect(),
@@ -186,9 +186,10 @@ impl Run {
     fn run_until(&mut self, end: Micros) -> Result<(), Violation> {
         loop {
             let now = node(|node| node.clock.mono);
-            let thawed = |(client, at): (&usize, &Micros)| (*at).max(self.frozen.get(client).copied().unwrap_or(0));
+            let resumed =
+                |(client, at): (&usize, &Micros)| (*at).max(self.paused_until.get(client).copied().unwrap_or(0));
             let server = if self.admin_asks.is_empty() { wakes_at() } else { now };
-            let wake = self.wakes.iter().map(|it| (thawed(it), *it.0)).min();
+            let wake = self.wakes.iter().map(|it| (resumed(it), *it.0)).min();
             let parcel = self.network.parcels.first_key_value().map(|(key, _)| *key);
             let act = self.acts.last().map(|(at, _)| *at);
             let client_next = [act, parcel.map(|(at, _)| at), wake.map(|(at, _)| at)].into_iter().flatten().min();
@@ -217,8 +218,8 @@ impl Run {
     }
 
     /// A shorter pause within a longer one changes nothing: what has arrived stays in order.
-    fn freeze(&mut self, client: usize, end: Micros) {
-        let until = self.frozen.entry(client).or_default();
+    fn pause(&mut self, client: usize, end: Micros) {
+        let until = self.paused_until.entry(client).or_default();
         *until = end.max(*until);
     }
 
@@ -271,7 +272,7 @@ impl Run {
             },
             Parcel::Request(..) | Parcel::End(_) => return Ok(()),
         };
-        if let Some(until) = self.frozen.get(&client).copied().filter(|until| *until > now) {
+        if let Some(until) = self.paused_until.get(&client).copied().filter(|until| *until > now) {
             // With its number: what was sent earlier is read earlier.
             self.network.parcels.insert((until, number), parcel);
             return Ok(());
@@ -298,7 +299,7 @@ impl Run {
         let now = node(|node| node.clock.mono);
         // There is one clock: while the server is busy, nothing else happens, so programs were paused as well.
         if now > before {
-            (0..self.programs.len()).for_each(|client| self.freeze(client, now));
+            (0..self.programs.len()).for_each(|client| self.pause(client, now));
         }
         let ids: Vec<u64> = self.network.wires.keys().copied().chain([self.admin]).collect();
         for id in ids {
@@ -391,7 +392,7 @@ impl Run {
             | Act::Close { client }
             | Act::Drop { client, .. } => {
                 let client = *client;
-                if self.frozen.get(&client).is_some_and(|until| *until > now) {
+                if self.paused_until.get(&client).is_some_and(|until| *until > now) {
                     return Ok(());
                 }
                 if let Some(input) = self.programs[client].acts(&act, now / 1000) {
@@ -424,8 +425,8 @@ impl Run {
             Act::Unreachable { client, ms, silent } => {
                 self.network.unreachable.insert(*client, (now + ms * 1000, *silent));
             }
-            Act::Freeze { client, ms } => {
-                self.freeze(*client, now + ms * 1000);
+            Act::PauseProcess { client, ms } => {
+                self.pause(*client, now + ms * 1000);
             }
             Act::Stall { ms } => self.asks(&format!("DEBUG SLEEP {}", *ms as f64 / 1000.0)),
             Act::Misconf { .. } => node(|node| node.misconf = !node.misconf),
@@ -473,8 +474,8 @@ impl Run {
                 }
                 Output::Ended { call, outcome } => {
                     let bound = program.calls.get(&call).and_then(|open| open.bound);
-                    let thawed = self.frozen.get(&client).map_or(0, |until| until / 1000 + 1);
-                    if let Some(bound) = bound.filter(|bound| ms > (*bound).max(thawed) + 1) {
+                    let resumed = self.paused_until.get(&client).map_or(0, |until| until / 1000 + 1);
+                    if let Some(bound) = bound.filter(|bound| ms > (*bound).max(resumed) + 1) {
                         let what = format!("{}{call} ended at {ms}, and not by {bound}: {outcome}", program.by);
                         return Err(Violation::new(ENDS, what));
                     }
@@ -509,8 +510,8 @@ impl Run {
             let stands = session.is_some_and(|id| self.network.wires.get(&id).is_some_and(|wire| !wire.is_notified));
             let is_sure = |held: &Held| stands || !held.terms.ephemeral;
             // A cached lock may be used at any moment.
-            let at_hand = program.idle.iter().map(|(hold, (held, _))| (hold, held));
-            for (hold, held) in program.holds.iter().chain(at_hand).filter(|(_, held)| is_sure(held)) {
+            let cached = program.idle.iter().map(|(hold, (held, _))| (hold, held));
+            for (hold, held) in program.holds.iter().chain(cached).filter(|(_, held)| is_sure(held)) {
                 let limit = match held.terms.limit {
                     Limit::One => 1,
                     Limit::Of(limit) => limit,
@@ -555,8 +556,8 @@ impl Run {
         let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
         let mut wanted = Vec::new();
         for program in &self.programs {
-            let at_hand = program.idle.iter().map(|(hold, (held, _))| (hold, held));
-            for (hold, held) in program.holds.iter().chain(at_hand) {
+            let cached = program.idle.iter().map(|(hold, (held, _))| (hold, held));
+            for (hold, held) in program.holds.iter().chain(cached) {
                 let owner = program.owner(*hold);
                 for key in &held.keys {
                     if program.core.is_held(*hold, now) && !holders.contains(&(key.clone(), owner.clone())) {
@@ -568,8 +569,8 @@ impl Run {
                 }
             }
             let asked = program.calls.iter().filter(|(_, open)| open.asked.is_some()).map(|(call, _)| *call);
-            let at_hand = program.idle.iter().filter(|(_, (_, until))| *until > now).map(|(hold, _)| *hold);
-            let all = program.holds.keys().copied().chain(asked).chain(at_hand);
+            let cached = program.idle.iter().filter(|(_, (_, until))| *until > now).map(|(hold, _)| *hold);
+            let all = program.holds.keys().copied().chain(asked).chain(cached);
             wanted.extend(all.map(|call| program.owner(call)));
         }
         match holders.iter().find(|(_, owner)| !wanted.contains(owner)) {

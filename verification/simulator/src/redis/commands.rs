@@ -113,7 +113,7 @@ fn refusal(node: &Node, client: u64, argv: &[Bytes]) -> Option<String> {
     }
     if let Some(slots) = &node.slots {
         let refusal = |key: &Bytes| slots.refusal(slot_of(key), node.get(0, key).is_some());
-        // A transaction that waited is judged by where its keys are now.
+        // For `EXEC`, the slots of the queued commands' keys count as they are now.
         let multi = node.clients.get(&client).and_then(|it| it.multi.as_ref()?.as_ref()).filter(|_| name == "exec");
         let queued = multi.into_iter().flatten().flat_map(|it| node.keys_of(it));
         if let Some(refusal) = node.keys_of(argv).into_iter().chain(queued).find_map(|key| refusal(&key)) {

@@ -273,7 +273,7 @@ fn end_blocks() {
     }
 }
 
-/// Sends the replies, and asks the replicas for confirmation if the module wants it.
+/// Sends the replies, and asks the replicas for confirmation if the module has requested it.
 fn hand_over() {
     node(|node| {
         for client in node.clients.values_mut().filter(|client| !client.is_not_reading) {

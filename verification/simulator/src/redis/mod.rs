@@ -1,5 +1,5 @@
-//! A small Redis: the behaviour of a server that the module can see, over what [`crate::node`] has in memory. [`event_loop`] says in
-//! which order it calls the module.
+//! A small Redis: the behaviour of a server that the module can observe, on the data in [`crate::node`]. [`event_loop`]
+//! defines the order in which it calls the module.
 
 pub mod commands;
 pub mod event_loop;

@@ -196,8 +196,8 @@ impl Checker {
         Ok(())
     }
 
-    /// A heartbeat promises that renewed holds of the session last: so many thousandths of the lease, from when
-    /// `LOCK.EVENTS` was sent.
+    /// A heartbeat promises that renewed holds of the session last for a number of thousandths of the lease, counted
+    /// from when `LOCK.EVENTS` was sent.
     pub(super) fn apply_heartbeat(&mut self, session: u64, said: &str, (began, request): (Position, u64)) {
         let Some(sure) = said.split(' ').nth(2).and_then(|sure| sure.parse::<u64>().ok()) else { return };
         let open = self.connections.values().flat_map(|it| it.open.iter()).filter(|open| open.began.is_some());

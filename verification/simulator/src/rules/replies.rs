@@ -197,7 +197,7 @@ impl Checker {
     }
 }
 
-/// Checks what a reply says by itself.
+/// Checks a reply on its own, without the history of the run.
 pub(super) fn check_reply(request: &Request, reply: &Reply) -> Result<(), Violation> {
     let detail = |event: &Reply| event.elements().get(5).map(|it| String::from_utf8_lossy(it.bytes()).into_owned());
     let refusals: Vec<String> = match reply {

@@ -45,7 +45,7 @@ impl Checker {
                         format!("token {token} of {} was granted to {}", of.escape_ascii(), hold.2.escape_ascii());
                     return Err(Violation::new(TOKENS, what));
                 }
-                // (A lease that had ended before the key was read may go on when the clock is set back.)
+                // (A lease that had ended before the key was read may continue when the clock is set back.)
                 None if token <= greatest && !self.has_stepped => {
                     return Err(Violation::new(TOKENS, format!("{} got token {token} after {greatest}", show(&hold))));
                 }

@@ -1,4 +1,4 @@
-//! State of the module: one value for each simulated server, of which a thread has one at a time.
+//! State of the module: one value for each simulated server. A thread has one server at a time.
 
 use std::any::Any;
 use std::cell::{OnceCell, RefCell};

@@ -54,7 +54,7 @@ impl Target {
         }
     }
 
-    /// SlotChange the slot of this key to the other node, as a cluster manager does.
+    /// Changes where the slot of this key is served, as a cluster manager does.
     fn slot(&self, key: &str, moves: SlotChange) {
         let Self::Cluster { cluster, node } = self else { panic!("no cluster") };
         let (slot, here, there) = (cluster.slot_of(key.as_bytes()), *node, 1 - *node);

@@ -12,7 +12,7 @@ fn ephemeral_hold_is_not_reentered_after_disconnect() {
     );
 }
 
-/// Seed 22176.
+/// Seed 22176: the key of a hold has lost its expiry, so the hold never ends.
 #[test]
 fn endless_hold_does_not_delay_other_renewals() {
     breaks_nothing(
@@ -54,7 +54,7 @@ fn renamed_hold_stays_when_ephemeral_connection_closes() {
     );
 }
 
-/// Over any connection. `UNBIND` ends the binding.
+/// A renewal over any connection keeps it. `UNBIND` ends the binding.
 #[test]
 fn renewal_without_flags_keeps_binding() {
     const HELD: &str = "r LOCK.ACQUIRE k o LEASE 600 WATCHDOG SESSION $s

@@ -65,7 +65,7 @@ fn bound_hold_follows_clock_step() {
     );
 }
 
-/// Seeds 3210, 11606.
+/// Seeds 3210, 11606: the module writes the lock again after a clock step.
 #[test]
 fn rewritten_lock_keeps_its_limit() {
     breaks_nothing(
@@ -104,7 +104,7 @@ fn rewritten_lock_keeps_limit_of_reentry() {
     );
 }
 
-/// Seed 3109980: another client's change of the expiry follows each later step, however long it has yet to be looked at.
+/// Seed 3109980: another client's change of the expiry follows each later step, however late the module reads the key.
 #[test]
 fn changed_expiry_follows_later_clock_step_while_writes_are_refused() {
     for before in ["", "b LOCK.ACQUIRE k1 o1 LEASE 7200000 SESSION $s"] {
@@ -126,9 +126,10 @@ fn changed_expiry_follows_later_clock_step_while_writes_are_refused() {
     }
 }
 
-/// Another client ends a hold whose key has yet to follow a step, while the server refuses writes: no later step brings it back.
+/// Another client ends a hold whose key has yet to follow a step, while the server refuses writes: no later step
+/// restores it.
 #[test]
-fn clock_step_brings_back_no_ended_hold() {
+fn clock_step_restores_no_ended_hold() {
     for ends in ["DEL k0", "PEXPIRE k0 50"] {
         expect_reply(
             &format!(
@@ -173,9 +174,10 @@ fn clock_step_back_prolongs_no_bound_lease_that_expired_in_pause() {
     }
 }
 
-/// Seed 3710917: an owner waited for a lock that it held again, since the clock was set back.
+/// Seed 3710917: a lease expires, its owner waits for the lock, and then the clock is set back, so that the hold exists
+/// again.
 #[test]
-fn waiting_owner_reenters_what_a_clock_step_gave_back() {
+fn waiting_owner_reenters_hold_that_clock_step_restored() {
     breaks_nothing(
         "a LOCK.ACQUIRE k0 o2 LIMIT 3
          c LOCK.ACQUIRE k0 o0 LIMIT 3
@@ -192,7 +194,7 @@ fn waiting_owner_reenters_what_a_clock_step_gave_back() {
     );
 }
 
-/// Seed 3806481: the module's timer was set for the end of that lease, and the server waited for it by a clock that takes no steps.
+/// Seed 3806481: the module's timer is set for the end of that lease, but the event loop waits by the monotonic clock.
 #[test]
 fn waiter_is_served_when_a_clock_step_ends_an_unbound_lease() {
     expect_reply(

@@ -73,7 +73,8 @@ fn hold_is_renewed_while_slot_is_imported() {
     );
 }
 
-/// Seed 5045104: behind a request with an earlier `WAITED`, the holder got its turn only when its hold ended.
+/// Seed 5045104: the holder's request is queued behind one with an earlier `WAITED`, and must not wait until its own
+/// hold ends.
 #[test]
 fn waiting_holder_reenters_when_its_slot_is_served_again() {
     expect_reply(

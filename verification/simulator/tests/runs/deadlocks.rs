@@ -31,7 +31,7 @@ fn ended_ephemeral_hold_closes_no_cycle() {
     );
 }
 
-/// History C1.
+/// History C1: because of `WAITED`, the request would be placed ahead of one that already waits, whose owner holds `a`.
 #[test]
 fn waited_request_is_searched_from_its_queue_position() {
     const OVERTAKES: &str = "h LOCK.ACQUIRE a h LEASE 600000
@@ -47,7 +47,7 @@ fn waited_request_is_searched_from_its_queue_position() {
     expect_reply(OVERTAKES, 'h', "1800000000003001");
 }
 
-/// History C2.
+/// History C2: the expiry of the lease would end the cycle, but it would be a loss.
 #[test]
 fn cycle_is_refused_although_lease_would_end_it() {
     expect_reply(
@@ -59,7 +59,7 @@ fn cycle_is_refused_although_lease_would_end_it() {
     );
 }
 
-/// History C4.
+/// History C4: the requests are shared, and the holders are exclusive.
 #[test]
 fn cycle_of_readers_and_exclusive_holders_is_refused() {
     expect_reply(

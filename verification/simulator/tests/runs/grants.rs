@@ -29,8 +29,8 @@ fn waiters_of_deleted_keys_are_served_in_one_slice() {
     }
 }
 
-/// Seed 430975: an earlier hold of the owner has ended, and its grant was not delivered. What repeats a later one takes over
-/// nothing of that.
+/// Seed 430975: an earlier hold of the owner has ended, and its grant was not delivered. A request that repeats a later
+/// grant must not take over that undelivered one.
 #[test]
 fn later_hold_outlives_undelivered_grant_of_an_earlier_one() {
     breaks_nothing(
@@ -45,8 +45,8 @@ fn later_hold_outlives_undelivered_grant_of_an_earlier_one() {
     );
 }
 
-/// Seed 398115: a re-entry that binds is confirmed, and its client gets an error before the reply is written. The hold from before
-/// is no more bound than it was.
+/// Seed 398115: a re-entry that binds is confirmed, and its client gets an error before the reply is written. The
+/// earlier hold keeps its own binding, or none.
 #[test]
 fn binding_of_revoked_reentry_promises_nothing() {
     breaks_nothing(
@@ -61,7 +61,7 @@ fn binding_of_revoked_reentry_promises_nothing() {
 
 /// Seed 743248: another client has lowered the hold count, so the revocation of a re-entry ends a hold that its session relies on.
 #[test]
-fn session_is_told_when_revoked_reentry_ends_its_hold() {
+fn session_is_notified_when_revoked_reentry_ends_its_hold() {
     breaks_nothing(
         "b HSET k0 o2 1 #fence 7
          b LOCK.ACQUIRE k0 o1 SESSION $s
@@ -97,7 +97,7 @@ fn undeliverable_grant_is_not_reentered() {
     );
 }
 
-/// Seeds 9938, 39277.
+/// Seeds 9938, 39277: the session is killed before it reads the event of its grant.
 #[test]
 fn revoked_reentry_keeps_deadline() {
     breaks_nothing(
@@ -166,7 +166,7 @@ fn grant_stays_once_its_event_is_read() {
     );
 }
 
-/// Seed 80581: a re-entry that was forgotten instead blocked every later request of its owner.
+/// Seed 80581: a re-entry that is not revoked blocks every later request of its owner.
 #[test]
 fn unread_reentry_is_revoked_when_withdrawn() {
     breaks_nothing(
@@ -240,7 +240,7 @@ fn revoked_repetition_takes_no_delivered_hold() {
     );
 }
 
-/// The same while the other connection, a session, has yet to read its event.
+/// The same if the other connection is a session that has yet to read its event.
 #[test]
 fn revoked_repetition_takes_no_undelivered_hold() {
     expect_reply(
@@ -265,7 +265,7 @@ fn revoked_repetition_takes_no_undelivered_hold() {
 }
 
 /// Two sessions repeat an acquisition whose event a third one has not read. The second of them ends, and then the third: the hold
-/// stays for the first, which has yet to read of it.
+/// stays for the first, which has yet to read its event.
 #[test]
 fn revoked_repetition_leaves_hold_to_the_one_before_it() {
     expect_reply(

@@ -1,4 +1,4 @@
-//! Scripts with their expected replies, each once the smallest one that showed a fault.
+//! Scripts with their expected replies. Each is a minimal script that shows one fault.
 
 mod accepted;
 mod bindings;

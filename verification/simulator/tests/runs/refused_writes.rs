@@ -20,7 +20,7 @@ fn module_writes_nothing_when_server_refuses_writes() {
     );
 }
 
-/// History B4.
+/// History B4: a grant that could not be revoked while writes were refused is revoked before the next request.
 #[test]
 fn revocation_precedes_requests_after_refused_writes() {
     expect_reply(
@@ -56,9 +56,10 @@ fn loss_is_notified_while_writes_are_refused() {
     );
 }
 
-/// Seed 3366428: a wait was served 10 ms late, because writes had been refused when the module last had something to write.
+/// Seed 3366428: a waiter is served without delay, although writes were refused when the module last had something to
+/// write.
 #[test]
-fn grant_is_prompt_once_writes_are_taken_again() {
+fn grant_is_prompt_once_writes_are_accepted_again() {
     breaks_nothing(
         "c LOCK.ACQUIRE k2 o0 SESSION $s
          c CONFIG SET min-replicas-to-write 1

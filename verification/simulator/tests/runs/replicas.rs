@@ -43,7 +43,7 @@ fn binding_is_made_after_confirmation() {
     );
 }
 
-/// The release names the token of another lock; the renewal of both locks goes on.
+/// The release names the token of another lock; the renewal of both locks continues.
 #[test]
 fn release_with_other_token_keeps_renewal() {
     expect_reply(
@@ -63,7 +63,7 @@ fn release_with_other_token_keeps_renewal() {
     );
 }
 
-/// History A1.
+/// History A1: a renewal that shortens the lease is never confirmed. The shorter deadline counts.
 #[test]
 fn unconfirmed_renewal_counts_earlier_deadline() {
     expect_reply(
@@ -79,7 +79,7 @@ fn unconfirmed_renewal_counts_earlier_deadline() {
     );
 }
 
-/// History A1.
+/// History A1: another connection has raised the token of the hold.
 #[test]
 fn release_returns_nil_for_token_before_raise() {
     expect_reply(
@@ -93,7 +93,7 @@ fn release_returns_nil_for_token_before_raise() {
     );
 }
 
-/// History A2.
+/// History A2: a bound hold ends at the deadline that its replicas have confirmed, whatever a later re-entry wrote.
 #[test]
 fn unconfirmed_reentry_does_not_extend_lease() {
     expect_reply(
@@ -175,7 +175,7 @@ fn second_request_waits_for_confirmation_of_first() {
     );
 }
 
-/// History B3: the server's own codes say that nothing happened.
+/// History B3: the server's own error codes would mean that the request had no effect.
 #[test]
 fn unconfirmed_grant_has_own_error_code() {
     expect_reply(

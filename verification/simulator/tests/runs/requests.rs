@@ -3,7 +3,7 @@
 use crate::expect_reply;
 use simulator::keyspace::layout::MAX_OWNER;
 
-/// History A10.
+/// History A10: the owner comes to hold the lock while its request with `NEW` waits.
 #[test]
 fn new_request_is_refused_when_owner_holds_at_grant() {
     expect_reply(
@@ -37,7 +37,7 @@ fn repeated_request_with_holds_counts_once() {
     );
 }
 
-/// History B8.
+/// History B8: an owner requests two locks while it waits for one of them.
 #[test]
 fn wait_for_several_is_checked_again_when_owner_gets_one() {
     expect_reply(

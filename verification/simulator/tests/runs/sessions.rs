@@ -30,7 +30,7 @@ fn heartbeat_counts_lease_shortened_before_confirmation() {
     );
 }
 
-/// History A6.
+/// History A6: requests on behalf of a replaced session arrive late.
 #[test]
 fn late_request_of_replaced_session_binds_nothing() {
     const REPLACED: &str = "r LOCK.ACQUIRE k o WATCHDOG SESSION $s
@@ -60,7 +60,7 @@ fn silent_session_is_closed() {
     );
 }
 
-/// History A7: a late `granted` event can be told apart, because clients use an owner of its own for each acquisition.
+/// History A7: a late `granted` event is recognizable, because clients use a new owner for each acquisition.
 #[test]
 fn cancelled_grant_names_its_own_owner() {
     expect_reply(
@@ -83,7 +83,7 @@ fn cancelled_grant_names_its_own_owner() {
     );
 }
 
-/// History A8.
+/// History A8: a reply with events ends with a heartbeat, too.
 #[test]
 fn busy_session_gets_heartbeats() {
     expect_reply(
@@ -121,7 +121,7 @@ fn heartbeat_counts_thousandths_of_each_lease() {
     );
 }
 
-/// History A8.
+/// History A8: the lease in a `granted` event counts from when `LOCK.EVENTS` was sent.
 #[test]
 fn granted_event_counts_lease_from_events_request() {
     expect_reply(
@@ -134,7 +134,8 @@ fn granted_event_counts_lease_from_events_request() {
     );
 }
 
-/// History B7.
+/// History B7: without `HEARTBEAT`, `LOCK.EVENTS` returns null in time, so that the session reads before its hold
+/// expires.
 #[test]
 fn reader_without_heartbeats_returns_in_time_for_renewal() {
     expect_reply(

@@ -335,7 +335,7 @@ fn bindings_follow_the_selected_database() {
 }
 
 #[test]
-fn a_renamed_or_moved_key_loses_its_binding() {
+fn renamed_or_moved_key_loses_its_binding() {
     let server = Server::start();
     for (command, database, key) in
         [("RENAME key new", 0, "new"), ("RENAMENX key new", 0, "new"), ("MOVE key 5", 5, "key")]
@@ -361,7 +361,7 @@ fn a_renamed_or_moved_key_loses_its_binding() {
 }
 
 #[test]
-fn a_copy_is_not_bound() {
+fn copy_is_not_bound() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
@@ -743,7 +743,7 @@ fn script_cannot_bind() {
 }
 
 #[test]
-fn a_transaction_binds_to_its_connection() {
+fn transaction_binds_to_its_connection() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     let client = holder.client_id();

@@ -342,7 +342,7 @@ fn many_new_requests_wait() {
     assert!(figure(&server, "waiters") >= 6_060);
 }
 
-/// The search does not follow a long chain of waits to its end.
+/// The search is aborted in a long chain of waits.
 #[test]
 fn too_long_search_is_aborted_and_counted() {
     let server = Server::start();

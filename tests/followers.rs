@@ -51,8 +51,8 @@ fn under_load(server: &Server, during: impl FnOnce()) -> u64 {
     })
 }
 
-/// Gives the module time to find that it has no replicas. The server's cron tells it within a tenth of a second; a write
-/// then leaves the replication offset unchanged.
+/// Gives the module time to notice that it has no replicas: the server's cron notifies it within a tenth of a second. A
+/// write then leaves the replication offset unchanged.
 fn wait_until_module_sees_no_replicas() {
     thread::sleep(Duration::from_millis(250)); // Clients can't observe it. If it takes longer, the test checks less.
 }

@@ -101,7 +101,7 @@ fn hold_with_a_foreign_token_is_valid_until_re_entry() {
 }
 
 #[test]
-fn next_grant_on_such_a_key_follows_the_clock() {
+fn grant_follows_clock_after_implausible_token() {
     let server = Server::start();
     let mut connection = server.raw();
     for token in impossible_tokens() {

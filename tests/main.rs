@@ -1,4 +1,4 @@
-//! The module against real servers: a file a concern.
+//! Tests of the module in real servers: one file for each concern.
 
 mod asking_again;
 mod attacks;

@@ -8,7 +8,7 @@ use crate::lines::{Commands, Reply, SOON, arrives, holders, now};
 
 const HOLDERS: usize = 10_000;
 const REQUESTS: usize = 1_000;
-/// Room for that many more holders.
+/// The limit of the lock: it leaves room for the tests' own requests.
 const LIMIT: usize = HOLDERS + REQUESTS;
 
 #[test]

@@ -52,12 +52,12 @@ fn writers_exclude_all_and_readers_overlap() {
     println!("{} visits, {writers} of them writers", visits.len());
     assert!(writers > 20 && visits.len() - writers > 20, "too few visits");
 
-    writers_are_alone(&visits);
+    assert_writers_are_alone(&visits);
     let together = most_readers(&visits);
     println!("at most {together} readers at once");
     assert!(together >= 2, "readers never overlapped");
     assert_fifo(&visits);
-    writers_wait_for_those_ahead_only(&visits);
+    assert_writers_wait_only_for_earlier_holders(&visits);
 }
 
 fn visit(mut connection: Raw, mut random: Random, who: usize, writer: bool, end: Instant) -> Vec<Visit> {
@@ -80,8 +80,8 @@ fn visit(mut connection: Raw, mut random: Random, who: usize, writer: bool, end:
     visits
 }
 
-/// In order of grants: a request after a writer is granted when it has left, and the other way round.
-fn writers_are_alone(visits: &[Visit]) {
+/// A writer overlaps no other holder. `visits` are in order of grants.
+fn assert_writers_are_alone(visits: &[Visit]) {
     let (mut last_writer, mut last_reader) = (0, 0);
     for visit in visits {
         assert!(visit.entered >= last_writer, "{visit:?} overlaps a writer");
@@ -117,7 +117,7 @@ fn assert_fifo(visits: &[Visit]) {
 }
 
 /// By the server's clock, a writer is granted immediately, or when the holders with smaller tokens have released.
-fn writers_wait_for_those_ahead_only(visits: &[Visit]) {
+fn assert_writers_wait_only_for_earlier_holders(visits: &[Visit]) {
     let (mut ahead_released, mut longest) = (0, 0);
     for visit in visits {
         if visit.writer {

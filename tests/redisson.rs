@@ -16,7 +16,7 @@ const LOCKS: usize = 8;
 
 /// What executes a step on the lock `here`. On its twin `there`, the scripts execute all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum Executor {
     Module,
     Scripts,
 }
@@ -33,7 +33,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Step {
     kind: Kind,
-    by: By,
+    by: Executor,
     lock: usize,
     owner: &'static [u8],
     /// Much longer than the test takes.
@@ -53,12 +53,12 @@ enum Outcome {
 
 #[test]
 fn module_and_redisson_scripts_agree_in_random_runs() {
-    Twins::start().run(|_| By::Module);
+    Twins::start().run(|_| Executor::Module);
 }
 
 #[test]
 fn module_and_redisson_share_locks_in_random_runs() {
-    Twins::start().run(|random| *random.pick(&[By::Module, By::Scripts]));
+    Twins::start().run(|random| *random.pick(&[Executor::Module, Executor::Scripts]));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn lock_is_interchangeable_with_redisson_scripts() {
     let mut raw = server.raw();
     let scripts = Scripts::load(&mut raw);
     for key in NAMES {
-        for (first, second) in [(By::Module, By::Scripts), (By::Scripts, By::Module)] {
+        for (first, second) in [(Executor::Module, Executor::Scripts), (Executor::Scripts, Executor::Module)] {
             let mut take = |kind, by, owner, lease| {
                 let step = Step { kind, by, lock: 0, owner, lease };
                 outcome(kind, by, &raw.call(&slices(&scripts.command(&step, by, key))))
@@ -109,7 +109,7 @@ impl Scripts {
     }
 
     /// The command that executes a step on the lock `key`.
-    fn command(&self, step: &Step, by: By, key: &[u8]) -> Vec<Bytes> {
+    fn command(&self, step: &Step, by: Executor, key: &[u8]) -> Vec<Bytes> {
         let lease = step.lease.to_string().into_bytes();
         let (script, name) = match step.kind {
             Kind::Acquire => (&self.acquire, "LOCK.ACQUIRE"),
@@ -118,12 +118,12 @@ impl Scripts {
             Kind::Force => (&self.force, "LOCK.FORCE"),
         };
         let command: Vec<&[u8]> = match (by, step.kind) {
-            (By::Scripts, _) => {
+            (Executor::Scripts, _) => {
                 let channel = lua::channel(key);
                 return [b"EVALSHA", &script[..], b"2", key, &channel, &lease, step.owner].map(<[u8]>::to_vec).into();
             }
-            (By::Module, Kind::Force) => vec![name.as_bytes(), key],
-            (By::Module, _) => vec![name.as_bytes(), key, step.owner, b"LEASE", &lease],
+            (Executor::Module, Kind::Force) => vec![name.as_bytes(), key],
+            (Executor::Module, _) => vec![name.as_bytes(), key, step.owner, b"LEASE", &lease],
         };
         command.into_iter().map(<[u8]>::to_vec).collect()
     }
@@ -131,18 +131,18 @@ impl Scripts {
 
 /// The outcome in a reply.
 #[track_caller]
-fn outcome(kind: Kind, by: By, reply: &Value) -> Outcome {
+fn outcome(kind: Kind, by: Executor, reply: &Value) -> Outcome {
     match (by, kind, reply) {
-        (By::Scripts, Kind::Acquire, Value::Nil) => Outcome::Granted,
-        (By::Scripts, Kind::Acquire, Value::Int(_)) => Outcome::Refused,
+        (Executor::Scripts, Kind::Acquire, Value::Nil) => Outcome::Granted,
+        (Executor::Scripts, Kind::Acquire, Value::Int(_)) => Outcome::Refused,
         (_, Kind::Release, Value::Int(0)) => Outcome::Left,
         (_, Kind::Release, Value::Int(1)) => Outcome::Free,
-        (By::Scripts, Kind::Renew, Value::Int(1)) => Outcome::Renewed,
-        (By::Scripts, Kind::Renew, Value::Int(0)) => Outcome::NotHeld,
-        (By::Module, Kind::Acquire, Value::Int(1..)) => Outcome::Granted,
-        (By::Module, Kind::Acquire, Value::Nil) => Outcome::Refused,
-        (By::Module, Kind::Renew, Value::Int(1..)) => Outcome::Renewed,
-        (By::Module, Kind::Renew, Value::Nil) => Outcome::NotHeld,
+        (Executor::Scripts, Kind::Renew, Value::Int(1)) => Outcome::Renewed,
+        (Executor::Scripts, Kind::Renew, Value::Int(0)) => Outcome::NotHeld,
+        (Executor::Module, Kind::Acquire, Value::Int(1..)) => Outcome::Granted,
+        (Executor::Module, Kind::Acquire, Value::Nil) => Outcome::Refused,
+        (Executor::Module, Kind::Renew, Value::Int(1..)) => Outcome::Renewed,
+        (Executor::Module, Kind::Renew, Value::Nil) => Outcome::NotHeld,
         (_, Kind::Release, Value::Nil) => Outcome::NotHeld,
         (_, Kind::Force, Value::Int(1)) => Outcome::Free,
         (_, Kind::Force, Value::Int(0)) => Outcome::NotHeld,
@@ -207,7 +207,7 @@ impl Twins {
         }
     }
 
-    fn run(mut self, by: impl Fn(&mut Random) -> By) {
+    fn run(mut self, by: impl Fn(&mut Random) -> Executor) {
         for batch in 0..STEPS / BATCH {
             let steps: Vec<Step> = (0..BATCH).map(|_| self.step(&by)).collect();
             self.run_steps(&steps);
@@ -221,7 +221,7 @@ impl Twins {
         }
     }
 
-    fn step(&mut self, by: &impl Fn(&mut Random) -> By) -> Step {
+    fn step(&mut self, by: &impl Fn(&mut Random) -> Executor) -> Step {
         let random = &mut self.random;
         let kind = match random.below(20) {
             0..9 => Kind::Acquire,
@@ -244,7 +244,7 @@ impl Twins {
         for step in steps {
             let [here, there] = &self.keys[step.lock];
             commands.push(self.scripts.command(step, step.by, here));
-            commands.push(self.scripts.command(step, By::Scripts, there));
+            commands.push(self.scripts.command(step, Executor::Scripts, there));
             for key in [here, there] {
                 commands.extend(Seen::QUESTIONS.map(|question| vec![question.to_vec(), key.clone()]));
             }
@@ -260,7 +260,7 @@ impl Twins {
     fn compare(&mut self, step: &Step, replies: &[Value], slack: i64) {
         let (reply, here, there) = (&replies[0], Seen::of(&replies[2..4]), Seen::of(&replies[4..6]));
         let done = outcome(step.kind, step.by, reply);
-        assert_eq!(done, outcome(step.kind, By::Scripts, &replies[1]), "{step:?}: {replies:?}");
+        assert_eq!(done, outcome(step.kind, Executor::Scripts, &replies[1]), "{step:?}: {replies:?}");
         assert_eq!(here.holds, there.holds, "{step:?}: {replies:?}");
         let before = std::mem::replace(&mut self.here[step.lock], here.clone());
         let reentry = before.holds.contains_key(step.owner);
@@ -269,11 +269,11 @@ impl Twins {
                 assert_eq!(here, before, "{step:?}: a refusal changes nothing");
                 before.deadline
             }
-            (Outcome::Granted, By::Module) if reentry => before.deadline.max(there.deadline),
+            (Outcome::Granted, Executor::Module) if reentry => before.deadline.max(there.deadline),
             _ => there.deadline,
         };
         assert!((here.deadline - expected).abs() <= slack, "{step:?}: {here:?}, not {expected} within {slack} ms");
-        if let (Outcome::Granted | Outcome::Renewed, By::Module) = (done, step.by) {
+        if let (Outcome::Granted | Outcome::Renewed, Executor::Module) = (done, step.by) {
             self.check_token(reply, &before, &here);
         }
         *self.outcomes.entry(format!("{done:?}")).or_default() += 1;

@@ -45,7 +45,7 @@ fn assert_locks_but_does_not_force(server: &Server, rights: &str) {
 }
 
 #[test]
-fn rights_that_name_commands_do_on_every_server() {
+fn rights_that_name_commands_work_on_every_server() {
     let server = Server::start();
     assert_locks_but_does_not_force(&server, &format!("-@all {LOCKING} {LOOKING}"));
     assert_locks_but_does_not_force(&server, "+@all -@dangerous -lock.force");
@@ -64,7 +64,7 @@ fn rights_that_name_commands_do_on_every_server() {
 
 /// The user in `redis.conf.example`, with the rights in that file.
 #[test]
-fn the_user_of_the_example_breaks_no_lock() {
+fn example_user_cannot_force_locks() {
     let example = fs::read_to_string(workspace().join("redis.conf.example")).expect("the example");
     let line = example.lines().find_map(|line| line.strip_prefix("# user app ")).expect("the example has a user");
     let it = FromFile::start("user", &[&format!("user app {line}"), "loadmodule MODULE"]);
@@ -84,7 +84,7 @@ fn categories(connection: &mut Raw, command: &str) -> Vec<String> {
 }
 
 #[test]
-fn acl_categories_apply_where_the_server_has_them() {
+fn acl_categories_apply_if_server_supports_them() {
     let server = Server::start();
     let warns = |line: &str| line.contains("holdfast") && line.contains("ACL category") && line.contains("-lock.force");
     let warned = server.log().lines().any(warns);

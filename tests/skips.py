@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that each test that was skipped is on the list of those that may be, tests/skips.txt.
+"""Checks that each skipped test is on the list of tests that may be skipped, tests/skips.txt.
 
-    tests/skips.py PLACES FILE         prints what was skipped there, a line `test<TAB>why` each in FILE; fails if one is not on the list
-    tests/skips.py --server COMMAND    the place that a server is, such as redis-7.0: COMMAND prints its version
-    tests/skips.py --test              whether this script finds a skip that is not on the list
+    tests/skips.py PLACES FILE         prints the skipped tests in FILE (lines `test<TAB>why`); fails if one is not on the list for PLACES
+    tests/skips.py --server COMMAND    prints the place for a server, such as redis-7.0; COMMAND prints the server's version
+    tests/skips.py --test              tests this script
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
     def allows(self, places: str, test: str, why: str) -> bool:
         here = any(fnmatchcase(place, pattern) for place in places.split() for pattern in self.places)
-        # Brackets are part of a test's name here, and no pattern.
+        # Brackets are part of a test's name, and not a pattern.
         return here and fnmatchcase(test, self.test.replace("[", "[[]")) and why == self.why
 
 
@@ -41,13 +41,13 @@ def entries(text: str) -> list[Entry]:
 
 
 def read(path: Path) -> dict[str, str]:
-    """What was skipped, and why."""
+    """The skipped tests, each with the reason."""
     lines = path.read_text().splitlines() if path.exists() else []
     return dict(line.split("\t", 1) for line in lines)
 
 
 def unlisted(places: str, skipped: Mapping[str, str], allowed: Iterable[Entry]) -> list[str]:
-    """Those that may not be skipped there."""
+    """The skipped tests that may not be skipped there."""
     return sorted(test for test, why in skipped.items() if not any(it.allows(places, test, why) for it in allowed))
 
 
@@ -64,25 +64,25 @@ class Skips(unittest.TestCase):
     def unlisted(self, place, **skipped):
         return unlisted(place, {test.replace("__", "::"): why for test, why in skipped.items()}, ALLOWED)
 
-    def test_what_is_on_the_list_passes_where_it_may(self):
+    def test_listed_skip_passes_at_its_places(self):
         for place in ("redis-7.0", "valkey-8.1"):
             self.assertEqual(self.unlisted(place, a__one="no such fields"), [])
         self.assertEqual(self.unlisted("redis-8.0", a__one="no such fields"), ["a::one"])
 
-    def test_another_test_or_reason_does_not(self):
+    def test_unlisted_test_or_reason_fails(self):
         self.assertEqual(self.unlisted("redis-7.0", a__other="no such fields"), ["a::other"])
         self.assertEqual(self.unlisted("redis-7.0", a__one="it is late"), ["a::one"])
 
-    def test_a_parameter_in_brackets_is_a_name(self):
+    def test_brackets_are_part_of_name(self):
         for place, expected in (("python3.9-7.0.1", []), ("python3.11-8.1.0", ["tests/t.py::two[x]"])):
             self.assertEqual(unlisted(place, {"tests/t.py::two[x]": "too old"}, ALLOWED), expected)
 
-    def test_the_list_itself_can_be_read(self):
+    def test_list_can_be_read(self):
         self.assertTrue(entries(LIST.read_text()))
         with self.assertRaises(SystemExit):
             entries("redis-7.0 | no reason")
 
-    def test_a_new_skip_fails(self):
+    def test_new_skip_fails(self):
         with tempfile.NamedTemporaryFile("w", suffix="skips") as file:
             file.write("nobody::knows::this\tno reason\n")
             file.flush()

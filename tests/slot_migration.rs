@@ -235,8 +235,8 @@ fn cancelled_migration_keeps_locks() {
     halfway.cancel();
     until_empty(fixture.target());
 
-    let until_then = unix_millis() + 2 * LEASE;
-    until(SOON, "the watchdog renews again", || deadline(&mut client, "key") > until_then);
+    let later_deadline = unix_millis() + 2 * LEASE;
+    until(SOON, "the watchdog renews again", || deadline(&mut client, "key") > later_deadline);
     assert!(waiter.waits());
     client.run_ok("LOCK.RELEASE key holder");
     waiter.token();
@@ -252,8 +252,8 @@ fn cancelled_migration_keeps_locks() {
     client.get_token("LOCK.ACQUIRE {key}few e LIMIT 2");
 }
 
-/// As many holders under the same newest token, with other deadlines: the module must not use its older copy.
-/// key's.
+/// The slot returns with the same number of holders and the same newest token, but with other deadlines: the module
+/// must not use its older copy of them.
 #[test]
 fn slot_returns_with_other_deadlines() {
     let Some(mut fixture) = Fixture::start() else { return };

@@ -1,4 +1,4 @@
-//! The module loads and answers.
+//! The module loads, and its commands reply.
 
 use std::collections::HashMap;
 

@@ -88,7 +88,7 @@ fn show(steps: &[Step]) -> String {
     steps.iter().map(|step| step.iter().map(command).collect::<Vec<_>>().join("; ")).collect::<Vec<_>>().join("\n")
 }
 
-/// What the stream says of a hand-off from `holder` to `waiter` that `commands` bring about.
+/// The replication stream of a hand-off from `holder` to `waiter` that `commands` cause.
 fn hand_off(commands: &[&str]) -> (Server, Vec<Step>, i64) {
     let server = Server::start();
     let mut client = server.raw();

@@ -1,4 +1,5 @@
-//! The rules of waiting: who is granted, when the lease begins, what does not wait, and what clients can read of the queue.
+//! The rules of waiting: which request is granted, when the lease begins, which requests do not wait, and what clients
+//! can read of the queue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -6,7 +6,8 @@ use support::{Server, until};
 use crate::lines::{Commands, Reply, SOON, Watched, now, until_gone};
 
 const LOCKS: usize = 10_000;
-/// Five times the shortest lease that the reference recommends for so many, so that a busy machine loses none.
+/// The lease in ms: five times the shortest that the reference recommends for this number of locks, so that none is
+/// lost on a busy machine.
 const LEASE: i64 = 15_000;
 
 #[test]

@@ -62,7 +62,7 @@ fn new_request_queues_behind_request_for_many_keys() {
     assert_eq!(second.begin("LOCK.ACQUIRE key:7 second LEASE 600000 WAIT 0"), None);
     assert_eq!(waiters(&mut connection, "key:7"), ["waiting_for_many_keys", "second"]);
 
-    // Whatever happens to another of its keys, it waits for the one that is held.
+    // Events on its other keys do not end the wait for the held one.
     assert!(connection.run("LOCK.RELEASE key:7 me").is_null());
     assert_eq!(connection.run("LOCK.FORCE key:7"), Value::Int(0));
     connection.run("HSET key:8 foreign 1");

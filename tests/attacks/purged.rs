@@ -69,8 +69,8 @@ fn holders_without_expiry_delay_no_removal() {
     }
 }
 
-/// How many iterations the event loop has made; on Redis 7.0, which doesn't count them, in how many of them the module had work: before that,
-/// it asks whether the server takes writes.
+/// The number of event-loop iterations. Redis 7.0 doesn't count them: there, the number of iterations in which the
+/// module had work, because it first asks whether the server takes writes.
 fn iterations(server: &Server) -> i64 {
     let asked = || server.info("commandstats", "cmdstat_setrange");
     let number = server.info("stats", "eventloop_cycles").or_else(asked).unwrap_or_default();
@@ -78,7 +78,8 @@ fn iterations(server: &Server) -> i64 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// A request waits for the lock, so the server has looked at it, and would look again whenever a lease seems to have ended.
+/// A request waits for the lock, so the module has read it, and would read it again whenever a lease seems to have
+/// ended.
 #[test]
 fn contended_lock_without_expiry_causes_no_work() {
     let server = slow_cron();

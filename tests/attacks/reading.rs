@@ -9,7 +9,7 @@ use crate::lines::{Commands, Reply, SOON, arrives};
 const FIELDS: usize = 2500;
 
 /// Another client makes `crowd:0` to `crowd:2`, each of them a lock with many holders.
-const CROWDS: &str = "for key = 0, 2 do \
+const LARGE_LOCKS: &str = "for key = 0, 2 do \
      redis.call('hset', 'crowd:' .. key, '#limit', 5000) \
      for field = 1, ARGV[1] do redis.call('hset', 'crowd:' .. key, 'holder:' .. field, 1) end \
      end";
@@ -33,12 +33,12 @@ fn request_for_several_locks_reads_less_of_each() {
     let server = Server::start();
     let mut connection = server.raw();
     for line in ["LOCK.MACQUIRE # me", "LOCK.MACQUIRE # me WAIT 0", "LOCK.MRENEW # me", "LOCK.MRELEASE # me"] {
-        script(&mut connection, CROWDS, FIELDS);
+        script(&mut connection, LARGE_LOCKS, FIELDS);
         let line = line.replace('#', "3 crowd:0 crowd:1 crowd:2");
         let error = connection.run(&line).error();
         assert!(is_too_large(&error, "'crowd:0'") && error.contains("833"), "{line}: {error}");
         assert_eq!(connection.run("LOCK.TOP").items().len(), 0, "nobody waits");
-        // Once each of them has been read alone, the module knows it.
+        // Once each of them has been read alone, the module has cached its holders.
         (0..3).for_each(|key| drop(connection.run(&format!("LOCK.INFO crowd:{key} COUNT 1"))));
         if !line.contains("WAIT") {
             let reply = connection.run(&line);
@@ -47,10 +47,10 @@ fn request_for_several_locks_reads_less_of_each() {
     }
     // Locks that one request may read together.
     connection.run("FLUSHALL");
-    script(&mut connection, CROWDS, 800);
+    script(&mut connection, LARGE_LOCKS, 800);
     assert_eq!(connection.run("LOCK.MRENEW 3 crowd:0 crowd:1 crowd:2 me").items().len(), 3);
     // A few large locks, each alone, and many small ones, are unaffected.
-    script(&mut connection, CROWDS, FIELDS);
+    script(&mut connection, LARGE_LOCKS, FIELDS);
     for key in 0..3 {
         assert_eq!(connection.run(&format!("LOCK.INFO crowd:{key}")).field("holder_count"), Value::Int(FIELDS as i64));
     }

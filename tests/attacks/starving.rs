@@ -12,8 +12,8 @@ use crate::lines::{Commands, Reply, SOON, Watched, arrives, owners};
 /// One holder less than the maximum.
 const HOLDERS: usize = 2499;
 
-/// A server that never completes its renewals, because so many are due every millisecond. The leases can't expire, because the
-/// keys have no expiry.
+/// A server that never completes its renewals, because too many are due every millisecond. The leases can't expire,
+/// because the keys have no expiry.
 fn always_renewing() -> (Server, Watched) {
     let server = Server::start();
     let mut holder = Watched::over(server.raw(), &server);
@@ -93,7 +93,7 @@ fn endless_reading_of_large_locks_delays_no_waiter() {
     });
 }
 
-/// Other clients send so much at once that every iteration of the server is long.
+/// Other clients send many requests at once, so that every event-loop iteration is long.
 #[test]
 fn long_iterations_delay_no_waiter() {
     let server = Server::start();

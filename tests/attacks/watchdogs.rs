@@ -13,7 +13,8 @@ const KEYS: usize = 2500;
 /// After this many renewals of each, all holds are still there.
 const RENEWALS: i64 = 4;
 
-/// The lease in ms: four times the shortest one that the reference recommends for so many, because the machine may be busy.
+/// The lease in ms: four times the shortest that the reference recommends for this number of keys, because the machine
+/// may be busy.
 fn lease() -> u64 {
     setting("HOLDFAST_SHORT_LEASE", 4 * 300 * KEYS as u64 / 1000)
 }
@@ -48,7 +49,8 @@ fn short_leases_are_renewed_in_time_at_any_cron_rate() {
     assert_all_are_renewed("1");
 }
 
-/// The server can't renew so many every millisecond. The leases that are not renewed in time end, and are reported.
+/// The server can't renew this many leases every millisecond. Leases that are not renewed in time end, and are
+/// reported.
 #[test]
 fn lease_too_short_for_renewal_ends_and_session_is_notified() {
     let server = Server::start();

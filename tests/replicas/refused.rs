@@ -11,7 +11,7 @@ use crate::waiter::{Waiter, assert_held};
 
 /// The state after a refused request.
 #[derive(Clone, Copy)]
-enum Left {
+enum StateAfter {
     /// The state before it: a new hold is revoked, and so is the hold that a re-entry added without changing the deadline.
     Before,
     /// The owner's deadline in ms after the request, and its hold count. A re-entry loses the hold that it added; a named count
@@ -22,39 +22,51 @@ enum Left {
 /// Commands before the refused request, the request, and the state after it. `$` is replaced by a prefix for each case.
 ///
 /// The fence of a lock that was free or shared may stay: tokens never decrease.
-const REFUSED: [(&[&str], &str, Left); 24] = [
-    (&[], "ACQUIRE $a owner", Left::Before),
-    (&[], "ACQUIRE $a owner HOLDS 3 EPHEMERAL", Left::Before),
-    (&[], "ACQUIRE $a owner SHARED", Left::Before),
-    (&[], "ACQUIRE $a owner LIMIT 3", Left::Before),
-    (&[], "MACQUIRE 2 $a $b owner", Left::Before),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "ACQUIRE $a owner LEASE 90000", Left::Lease(90_000, 1)),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "ACQUIRE $a owner LEASE 1", Left::Before),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 7"], "ACQUIRE $a owner LEASE 90000", Left::Lease(90_000, 7)),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 2"], "ACQUIRE $a owner LEASE 90000 HOLDS 5", Left::Lease(90_000, 5)),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 3"], "ACQUIRE $a owner LEASE 90000 HOLDS 1", Left::Lease(90_000, 3)),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000", "PERSIST $a"], "ACQUIRE $a owner LEASE 90000", Left::Before),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000 SHARED"], "ACQUIRE $a owner LEASE 90000 SHARED", Left::Lease(90_000, 1)),
-    (&["LOCK.ACQUIRE $a first LEASE 50000 SHARED"], "ACQUIRE $a owner LEASE 90000 SHARED", Left::Before),
-    (&["LOCK.ACQUIRE $a first LEASE 50000 LIMIT 3"], "ACQUIRE $a owner LEASE 90000 LIMIT 3", Left::Before),
+const REFUSED: [(&[&str], &str, StateAfter); 24] = [
+    (&[], "ACQUIRE $a owner", StateAfter::Before),
+    (&[], "ACQUIRE $a owner HOLDS 3 EPHEMERAL", StateAfter::Before),
+    (&[], "ACQUIRE $a owner SHARED", StateAfter::Before),
+    (&[], "ACQUIRE $a owner LIMIT 3", StateAfter::Before),
+    (&[], "MACQUIRE 2 $a $b owner", StateAfter::Before),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "ACQUIRE $a owner LEASE 90000", StateAfter::Lease(90_000, 1)),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "ACQUIRE $a owner LEASE 1", StateAfter::Before),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 7"], "ACQUIRE $a owner LEASE 90000", StateAfter::Lease(90_000, 7)),
+    (
+        &["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 2"],
+        "ACQUIRE $a owner LEASE 90000 HOLDS 5",
+        StateAfter::Lease(90_000, 5),
+    ),
+    (
+        &["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 3"],
+        "ACQUIRE $a owner LEASE 90000 HOLDS 1",
+        StateAfter::Lease(90_000, 3),
+    ),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000", "PERSIST $a"], "ACQUIRE $a owner LEASE 90000", StateAfter::Before),
+    (
+        &["LOCK.ACQUIRE $a owner LEASE 50000 SHARED"],
+        "ACQUIRE $a owner LEASE 90000 SHARED",
+        StateAfter::Lease(90_000, 1),
+    ),
+    (&["LOCK.ACQUIRE $a first LEASE 50000 SHARED"], "ACQUIRE $a owner LEASE 90000 SHARED", StateAfter::Before),
+    (&["LOCK.ACQUIRE $a first LEASE 50000 LIMIT 3"], "ACQUIRE $a owner LEASE 90000 LIMIT 3", StateAfter::Before),
     (
         &["LOCK.ACQUIRE $a first LEASE 50000 SHARED", "LOCK.ACQUIRE $a owner LEASE 60000 SHARED"],
         "RENEW $a owner LEASE 90000",
-        Left::Lease(90_000, 1),
+        StateAfter::Lease(90_000, 1),
     ),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "RENEW $a owner LEASE 90000", Left::Lease(90_000, 1)),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 4"], "RENEW $a owner LEASE 20000", Left::Lease(20_000, 4)),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000", "PERSIST $a"], "RENEW $a owner LEASE 90000", Left::Lease(90_000, 1)),
-    (&["HSET $a owner 2", "PEXPIRE $a 50000"], "RENEW $a owner LEASE 90000", Left::Lease(90_000, 2)),
-    (&["HSET $a owner 2", "PEXPIRE $a 50000"], "ACQUIRE $a owner LEASE 90000", Left::Lease(90_000, 2)),
-    (&["LOCK.MACQUIRE 2 $a $b owner LEASE 50000"], "MACQUIRE 2 $b $a owner LEASE 90000", Left::Lease(90_000, 1)),
-    (&["LOCK.MACQUIRE 2 $a $b owner LEASE 50000"], "MRENEW 2 $a $b owner LEASE 90000", Left::Lease(90_000, 1)),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "RENEW $a owner LEASE 90000", StateAfter::Lease(90_000, 1)),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000 HOLDS 4"], "RENEW $a owner LEASE 20000", StateAfter::Lease(20_000, 4)),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000", "PERSIST $a"], "RENEW $a owner LEASE 90000", StateAfter::Lease(90_000, 1)),
+    (&["HSET $a owner 2", "PEXPIRE $a 50000"], "RENEW $a owner LEASE 90000", StateAfter::Lease(90_000, 2)),
+    (&["HSET $a owner 2", "PEXPIRE $a 50000"], "ACQUIRE $a owner LEASE 90000", StateAfter::Lease(90_000, 2)),
+    (&["LOCK.MACQUIRE 2 $a $b owner LEASE 50000"], "MACQUIRE 2 $b $a owner LEASE 90000", StateAfter::Lease(90_000, 1)),
+    (&["LOCK.MACQUIRE 2 $a $b owner LEASE 50000"], "MRENEW 2 $a $b owner LEASE 90000", StateAfter::Lease(90_000, 1)),
     (
         &["LOCK.MACQUIRE 2 $a $b owner LEASE 50000", "PEXPIRE $b 40000"],
         "MRENEW 2 $a $b owner LEASE 20000",
-        Left::Lease(20_000, 1),
+        StateAfter::Lease(20_000, 1),
     ),
-    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "MRENEW 2 $a $b owner LEASE 90000", Left::Lease(90_000, 1)),
+    (&["LOCK.ACQUIRE $a owner LEASE 50000"], "MRENEW 2 $a $b owner LEASE 90000", StateAfter::Lease(90_000, 1)),
 ];
 
 /// The state of a case's keys, without their fences.
@@ -68,8 +80,8 @@ fn of_case(client: &mut Raw, case: usize) -> State {
 }
 
 /// The expected state of a case whose request was made between two moments. `before` and `after` are the real states.
-fn expected(left: Left, mut before: State, after: &State, (from, until): (i64, i64)) -> State {
-    let Left::Lease(lease, holds) = left else { return before };
+fn expected(left: StateAfter, mut before: State, after: &State, (from, until): (i64, i64)) -> State {
+    let StateAfter::Lease(lease, holds) = left else { return before };
     for ((deadline, fields), (left, _)) in before.iter_mut().zip(after) {
         if !fields.contains_key(b"owner".as_slice()) {
             continue;

@@ -114,19 +114,19 @@ losses! {
     del: [], ["DEL key"], "changed", Served;
     unlink: [], ["UNLINK key"], "changed", Served;
     set: [], ["SET key text"], "changed", Refused;
-    hdel_of_the_owner: [], ["HDEL key holder"], "changed", Served;
+    hdel_of_owner: [], ["HDEL key holder"], "changed", Served;
     hdel_of_every_field: [], ["HDEL key holder #fence"], "changed", Served;
-    hset_of_another_token: [], ["HSET key #fence 5"], "changed", Waits;
-    hset_of_nonsense: [], ["HSET key holder nonsense"], "changed", Refused;
+    hset_of_other_token: [], ["HSET key #fence 5"], "changed", Waits;
+    hset_of_invalid_count: [], ["HSET key holder nonsense"], "changed", Refused;
     rename_away: [], ["RENAME key elsewhere"], "changed", Served;
     renamenx_away: [], ["RENAMENX key elsewhere"], "changed", Served;
-    rename_over_it: ["SET text text"], ["RENAME text key"], "changed", Refused;
-    copy_over_it: ["HSET other somebody 1"], ["COPY other key REPLACE"], "changed", Waits;
+    rename_over_lock: ["SET text text"], ["RENAME text key"], "changed", Refused;
+    copy_over_lock: ["HSET other somebody 1"], ["COPY other key REPLACE"], "changed", Waits;
     move_away: [], ["MOVE key 1", "SELECT 0"], "changed", Served;
     flushall: [], ["FLUSHALL"], "changed", Served;
     flushall_async: [], ["FLUSHALL ASYNC"], "changed", Served;
     flushdb: [], ["FLUSHDB"], "changed", Served;
-    store_over_it: [], ["SUNIONSTORE key nothing"], "changed", Served;
+    store_over_lock: [], ["SUNIONSTORE key nothing"], "changed", Served;
 }
 
 /// Without a watchdog, the hold ends at its deadline. The session is notified within about a millisecond.

@@ -10,7 +10,7 @@ use crate::common::{Protocol, array, error, info_number};
 use crate::lines::{Reply, SOON};
 use crate::waiter::{Commands, Waiter, blocked_clients, is_blocked};
 
-/// Causes that many events: the requests of as many owners for as many keys are granted, in this order.
+/// Causes this many events: the requests of different owners for different keys are granted, in this order.
 #[track_caller]
 fn grant_requests(server: &Server, session: &Session, count: usize) {
     let mut client = server.raw();

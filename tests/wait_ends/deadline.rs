@@ -180,7 +180,7 @@ in_every_way! {
         run(&mut fixture.client, way, &[&format!("PEXPIRE key {AHEAD}")]);
         fixture.serves_at_the_deadline(waiter);
     };
-    a_first_deadline: |way| {
+    first_deadline: |way| {
         let mut fixture = Fixture::lazy();
         fixture.client.run_ok("HSET key holder 1");
         let mut waiter = Waiter::start(&fixture.server, "key", "waiter");
@@ -201,14 +201,14 @@ in_every_way! {
         run(&mut fixture.client, way, &[&format!("LOCK.RENEW key holder LEASE {AHEAD}")]);
         fixture.serves_at_the_deadline(waiter);
     };
-    sooner_by_a_release_that_leaves_holds: |way| {
+    sooner_by_partial_release: |way| {
         let mut fixture = Fixture::lazy();
         let waiter = fixture.held_for(60_000);
         fixture.client.run_ok("LOCK.ACQUIRE key holder LEASE 60000");
         run(&mut fixture.client, way, &[&format!("LOCK.RELEASE key holder LEASE {AHEAD}")]);
         fixture.serves_at_the_deadline(waiter);
     };
-    sooner_by_another_lock_in_its_place: |way| {
+    sooner_by_replaced_lock: |way| {
         let mut fixture = Fixture::lazy();
         let waiter = fixture.held_for(60_000);
         fixture.client.run_ok("LOCK.ACQUIRE other holder LEASE 60000");

@@ -64,7 +64,7 @@ fn assert_still_serves(waiter: &mut Waiter) {
     assert_eq!(waiter.raw.run("LOCK.ACQUIRE key waiter"), Value::Nil);
 }
 
-/// A writer between readers holds up those behind it as long as it waits, and no longer.
+/// A writer at the head of the queue blocks the readers behind it until it leaves.
 fn head_leaves(leaving: Leaving) {
     let server = Server::start();
     let mut client = server.raw();
@@ -386,7 +386,7 @@ fn connection_is_reset_after_grant() {
     disconnect_after_grant(Raw::reset);
 }
 
-/// The server notices the disconnect only when it writes the reply: the hold lasts until its lease ends, or its owner\
+/// The server notices the disconnect only when it writes the reply: the hold lasts until its lease ends, or its owner
 /// withdraws it.
 #[test]
 fn connection_is_closed_when_grant_is_written() {

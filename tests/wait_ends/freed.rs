@@ -79,42 +79,43 @@ in_every_way! {
     force: |way| frees(way, &["LOCK.ACQUIRE key holder"], &["LOCK.FORCE key"]);
     del: |way| frees(way, &[], &["DEL key"]);
     unlink: |way| frees(way, &[], &["UNLINK key"]);
-    hdel_of_the_holder: |way| frees(way, &[], &["HDEL key holder"]);
+    hdel_of_holder: |way| frees(way, &[], &["HDEL key holder"]);
     hdel_of_every_field: |way| frees(way, &[], &["HDEL key holder #fence"]);
     rename_away: |way| frees(way, &[], &["RENAME key elsewhere"]);
     renamenx_away: |way| frees(way, &[], &["RENAMENX key elsewhere"]);
-    rename_of_a_free_lock_over_it: |way| frees(way, &["HSET free #fence 1"], &["RENAME free key"]);
-    // Valkey 8.1 leaves a client that moved a key in the other database if any module subscribes to events (valkey#4024).
+    rename_of_free_lock: |way| frees(way, &["HSET free #fence 1"], &["RENAME free key"]);
+    // SELECT 0: on Valkey 8.1, a client that moved a key is left in the other database if a module subscribes to events
+    // (valkey#4024).
     move_away: |way| frees(way, &[], &["MOVE key 1", "SELECT 0"]);
-    copy_of_a_free_lock_over_it: |way| frees(way, &["HSET free #fence 1"], &["COPY free key REPLACE"]);
-    empty_result_stored_over_it: |way| frees(way, &[], &["SUNIONSTORE key nothing"]);
+    copy_of_free_lock: |way| frees(way, &["HSET free #fence 1"], &["COPY free key REPLACE"]);
+    empty_result_stored: |way| frees(way, &[], &["SUNIONSTORE key nothing"]);
     flushdb: |way| frees(way, &[], &["FLUSHDB SYNC"]);
     flushdb_async: |way| frees(way, &[], &["FLUSHDB ASYNC"]);
     flushall: |way| frees(way, &[], &["FLUSHALL SYNC"]);
     flushall_async: |way| frees(way, &[], &["FLUSHALL ASYNC"]);
     swapdb: |way| frees(way, &[], &["SWAPDB 0 1"]);
-    swapdb_the_other_way_round: |way| frees(way, &[], &["SWAPDB 1 0"]);
+    swapdb_in_reverse_order: |way| frees(way, &[], &["SWAPDB 1 0"]);
     pexpire_to_now: |way| frees(way, &[], &["PEXPIRE key 0"]);
-    expire_to_before: |way| frees(way, &[], &["EXPIRE key -1"]);
-    expireat_to_before: |way| frees(way, &[], &["EXPIREAT key 1"]);
+    expire_in_the_past: |way| frees(way, &[], &["EXPIRE key -1"]);
+    expireat_in_the_past: |way| frees(way, &[], &["EXPIREAT key 1"]);
 }
 
 in_every_way! {
-    restore_of_a_free_lock_over_it: |way| {
+    restore_of_free_lock: |way| {
         let mut fixture = Fixture::set();
         fixture.client.run_ok("HSET free #fence 1");
         let Value::BulkString(dump) = fixture.client.run("DUMP free") else { panic!("no dump") };
         run_bytes(&mut fixture.client, way, &[vec![b"RESTORE", b"key", b"0", &dump, b"REPLACE"]]);
         fixture.serves_in_order();
     };
-    rename_keeps_the_hold_under_its_new_name: |way| {
+    rename_keeps_hold_under_new_name: |way| {
         let mut fixture = Fixture::set();
         run(&mut fixture.client, way, &["RENAME key elsewhere"]);
         fixture.first.token();
         assert_held(&mut fixture.client, "elsewhere", "holder");
         assert_eq!(fixture.client.run("LOCK.ACQUIRE elsewhere stranger"), Value::Nil);
     };
-    flush_of_another_database: |way| {
+    flush_of_other_database: |way| {
         let mut fixture = Fixture::set();
         run(&mut fixture.client, way, &["SELECT 1", "FLUSHDB", "SELECT 0"]);
         assert_held(&mut fixture.client, "key", "holder");
@@ -122,7 +123,7 @@ in_every_way! {
         run(&mut fixture.client, way, &["DEL key"]);
         fixture.serves_in_order();
     };
-    swap_with_a_database_where_it_is_held: |way| {
+    swapdb_with_held_lock: |way| {
         let mut fixture = Fixture::set();
         let mut other = fixture.server.raw();
         other.run_ok("SELECT 1");
@@ -135,7 +136,7 @@ in_every_way! {
         run(&mut fixture.client, way, &["LOCK.RELEASE key stranger"]);
         fixture.serves_in_order();
     };
-    redissons_unlock: |way| {
+    redisson_unlock: |way| {
         let mut fixture = Fixture::set();
         let channel = lua::channel(b"key");
         let unlock: Vec<&[u8]> =

@@ -34,13 +34,13 @@ in_every_way! {
     set: |way| refuses_waiters(way, &[], &["SET key text"]);
     copy: |way| refuses_waiters(way, &["SET text x"], &["COPY text key REPLACE"]);
     rename: |way| refuses_waiters(way, &["SET text x"], &["RENAME text key"]);
-    list_in_its_place: |way| match way {
+    list_replaces_lock: |way| match way {
         // In two commands, the first would free the lock.
         Way::Plainly => refuses_waiters(way, &["RPUSH list b a"], &["SORT list ALPHA STORE key"]),
         _ => refuses_waiters(way, &[], &["DEL key", "RPUSH key x"]),
     };
     set_operation: |way| refuses_waiters(way, &["SADD members x"], &["SUNIONSTORE key members"]);
-    a_field_that_is_no_hold: |way| refuses_waiters(way, &[], &["HSET key stranger often"]);
+    invalid_owner_field: |way| refuses_waiters(way, &[], &["HSET key stranger often"]);
     restore: |way| {
         let mut fixture = Fixture::set();
         fixture.client.run_ok("SET text x");
@@ -56,7 +56,7 @@ in_every_way! {
         run(&mut fixture.client, way, &["SWAPDB 0 1"]);
         assert_all_refused(fixture);
     };
-    hold_of_a_stranger: |way| {
+    hold_of_other_owner: |way| {
         let mut fixture = Fixture::set();
         fixture.client.run_ok("LOCK.ACQUIRE other stranger LEASE 60000");
         run(&mut fixture.client, way, &["COPY other key REPLACE"]);
@@ -65,7 +65,7 @@ in_every_way! {
         fixture.client.run_ok("LOCK.RELEASE key stranger");
         fixture.serves_in_order();
     };
-    hold_of_one_who_waits: |way| {
+    hold_of_waiter: |way| {
         let mut fixture = Fixture::set();
         let other = fixture.client.get_token("LOCK.ACQUIRE other second LEASE 60000");
         run(&mut fixture.client, way, &["RENAME other key"]);

@@ -259,7 +259,7 @@ mod cluster {
         assert_eq!(format!("{code} {place}"), fixture.moved());
     }
 
-    /// As those of BLPOP, and are granted at the new node.
+    /// Like those of BLPOP. They are granted at the new node.
     #[test]
     fn waiters_are_redirected_when_slot_moves() {
         let mut fixture = held();

@@ -94,10 +94,10 @@ fn first_refusing_key_gives_the_reason() {
     assert_eq!(locks.ends, [(owner(1), refused)]);
 }
 
-/// The owner holds both locks under one token, and replicas have yet to confirm a renewal of the first; or another server
-/// decides on it. It is not known yet whether the request re-enters both.
+/// The owner holds both locks under one token. Replicas have yet to confirm a renewal of the first, or another server
+/// decides on it, so it is unknown whether the request re-enters both.
 #[test]
-fn request_for_several_waits_while_one_of_its_locks_can_not_be_seen() {
+fn request_for_several_waits_while_one_of_its_locks_is_undecided() {
     let own = Hold { holds: 1, token: Some(7), deadline: Deadline::At(9) };
     let held = Sight::Lock(Standing { own: Some(own), holders: 1, limit: Limit::MUTEX });
     let mut queue = Queue::default();
@@ -113,9 +113,10 @@ fn request_for_several_waits_while_one_of_its_locks_can_not_be_seen() {
     }
 }
 
-/// Otherwise the next request for as many keys would be judged by all of them once for each that was released.
+/// Otherwise the next request for the same keys would be decided once for each released key, by reading all keys each
+/// time.
 #[test]
-fn mutexes_that_were_just_granted_are_looked_at_for_no_other_request() {
+fn just_granted_mutexes_are_checked_for_no_other_request() {
     let mut queue = Queue::default();
     for who in 0..2 {
         queue.join(owner(who), keys(&[0, 1, 2]), demand(1), NOW, None, ());

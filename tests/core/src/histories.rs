@@ -19,7 +19,7 @@ const KEYS: [u32; 3] = [0, 1, ELSEWHERE];
 enum Step {
     /// A request arrives, with a timeout and a time that it has waited elsewhere.
     Arrive { request: PlainWaiter, patience: Option<Millis>, waited: Millis },
-    /// The waiter at this position, if there are so many, disconnects.
+    /// The waiter at this position disconnects, if there is one.
     Leave(usize),
     /// Time passes: leases and waits end.
     Pass(Millis, Purge),

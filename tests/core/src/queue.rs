@@ -39,7 +39,7 @@ fn ids(plain: &Plain, is_meant: impl Fn(u32, &BTreeSet<u32>) -> bool) -> Vec<Wai
 }
 
 fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCaseError> {
-    let mut crowds: Vec<(i32, Reverse<usize>, LockKey)> = Vec::new();
+    let mut contended_keys: Vec<(i32, Reverse<usize>, LockKey)> = Vec::new();
     for number in KEYS {
         let (key, lane) = (key(number), ids(plain, |_, keys| keys.contains(&number)));
         let several = ids(plain, |_, keys| keys.contains(&number) && keys.len() > 1);
@@ -51,16 +51,17 @@ fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCas
         let is_contended = queue.contended_key(key.db, &key.name).is_some_and(|it| it == key);
         prop_assert_eq!(is_contended, !lane.is_empty());
         if lane.len() > 1 {
-            crowds.push((key.db, Reverse(lane.len()), key.clone()));
+            contended_keys.push((key.db, Reverse(lane.len()), key.clone()));
         }
         for who in 0..OWNERS {
             let right = ids(plain, |owner, keys| owner == who && keys.contains(&number));
             prop_assert_eq!(queue.request_of(&owner(who), &key), right.first().copied());
         }
     }
-    crowds.sort();
+    contended_keys.sort();
     for db in 0..2 {
-        let right = crowds.iter().filter(|(of, ..)| *of == db).map(|(_, Reverse(many), key)| (key.clone(), *many));
+        let right =
+            contended_keys.iter().filter(|(of, ..)| *of == db).map(|(_, Reverse(many), key)| (key.clone(), *many));
         prop_assert_eq!(queue.longest_queues(db).collect::<Vec<_>>(), right.collect::<Vec<_>>());
     }
     for who in 0..OWNERS {

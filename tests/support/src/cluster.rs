@@ -96,7 +96,7 @@ impl Cluster {
         self.try_migrate_keys(slot, from, to).expect("MIGRATE");
     }
 
-    /// The same; the error is what `MIGRATE` said, if a key is at both ends, for example.
+    /// The same. The error is that of `MIGRATE`, for example if a key exists at both nodes.
     #[track_caller]
     pub fn try_migrate_keys(&self, slot: u16, from: usize, to: usize) -> RedisResult<()> {
         let mut source = self.nodes[from].connect();

@@ -16,7 +16,7 @@ end
 return redis.call('pttl', KEYS[1])
 ";
 
-/// Releases one hold. Null: this owner does not hold the lock. 0: holds are left, and the lease starts anew.
+/// Releases one hold. Null: this owner does not hold the lock. 0: holds are left, and the lease is restarted.
 /// 1: the lock is free, and `0` was published.
 ///
 /// `KEYS[1]` lock, `KEYS[2]` channel; `ARGV[1]` lease, `ARGV[2]` owner.
@@ -33,7 +33,7 @@ redis.call('publish', KEYS[2], '0')
 return 1
 ";
 
-/// Starts the lease anew: 1, or 0 if this owner does not hold the lock.
+/// Restarts the lease: 1, or 0 if this owner does not hold the lock.
 ///
 /// `KEYS[1]` lock; `ARGV[1]` lease, `ARGV[2]` owner.
 pub const RENEW: &str = "\

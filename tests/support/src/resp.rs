@@ -230,7 +230,7 @@ fn number(digits: &[u8]) -> io::Result<i64> {
     std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).ok_or_else(|| invalid(digits))
 }
 
-/// The client library makes it: only its own parser can. A name in the text need not be UTF-8.
+/// An error value. Only the client library's own parser can create one. A name in the text need not be UTF-8.
 fn server_error(text: &[u8]) -> io::Result<Value> {
     client_parses(format!("-{}\r\n", String::from_utf8_lossy(text)).as_bytes())
 }

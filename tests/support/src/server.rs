@@ -457,8 +457,8 @@ fn wait_until_ready(running: &dyn Running, seen: usize) -> Result<(), NotReady> 
         }
         // Not contacted before it is ready: a connection attempt to a free port of the ephemeral range can connect to itself, and
         // then the server finds its port taken.
-        let told = running.log().get(seen..).is_some_and(|log| log.contains("Ready to accept connections"));
-        if (told || begin.elapsed() > QUIET) && answers(running.addr()) {
+        let is_ready = running.log().get(seen..).is_some_and(|log| log.contains("Ready to accept connections"));
+        if (is_ready || begin.elapsed() > QUIET) && answers(running.addr()) {
             outcome = Ok(());
         }
         outcome.is_ok()

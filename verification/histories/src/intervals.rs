@@ -2,9 +2,10 @@
 //! only times that the history fixes: a history that violates a rule is wrong, and a history that violates none may be
 //! wrong in another way.
 //!
-//! * **Limits.** Certain holds of a lock never overlap beyond the smallest of their limits. A hold is certain from the reply that granted it
-//!   to the first moment at which it can have ended: its owner sends a release, its lease is over, a loss or a force is possible. A later
-//!   reply about the same hold makes it certain until that request was sent.
+//! * **Limits.** Certain holds of a lock never overlap beyond the smallest of their limits. A hold is certain from the
+//!   reply that granted it to the first moment at which it can have ended. It can end when its owner sends a release,
+//!   its lease is over, or a loss or force is possible. A later reply about the same hold makes it certain until that
+//!   request was sent.
 //! * **Tokens.** A token belongs to one owner. It is greater than those of all grants whose reply came before its
 //!   request was sent.
 //! * **Order.** A request that was sent when another one was known to be queued (`queued`) is granted later than that one.

@@ -385,8 +385,9 @@ fn injected_server_faults_are_found() {
     }
 }
 
-/// The intervals find a fault that violates one of their rules, except in these cases: the owner was granted the token
-/// before, no other owner requested the lock during the rest of the lease, or the wait of the first one ended.
+/// The intervals find faults that violate one of their rules, with exceptions. They miss a repeated token whose owner
+/// was granted it before, a lease that ends early if no other owner requests the lock during the rest of it, and a
+/// grant out of order if the wait of the earlier request ends.
 #[test]
 fn intervals_find_faults_that_violate_their_rules() {
     // The faults, and the least percentage of histories in which each is found.

@@ -1,5 +1,5 @@
-//! RedLock's protocol (`docs/redlock.md`), explored exhaustively: clients request, send the fence, hold and release; messages are late
-//! or lost; leases end as soon as a clock allows; servers have different clocks, and restart.
+//! RedLock's protocol (`docs/redlock.md`), explored exhaustively. Clients request, send the fence, hold and release.
+//! Messages are late or lost. Leases end as soon as a clock allows. Servers have different clocks, and restart.
 //!
 //! Time passes in steps. A lost message is one that is never delivered. The order of a client's requests and its timeouts are left
 //! open: only the majority decides. A client stands for one acquisition.

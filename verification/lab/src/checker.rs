@@ -228,7 +228,7 @@ fn check_holders(history: &History, verdict: &mut Verdict) {
             faults: history.faults_of(key),
             first_seen: &first_seen,
             active: Vec::new(),
-            notified: HashSet::new(),
+            reported: HashSet::new(),
             verdict,
         };
         for piece in pieces {
@@ -254,7 +254,7 @@ struct Sweep<'a, 'v> {
     faults: Vec<Fault>,
     first_seen: &'a HashMap<&'a str, Micros>,
     active: Vec<Piece<'a>>,
-    notified: HashSet<(usize, usize)>,
+    reported: HashSet<(usize, usize)>,
     verdict: &'v mut Verdict,
 }
 
@@ -286,7 +286,7 @@ impl<'a> Sweep<'a, '_> {
 
     fn violation(&mut self, others: &[Piece<'a>], new: Piece<'a>) {
         for other in others.iter().filter(|other| conflict(**other, new)) {
-            if self.notified.insert(pair(other.hold, new.hold)) {
+            if self.reported.insert(pair(other.hold, new.hold)) {
                 let until = other.span.until.min(new.span.until);
                 self.verdict.violations.push(Violation::TooManyHolders {
                     key: self.key.to_owned(),
@@ -302,7 +302,7 @@ impl<'a> Sweep<'a, '_> {
 
     fn double(&mut self, others: &[Piece<'a>], new: Piece<'a>) {
         for other in others.iter().filter(|other| conflict(**other, new)) {
-            if self.notified.insert(pair(other.hold, new.hold)) {
+            if self.reported.insert(pair(other.hold, new.hold)) {
                 let lost = self.older(*other, new);
                 *self.verdict.doubles.entry(lost.span.assurance).or_default() += 1;
                 self.verdict.doubled_at.push(new.span.from);
@@ -409,12 +409,14 @@ fn check_repeats(history: &History, verdict: &mut Verdict) {
         let pairs =
             holds.iter().enumerate().flat_map(|(late, second)| holds[..late].iter().map(move |it| (it, second)));
         if let Some((first, second)) = pairs.into_iter().find(|(first, second)| is_repeat(first, second)) {
-            verdict.violations.push(Violation::TokenRepeated { token, given: [notified(first), notified(second)] });
+            verdict
+                .violations
+                .push(Violation::TokenRepeated { token, given: [describe_grant(first), describe_grant(second)] });
         }
     }
 }
 
-fn notified(hold: &Hold) -> String {
+fn describe_grant(hold: &Hold) -> String {
     let Grant { key, owner, sent, replied, epoch, .. } = &hold.grant;
     let server = epoch.as_deref().unwrap_or("unknown");
     format!("{key} to {owner} ({server}, requested at {sent} µs, granted by {replied} µs)")

@@ -139,8 +139,8 @@ impl Results {
         if after != before {
             self.tally.violation(&format!("while it refused writes, the master went from {before:?} to {after:?}"));
         }
-        if let Ok((key, said)) = waiters.said.try_recv() {
-            self.tally.violation(&format!("{key}, while its master was cut off: {said:?}"));
+        if let Ok((key, result)) = waiters.results.try_recv() {
+            self.tally.violation(&format!("{key}, while its master was cut off: {result:?}"));
         }
         match waiting(&mut at_old) {
             Some(left) if left == keys.len() as u64 => {}
@@ -211,11 +211,11 @@ impl Results {
     fn all_are_answered(&mut self, waiters: &Waiters, count: usize) {
         let deadline = Instant::now() + PATIENCE;
         for _ in 0..count {
-            match waiters.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok((key, said)) => {
+            match waiters.results.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((key, result)) => {
                     let is_session = SESSIONS.iter().any(|session| key.contains(session));
-                    if is_session != said.is_ok() {
-                        self.tally.violation(&format!("{key}, after its master was demoted: {said:?}"));
+                    if is_session != result.is_ok() {
+                        self.tally.violation(&format!("{key}, after its master was demoted: {result:?}"));
                     }
                 }
                 Err(_) => self.tally.violation("a waiter at the old master got no reply"),
@@ -331,7 +331,7 @@ type WaitResult = std::result::Result<(), String>;
 
 /// All waiters. Dropping it ends them.
 struct Waiters {
-    said: Receiver<(String, WaitResult)>,
+    results: Receiver<(String, WaitResult)>,
     python: Child,
     runtime: Option<Runtime>,
 }
@@ -339,11 +339,11 @@ struct Waiters {
 impl Waiters {
     fn start(trio: &Trio, keys: &[String], options: &Options) -> Result<Waiters> {
         let of = |kind: &str| keys.iter().filter(|key| key.ends_with(kind)).cloned().collect::<Vec<_>>();
-        let (tell, said) = channel();
+        let (sender, results) = channel();
         for key in of("blocked-rust") {
             let connection = trio.master()?;
-            let tell = tell.clone();
-            thread::spawn(move || tell.send((key.clone(), block(connection, &key))));
+            let sender = sender.clone();
+            thread::spawn(move || sender.send((key.clone(), block(connection, &key))));
         }
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let discovery = trio.discovery();
@@ -352,21 +352,21 @@ impl Waiters {
             bound::locks(&discovery).map_err(|why| LabError(why.to_string()))?
         };
         for key in of("session-rust") {
-            let (locks, tell) = (locks.clone(), tell.clone());
+            let (locks, sender) = (locks.clone(), sender.clone());
             runtime.spawn(async move {
                 let lock = locks.lock(&key).lease(Duration::from_millis(LONG)).wait_forever();
-                let said = match lock.acquire().await {
+                let result = match lock.acquire().await {
                     Ok(Some(guard)) => {
                         let _ = guard.release().await;
                         Ok(())
                     }
                     other => Err(format!("{other:?}")),
                 };
-                tell.send((key, said))
+                sender.send((key, result))
             });
         }
-        let python = python(&discovery, &[of("blocked-python"), of("session-python")].concat(), tell, options)?;
-        Ok(Waiters { said, python, runtime: Some(runtime) })
+        let python = python(&discovery, &[of("blocked-python"), of("session-python")].concat(), sender, options)?;
+        Ok(Waiters { results, python, runtime: Some(runtime) })
     }
 }
 
@@ -396,7 +396,7 @@ fn block(mut connection: Connection, key: &str) -> WaitResult {
 fn python(
     discovery: &Discovery,
     keys: &[String],
-    tell: Sender<(String, WaitResult)>,
+    sender: Sender<(String, WaitResult)>,
     options: &Options,
 ) -> Result<Child> {
     let Discovery::Sentinels(addresses) = discovery else {
@@ -417,9 +417,9 @@ fn python(
         for line in
             output.into_iter().flat_map(|output| BufReader::new(output).lines()).map_while(std::result::Result::ok)
         {
-            let (key, said) = line.split_once('\t').unwrap_or((&line, "no tab"));
-            let said = if said == "granted" { Ok(()) } else { Err(said.to_owned()) };
-            if tell.send((key.to_owned(), said)).is_err() {
+            let (key, result) = line.split_once('\t').unwrap_or((&line, "no tab"));
+            let result = if result == "granted" { Ok(()) } else { Err(result.to_owned()) };
+            if sender.send((key.to_owned(), result)).is_err() {
                 return;
             }
         }

@@ -39,7 +39,7 @@ pub struct Shards {
     moves: Moves,
     ids: Vec<String>,
     slots: BTreeMap<&'static str, u16>,
-    order: RefCell<LastSettled>,
+    last_settled: RefCell<LastSettled>,
 }
 
 /// The last healthy state.
@@ -67,7 +67,8 @@ impl Shards {
     /// Starts six servers, joins them, and waits until all agree.
     pub fn start(equipment: Equipment, moves: Moves, options: &Options) -> Result<Shards> {
         let site = Site::new("shards", NODES, equipment, options)?;
-        let mut shards = Shards { site, moves, ids: Vec::new(), slots: BTreeMap::new(), order: RefCell::default() };
+        let mut shards =
+            Shards { site, moves, ids: Vec::new(), slots: BTreeMap::new(), last_settled: RefCell::default() };
         for node in 0..NODES {
             shards.start_server(node)?;
         }
@@ -189,7 +190,7 @@ impl Shards {
         let took = now() - from;
         sleep(split);
         master_fault.heal(&self.site, old, SERVER, || self.start_server(old))?;
-        self.order.borrow_mut().leaders = self.agree()?.leaders;
+        self.last_settled.borrow_mut().leaders = self.agree()?.leaders;
         let fault = Fault { from, until: now() };
         Ok((LocalFault { fault, tags }, took))
     }
@@ -268,21 +269,21 @@ impl Shards {
     /// seconds, nodes consider each other failed.
     pub fn unhealthy_periods(&self) -> Result<Vec<Fault>> {
         self.settle()?;
-        Ok(std::mem::take(&mut self.order.borrow_mut().unhealthy_periods))
+        Ok(std::mem::take(&mut self.last_settled.borrow_mut().unhealthy_periods))
     }
 
     /// Waits until all nodes agree and are healthy, and returns their view.
     fn settle(&self) -> Result<View> {
         let view = self.agree()?;
-        let mut order = self.order.borrow_mut();
-        let LastSettled { at, leaders, unhealthy_periods } = &mut *order;
+        let mut last_settled = self.last_settled.borrow_mut();
+        let LastSettled { at, leaders, unhealthy_periods } = &mut *last_settled;
         let before = std::mem::replace(leaders, view.leaders.clone());
         let since = std::mem::replace(at, now());
         if !before.is_empty() && before != view.leaders {
             trace(|| format!("a failover that the lab did not cause, since {since}"));
             unhealthy_periods.push(Fault { from: since, until: *at });
         }
-        drop(order);
+        drop(last_settled);
         Ok(view)
     }
 

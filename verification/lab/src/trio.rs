@@ -83,7 +83,7 @@ pub struct Trio {
     down_after_ms: u32,
     min_replicas: u32,
     modules: [&'static str; 3],
-    order: LastSettled,
+    last_settled: LastSettled,
 }
 
 /// The last healthy state.
@@ -108,8 +108,8 @@ impl Trio {
         let Setting { down_after_ms, min_replicas, equipment } = setting;
         let modules = [if equipment.old_module.is_some() { OLD_MODULE } else { MODULE }; 3];
         let site = Site::new("trio", 3, equipment, options)?;
-        let order = LastSettled { at: now(), epoch: String::new() };
-        let mut trio = Trio { site, master: 0, down_after_ms, min_replicas, modules, order };
+        let last_settled = LastSettled { at: now(), epoch: String::new() };
+        let mut trio = Trio { site, master: 0, down_after_ms, min_replicas, modules, last_settled };
         for node in 0..3 {
             trio.start_server(node)?;
         }
@@ -187,7 +187,7 @@ impl Trio {
 
     /// Injects a fault into the master, waits until the Sentinels have promoted another one, and heals the fault.
     pub fn fail_over(&mut self, master_fault: MasterFault, split: Duration, back: Demotion) -> Result<Failover> {
-        let unhealthy_periods = self.settle()?;
+        let unhealthy_period = self.settle()?;
         let old = self.master;
         let injected = now();
         self.inject(master_fault)?;
@@ -196,7 +196,7 @@ impl Trio {
         sleep(split);
         self.bring_back(old, master_fault, back)?;
         self.settle()?;
-        let from = unhealthy_periods.map_or(injected, |unhealthy_periods| unhealthy_periods.from);
+        let from = unhealthy_period.map_or(injected, |period| period.from);
         Ok(Failover { fault: Fault { from, until: now() }, took })
     }
 
@@ -213,7 +213,7 @@ impl Trio {
     /// Kills the master, and also the promoted one before the old master, which restarts empty, has any of its data. `third`: whether
     /// the server with all data is killed as well, before the old master is back.
     pub fn fail_over_twice(&mut self, key: &str, third: Third) -> Result<Pair> {
-        let unhealthy_periods = self.settle()?;
+        let unhealthy_period = self.settle()?;
         let first = self.master;
         let mut connection = self.master()?;
         let token: i64 = cmd("LOCK.ACQUIRE")
@@ -221,7 +221,7 @@ impl Trio {
             .arg("witness")
             .arg(&["LEASE", "300000", "REPLICAS", "2"])
             .query(&mut connection)?;
-        let from = unhealthy_periods.map_or_else(now, |unhealthy_periods| unhealthy_periods.from);
+        let from = unhealthy_period.map_or_else(now, |period| period.from);
         self.node(first).signal(SERVER, "KILL")?;
         self.await_successor(first)?;
         let second = self.master;
@@ -411,14 +411,15 @@ impl Trio {
             return Err(LabError(self.failure_with_logs("not healthy within 45 s")));
         }
         let info = self.info(self.master, "replication")?;
-        let order = LastSettled { at: now(), epoch: field(&info, "master_replid").unwrap_or_default().to_owned() };
-        let fault = Fault { from: self.order.at, until: order.at };
-        let unhealthy_periods = waited || order.epoch != self.order.epoch;
-        self.order = order;
-        if unhealthy_periods {
+        let last_settled =
+            LastSettled { at: now(), epoch: field(&info, "master_replid").unwrap_or_default().to_owned() };
+        let fault = Fault { from: self.last_settled.at, until: last_settled.at };
+        let was_unhealthy = waited || last_settled.epoch != self.last_settled.epoch;
+        self.last_settled = last_settled;
+        if was_unhealthy {
             trace(|| format!("not always healthy since {}", fault.from));
         }
-        Ok(unhealthy_periods.then_some(fault))
+        Ok(was_unhealthy.then_some(fault))
     }
 
     fn is_settled(&self) -> bool {

@@ -135,8 +135,8 @@ impl Bench {
         self.ask::<i64>("LOCK.ACQUIRE forever a")?;
         self.ask::<()>("PERSIST forever")?;
         let watches = reading_session(self.server.raw())?;
-        let mut durability = self.send(&format!("LOCK.ACQUIRE watched a LEASE 3000 WATCHDOG SESSION {watches}"))?;
-        let token = match durability.read()? {
+        let mut holder = self.send(&format!("LOCK.ACQUIRE watched a LEASE 3000 WATCHDOG SESSION {watches}"))?;
+        let token = match holder.read()? {
             Value::Int(token) => token,
             other => {
                 self.wrong.push(format!("watched: {other:?}"));

@@ -26,7 +26,7 @@ pub struct LockRequest {
     pub waits: bool,
     /// `CLIENT UNBLOCK` was sent. A grant at the same time is revoked shortly after its reply.
     pub unblocked: bool,
-    /// `LOCK.CANCEL` was sent.
+    /// `LOCK.RELEASE` or `LOCK.MRELEASE` with `ALL` was sent.
     pub cancelled: bool,
     /// From then on it neither waits nor holds, and later requests get no event of it.
     pub over: Option<Step>,
@@ -43,7 +43,7 @@ pub struct LockRequest {
 /// All requests. The owner of request 7 is `w7`.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    durability: Vec<LockRequest>,
+    requests: Vec<LockRequest>,
     /// The requests that may still wait or hold.
     pub live: BTreeSet<usize>,
     /// The greatest token that was read.
@@ -66,20 +66,20 @@ pub struct LockState {
 impl Ledger {
     /// Records a request before it is sent, and returns its number.
     pub fn ask(&mut self, ask: LockRequest) -> usize {
-        let number = self.durability.len();
-        self.durability.push(LockRequest { floor: self.newest, ..ask });
+        let number = self.requests.len();
+        self.requests.push(LockRequest { floor: self.newest, ..ask });
         self.live.insert(number);
         number
     }
 
     /// The request with this number.
     pub fn get(&mut self, number: usize) -> &mut LockRequest {
-        &mut self.durability[number]
+        &mut self.requests[number]
     }
 
     /// The request has ended without a hold.
     pub fn over(&mut self, number: usize, at: Step) {
-        let ask = &mut self.durability[number];
+        let ask = &mut self.requests[number];
         ask.over = ask.over.or(Some(at));
         ask.waits = false;
         self.live.remove(&number);
@@ -87,7 +87,7 @@ impl Ledger {
 
     /// The reply to a request: immediately, or, for a blocking client, at the end of its wait.
     pub fn answered(&mut self, number: usize, reply: &Value, at: Step) -> Result<(), String> {
-        let ask = &mut self.durability[number];
+        let ask = &mut self.requests[number];
         match reply {
             Value::Int(token) => return self.granted(number, *token),
             Value::SimpleString(word) if word == "WAITING" && ask.session.is_some() => {
@@ -115,7 +115,7 @@ impl Ledger {
     }
 
     fn granted(&mut self, number: usize, token: i64) -> Result<(), String> {
-        let ask = &mut self.durability[number];
+        let ask = &mut self.requests[number];
         if token <= ask.floor {
             return Err(format!("w{number} was granted token {token}, less than the earlier {}", ask.floor));
         }
@@ -129,9 +129,9 @@ impl Ledger {
         self.notified += 1;
         let Value::Array(parts) = event else { return Err(format!("an event is {event:?}")) };
         let [kind, _, keys, owner, token, _] = &parts[..] else { return Err(format!("an event is {event:?}")) };
-        let number = number_of(&text(owner)).filter(|number| *number < self.durability.len());
+        let number = number_of(&text(owner)).filter(|number| *number < self.requests.len());
         let Some(number) = number else { return Err(format!("an event of an unknown owner: {event:?}")) };
-        let ask = &mut self.durability[number];
+        let ask = &mut self.requests[number];
         let wrong = |ask: &LockRequest, why: &str| Err(format!("{why}: {event:?}, to session {session}, of {ask:?}"));
         if ask.session != Some(session) {
             return wrong(ask, "sent to another session");
@@ -168,7 +168,7 @@ impl Ledger {
     /// Other clients, or a lease, or the end of a connection, may end the holds of these requests.
     pub fn allow_loss(&mut self, which: impl Fn(&LockRequest) -> bool) {
         for number in &self.live {
-            let ask = &mut self.durability[*number];
+            let ask = &mut self.requests[*number];
             ask.may_be_lost |= which(ask);
         }
     }
@@ -176,7 +176,7 @@ impl Ledger {
     /// A session has ended, and with it its waits.
     pub fn session_ended(&mut self, session: u64) {
         for number in &self.live {
-            let ask = &mut self.durability[*number];
+            let ask = &mut self.requests[*number];
             if ask.session == Some(session) {
                 (ask.may_be_lost, ask.waits) = (true, false);
             }
@@ -185,7 +185,7 @@ impl Ledger {
 
     /// An owner has the replies to its releases, key by key.
     pub fn released(&mut self, number: usize, left: &[Value], at: Step) -> Result<(), String> {
-        let ask = &mut self.durability[number];
+        let ask = &mut self.requests[number];
         ask.released = left.iter().all(|left| *left == Value::Int(0));
         if !(ask.released || ask.may_be_lost || ask.cancelled) {
             return Err(format!("w{number} released its holds, and got {left:?}: {ask:?}"));
@@ -205,7 +205,7 @@ impl Ledger {
             return wrong("an owner holds it twice".into());
         }
         for owner in names.into_iter().chain(&seen.waiters) {
-            match number_of(owner).and_then(|number| self.durability.get(number)) {
+            match number_of(owner).and_then(|number| self.requests.get(number)) {
                 None => return wrong(format!("{owner} made no request")),
                 Some(ask) if ask.over.is_some() && !ask.unblocked => {
                     return wrong(format!("{owner} has ended: {ask:?}"));
@@ -214,7 +214,7 @@ impl Ledger {
             }
         }
         for number in &self.live {
-            let ask = &self.durability[*number];
+            let ask = &self.requests[*number];
             let Some(token) = ask.token.filter(|_| !ask.may_be_lost && ask.keys.contains(&key)) else { continue };
             if !seen.holders.contains(&(format!("w{number}"), token)) {
                 return wrong(format!("w{number} lost it without an event: {ask:?}"));
@@ -225,8 +225,7 @@ impl Ledger {
 
     /// A request of a session whose outcome is missing.
     pub fn without_outcome(&self, session: u64) -> Option<usize> {
-        let waits =
-            |number: &&usize| self.durability[**number].waits && self.durability[**number].session == Some(session);
+        let waits = |number: &&usize| self.requests[**number].waits && self.requests[**number].session == Some(session);
         self.live.iter().find(waits).copied()
     }
 }

@@ -1,5 +1,5 @@
-//! A cluster that is down, as one of its primaries sees it: it grants and renews nothing, reports every bound hold as
-//! lost at its deadline, and its heartbeat says that it takes no writes.
+//! A cluster that is down, as one of its primaries sees it. The primary grants and renews nothing, and reports every
+//! bound hold as lost at its deadline. Its heartbeat says that it takes no writes.
 
 use std::time::Instant;
 

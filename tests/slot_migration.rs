@@ -274,8 +274,8 @@ fn slot_returns_with_other_deadlines() {
     assert_holders_listed(&mut client, "{key}few");
 }
 
-/// A waiter at a node that gives the slot away and gets it back immediately may still be queued when the keys arrive, a part
-/// of the holders at a time. In between, a place seems to be free.
+/// A node gives a slot away and gets it back immediately. A waiter may still be queued there when the keys arrive, a
+/// part of the holders at a time. In between, a place seems to be free.
 #[test]
 fn waiter_is_not_granted_during_import() {
     const HOLDERS: usize = 500;

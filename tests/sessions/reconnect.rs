@@ -100,8 +100,8 @@ fn unread_grant_is_reduced_after_reentry() {
     unread_grant_is_taken_over("LOCK.MACQUIRE 2 a b owner WAIT 0 WATCHDOG", 1);
 }
 
-/// The server handles the end of the old connection and the new request in one event-loop iteration, in either order: the
-/// request is refused, or granted as if the first one had never been.
+/// The server handles the end of the old connection and the new request in one event-loop iteration, in either order.
+/// It refuses the request, or grants it as if the first one had never been sent.
 #[test]
 fn repetition_in_iteration_of_old_disconnect() {
     let server = Server::start();

@@ -288,8 +288,8 @@ fn waiter_is_unblocked_with_error_in_granting_transaction() {
     unblocked_while_granted(Together::InATransaction, " ERROR");
 }
 
-/// A request re-enters a lock that its owner acquired in another way, and its connection is closed: the hold that it added is
-/// revoked, the others stay, and no deadline becomes shorter.
+/// A request re-enters a lock that its owner acquired in another way, and its connection is closed. The hold that it
+/// added is revoked, the others stay, and no deadline becomes earlier.
 #[test]
 fn revoked_reentry_shortens_no_other_hold() {
     let server = Server::start();

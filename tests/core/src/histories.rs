@@ -1,5 +1,5 @@
-//! Random histories of the queue, each step compared with the plain model: order is kept, no request is granted twice or
-//! after it was cancelled, and no request that could be granted waits.
+//! Random histories of the queue, each step compared with the plain model. Order is kept, no request is granted twice
+//! or after it was cancelled, and no request that could be granted waits.
 
 use super::broken::Fault;
 use super::checked::World;

@@ -43,8 +43,8 @@ impl Cluster {
         AtomicMigration { cluster: self, slot, from, to, stopped: None }
     }
 
-    /// Starts the migration of a slot with at least one key, and pauses it halfway: on Valkey when all keys have arrived and only
-    /// the takeover is left, on Redis at the snapshot.
+    /// Starts the migration of a slot with at least one key, and pauses it halfway. On Valkey, all keys have arrived by
+    /// then and only the takeover is left; on Redis, it pauses at the snapshot.
     #[track_caller]
     pub fn begin_paused_migration(&self, slot: u16, from: usize, to: usize) -> AtomicMigration<'_> {
         let source = self.node(from);

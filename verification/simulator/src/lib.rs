@@ -1,9 +1,9 @@
 //! Simulation runs of the module, each reproducible from a seed.
 //!
 //! The module's source is compiled here a second time, unchanged, against a second implementation of its border with
-//! the server: [`server`] has the functions of `src/server`, on a server in memory ([`node`]), and [`redis`] runs that server in
-//! one thread. [`play`] plays a script of requests and faults, [`rules`] checks the invariants after every event-loop
-//! iteration, [`seed`] makes scripts from a number, and [`shrink`] reduces a failing script.
+//! the server. [`server`] has the functions of `src/server`, on a server in memory ([`node`]), and [`redis`] runs that
+//! server in one thread. [`play`] plays a script of requests and faults, [`rules`] checks the invariants after every
+//! event-loop iteration, [`seed`] makes scripts from a number, and [`shrink`] reduces a failing script.
 
 // The module, unchanged.
 #[path = "../../../src/commands/mod.rs"]

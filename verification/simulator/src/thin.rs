@@ -3,10 +3,10 @@
 //! and drops. The invariants of this file hold in addition to those of the module ([`crate::rules`]). `simulate --thin`
 //! runs it from seeds.
 //!
-//! Clients can break three rules of the protocol without a violation here: `WAIT 0` for a time that is nearly over (B2;
-//! B13 withdraws it), `ALL` after a broken connection (B18), and the second withdrawal (B21). B18 leaves a gap that the
-//! model allows for. An ACQUIRE that was sent before its connection broke may arrive after the release; it is granted,
-//! and its hold ends with its lease.
+//! Clients can break three rules of the protocol without a violation here. These are `WAIT 0` for a time that is nearly
+//! over (B2; B13 withdraws it), `ALL` after a broken connection (B18), and the second withdrawal (B21). B18 leaves a
+//! gap that the model allows for. An ACQUIRE that was sent before its connection broke may arrive after the release; it
+//! is granted, and its hold ends with its lease.
 
 use crate::random::Random;
 use crate::redis::event_loop::{Arrival, run_iteration, wakes_at};

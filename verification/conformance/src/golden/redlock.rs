@@ -158,8 +158,8 @@ fn loss(driver: &mut Driver) -> Result<Option<String>, String> {
     Ok((!is_lost).then(|| format!("reason {reason:?}, and {checked:?}")))
 }
 
-/// The lock is valid for the lease, less the drift, from a moment between the call and its end: a check before its end does not
-/// report a loss, and one after it does not report a hold.
+/// The lock is valid for the lease, less the drift, from a moment between the call and its end. A check before the
+/// earliest possible end of that time reports no loss, and one after the latest possible end reports no hold.
 fn validity(row: &Row, driver: &mut Driver, from: Micros, held: &Outcome) -> Result<Option<String>, String> {
     let valid = (row.lease - row.drift) * 1_000;
     loop {

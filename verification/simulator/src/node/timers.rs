@@ -1,5 +1,5 @@
-//! The clocks, and the timers of modules as `module.c` keeps them: sorted by the time of day, while the event loop
-//! waits for the first of them by the monotonic clock.
+//! The clocks, and the timers of modules as in the server's `module.c`. The timers are sorted by the time of day, but
+//! the event loop waits for the first of them by the monotonic clock.
 
 use crate::lock::Millis;
 use std::collections::BTreeMap;

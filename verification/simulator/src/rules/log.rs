@@ -149,8 +149,8 @@ impl Checker {
                 LogEntry::RoleChanged => {
                     lasting.push((position, Cause::Role));
                     self.deliveries_are_unknown = true;
-                    // Bindings end, and keys stay unchanged: those of holds that are over but could not be ended, because
-                    // nothing could be written, and those that have not followed the clock step yet.
+                    // Bindings end. The keys of two kinds of holds stay unchanged: those that are over but could not be
+                    // ended, because nothing could be written, and those that have not followed the clock step yet.
                     self.ending.clear();
                     let (began, _) = self.before;
                     let was_blocked = self.was_blocked(began);

@@ -48,7 +48,7 @@ fn same(script: &str) {
     }
 }
 
-/// The same without comparing which commands a replica gets in one unit: on a server that is paused in the middle of
+/// The same without comparing which commands a replica gets in one unit. On a server that is paused in the middle of
 /// its work, the module leaves the rest to the next iteration.
 #[track_caller]
 fn same_but_for_steps(script: &str) {

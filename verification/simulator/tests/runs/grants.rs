@@ -6,8 +6,8 @@ use simulator::redis::Generation;
 use simulator::resp::Reply;
 use simulator::script;
 
-/// The waiters for all keys of one `DEL` are served in one slice of work, and not in one for each key: within the
-/// command, or before Redis 7.2 in the next event-loop iteration.
+/// The waiters for all keys of one `DEL` are served in one slice of work, and not in one for each key. This happens
+/// within the command or, before Redis 7.2, in the next event-loop iteration.
 #[test]
 fn waiters_of_deleted_keys_are_served_in_one_slice() {
     const KEYS: usize = 200;

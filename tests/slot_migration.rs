@@ -22,7 +22,7 @@ struct Fixture {
 impl Fixture {
     /// `None` if the server has no atomic slot migration.
     fn start() -> Option<Self> {
-        if !Server::start().can(Feature::WholeSlots) {
+        if !Server::start().can(Feature::AtomicSlotMigration) {
             skip("this server has no atomic slot migration");
             return None;
         }
@@ -326,7 +326,7 @@ fn failed_migration_keeps_locks() {
         }
         Family::Redis => target.run_ok("DEBUG ASM-FAILPOINT import-main-channel wait-stream-eof"),
     };
-    let failing = fixture.cluster.begin_whole_move(fixture.slot, fixture.from, fixture.to);
+    let failing = fixture.cluster.begin_atomic_move(fixture.slot, fixture.from, fixture.to);
     match family {
         Family::Valkey => failing.wait_until_cancelled(),
         Family::Redis => {

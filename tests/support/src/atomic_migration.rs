@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// Delay for each key of a snapshot that is to be paused during its transfer, in µs.
 const PER_KEY: u32 = 500_000;
 
-/// A migration that has begun. It is paused until [`AtomicMigration::resume`], unless [`Cluster::begin_whole_move`] began it.
+/// A migration that has begun. It is paused until [`AtomicMigration::resume`], unless [`Cluster::begin_atomic_move`] began it.
 pub struct AtomicMigration<'a> {
     cluster: &'a Cluster,
     slot: u16,
@@ -28,12 +28,12 @@ impl Cluster {
     /// Migrates a slot, and waits until both nodes report that it has moved.
     #[track_caller]
     pub fn move_whole_slot(&self, slot: u16, from: usize, to: usize) {
-        self.begin_whole_move(slot, from, to).arrives();
+        self.begin_atomic_move(slot, from, to).arrives();
     }
 
     /// Starts the migration of a slot.
     #[track_caller]
-    pub fn begin_whole_move(&self, slot: u16, from: usize, to: usize) -> AtomicMigration<'_> {
+    pub fn begin_atomic_move(&self, slot: u16, from: usize, to: usize) -> AtomicMigration<'_> {
         match self.node(from).version().family {
             Family::Valkey => {
                 order(self.node(from), &format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {}", self.id(to)))
@@ -51,13 +51,13 @@ impl Cluster {
         match source.version().family {
             Family::Valkey => {
                 order(source, "DEBUG SLOTMIGRATION PREVENT-PAUSE 1");
-                let halfway = self.begin_whole_move(slot, from, to);
+                let halfway = self.begin_atomic_move(slot, from, to);
                 until(SOON, "all keys have arrived", || states(source, "GETSLOTMIGRATIONS")[0] == "waiting-to-pause");
                 halfway
             }
             Family::Redis => {
                 order(source, &format!("CONFIG SET rdb-key-save-delay {PER_KEY}"));
-                let mut halfway = self.begin_whole_move(slot, from, to);
+                let mut halfway = self.begin_atomic_move(slot, from, to);
                 until(SOON, "the snapshot is being taken", || {
                     halfway.stopped = child_of(source.pid());
                     halfway.stopped.is_some()

@@ -34,7 +34,7 @@ pub enum Feature {
     /// Expiry of single hash fields: Redis 7.4 and later, Valkey 9.0 and later.
     HashFieldExpiry,
     /// Atomic slot migration: Redis 8.4 and later, Valkey 9.0 and later.
-    WholeSlots,
+    AtomicSlotMigration,
     /// Access to files of this machine, and other server programs: not in a container.
     HostFiles,
 }
@@ -63,7 +63,7 @@ impl Version {
             Feature::HostFiles => true,
             Feature::CommandCategories => self.at_least(Family::Redis, 7, 2) || self.at_least(Family::Valkey, 8, 0),
             Feature::AclCategories => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 8, 0),
-            Feature::WholeSlots => self.at_least(Family::Redis, 8, 4) || self.at_least(Family::Valkey, 9, 0),
+            Feature::AtomicSlotMigration => self.at_least(Family::Redis, 8, 4) || self.at_least(Family::Valkey, 9, 0),
             Feature::HashFieldExpiry => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 9, 0),
         }
     }

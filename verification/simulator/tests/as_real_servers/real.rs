@@ -69,7 +69,9 @@ impl Target {
             SlotChange::Arrives | SlotChange::Unowned => {
                 panic!("not played on real servers: see tests/cluster_down.rs")
             }
-            SlotChange::Goes if self.server().can(Feature::WholeSlots) => cluster.move_whole_slot(slot, here, there),
+            SlotChange::Goes if self.server().can(Feature::AtomicSlotMigration) => {
+                cluster.move_whole_slot(slot, here, there)
+            }
             SlotChange::Goes => cluster.take_slot(slot, here, there),
             SlotChange::Comes if cluster.owner_of(slot) == here => cluster.give_up_move(slot, here, there),
             SlotChange::Comes => {

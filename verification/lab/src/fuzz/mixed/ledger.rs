@@ -137,7 +137,7 @@ impl Ledger {
             return wrong(ask, "sent to another session");
         }
         if ask.cancelled && ask.over.is_some_and(|over| asked > over) {
-            return wrong(ask, "sent after the reply to LOCK.CANCEL");
+            return wrong(ask, "sent after the reply to RELEASE … ALL");
         }
         let kind = text(kind);
         if kind == "lost" {

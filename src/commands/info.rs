@@ -26,7 +26,7 @@ impl Command for Info {
     const KEYS: Keys = Keys::First(Access::Read);
     const ARITY: c_int = -2;
     const DOCS: Docs = Docs {
-        summary: c"Returns who holds a lock, for how long, and how many wait: null if it is free and nobody waits.",
+        summary: c"Returns who holds a lock, for how long, and how many wait: null if it is free and no request waits.",
         complexity: c"O(N) with N holders of the lock.",
         args: &[Arg::key(), Word::Count.option()],
     };

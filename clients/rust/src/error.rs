@@ -129,7 +129,7 @@ impl fmt::Display for Error {
             Self::NotHeld { keys, owner } => write!(out, "{keys}: not held by {owner}"),
             Self::Lost { keys, owner, why } => write!(out, "{keys}: lost by {owner}: {why}"),
             Self::Uncertain { keys, owner } => {
-                write!(out, "{keys}: held by {owner} no more, unless the server renewed it")
+                write!(out, "{keys}: no longer certain to be held by {owner}: the server may have renewed it or not")
             }
             Self::ModuleNotLoaded { server, keys, message } => write!(
                 out,

@@ -192,7 +192,7 @@ impl Locks {
         let words = [command.as_bytes().to_vec(), keys.first().to_vec()];
         let reply = self.client.request(&keys, &words, PATIENT).await?;
         read(&reply).ok_or_else(|| {
-            let source = (redis::ErrorKind::UnexpectedReturnType, "an answer that makes no sense", reply.to_string());
+            let source = (redis::ErrorKind::UnexpectedReturnType, "unexpected reply", reply.to_string());
             Error::Connection { server: String::new(), keys, source: source.into() }
         })
     }
@@ -473,18 +473,18 @@ impl Lock {
             return Err(Error::Invalid { message: "a lock needs at least one key, got none".into() });
         }
         if self.keys.len() > 1 && self.terms.limit != Limit::One {
-            return invalid("several keys are mutexes: they are neither shared nor have a limit");
+            return invalid("several keys can only be locked as mutexes, without SHARED or LIMIT");
         }
         if self.terms.lease == Some(0) {
-            return invalid("a lease must be longer than 0");
+            return invalid("lease must be longer than 0");
         }
         if self.terms.kept && (!self.terms.watchdog || self.terms.limit != Limit::One) {
             return invalid(
-                "what is kept is a mutex that the server renews: neither with a lease, nor shared, nor with a limit",
+                "a cached lock is a mutex that the server renews: it has no lease of its own, no limit, and is not shared",
             );
         }
         if self.terms.kept && self.keep.most == 0 {
-            return invalid("what is kept is used once at least (keep_uses)");
+            return invalid("keep_uses must be at least 1, got 0");
         }
         Ok(())
     }

@@ -637,7 +637,7 @@ async fn caching_is_refused_for_unsupported_locks() {
         assert!(matches!(&error, Error::Invalid { message } if message.contains(word)), "{error}");
     }
     let error = MultiLock::new([cached_lock(&locks)]).try_acquire().await.unwrap_err();
-    assert!(matches!(&error, Error::Invalid { message } if message.contains("not kept")), "{error}");
+    assert!(matches!(&error, Error::Invalid { message } if message.contains("be cached")), "{error}");
     assert_eq!(requests(&server), 0);
 }
 

@@ -38,7 +38,7 @@ guard.release().await?;
 async fn mutex_example_runs() -> Outcome {
     let (_server, locks, _) = server();
 let lock = locks.lock("a");
-let guard = lock.try_acquire().await?.expect("nobody has it");
+let guard = lock.try_acquire().await?.expect("the lock is free");
 assert!(lock.try_acquire().await?.is_none());
 assert!(lock.clone().wait(Duration::from_millis(20)).acquire().await?.is_none());
 guard.release().await?;
@@ -49,7 +49,7 @@ guard.release().await?;
 #[tokio::test]
 async fn guard_example_runs() -> Outcome {
     let (server, locks, _) = server();
-let guard = locks.lock("a").try_acquire().await?.expect("nobody has it");
+let guard = locks.lock("a").try_acquire().await?.expect("the lock is free");
 tokio::spawn(async move { drop(guard) }).await?;
 locks.settle().await;
     assert!(crate::common::is_free(&server, "a"));
@@ -60,10 +60,10 @@ locks.settle().await;
 #[tokio::test]
 async fn fence_example_runs() -> Outcome {
     let (_server, locks, _) = server();
-let first = locks.lock("a").try_acquire().await?.expect("nobody has it");
+let first = locks.lock("a").try_acquire().await?.expect("the lock is free");
 let fence = first.fence();
 first.release().await?;
-let second = locks.lock("a").try_acquire().await?.expect("nobody has it");
+let second = locks.lock("a").try_acquire().await?.expect("the lock is free");
 assert!(second.fence() > fence);
     Ok(())
 }
@@ -72,8 +72,8 @@ assert!(second.fence() > fence);
 #[tokio::test]
 async fn lease_example_runs() -> Outcome {
     let (_server, locks, _) = server();
-let job = locks.lock("job").ephemeral().try_acquire().await?.expect("nobody has it");
-let short = locks.lock("short").lease(Duration::from_secs(5)).try_acquire().await?.expect("nobody has it");
+let job = locks.lock("job").ephemeral().try_acquire().await?.expect("the lock is free");
+let short = locks.lock("short").lease(Duration::from_secs(5)).try_acquire().await?.expect("the lock is free");
 short.renew(Duration::from_secs(10)).await?;
     job.check()?;
     Ok(())
@@ -98,7 +98,7 @@ let permit = locks.lock("licences").limit(5).try_acquire().await?.expect("one of
 #[tokio::test]
 async fn several_keys_example_runs() -> Outcome {
     let (_server, locks, _) = server();
-let both = locks.lock_all(["account:1", "account:2"]).try_acquire().await?.expect("nobody has them");
+let both = locks.lock_all(["account:1", "account:2"]).try_acquire().await?.expect("both are free");
 both.release().await?;
     Ok(())
 }
@@ -107,10 +107,10 @@ both.release().await?;
 #[tokio::test]
 async fn second_lock_example_runs() -> Outcome {
     let (_server, locks, _) = server();
-let mut from = locks.lock("account:1").try_acquire().await?.expect("nobody has it");
+let mut from = locks.lock("account:1").try_acquire().await?.expect("the lock is free");
 let to = from.acquire(&locks.lock("account:2").wait_forever()).await?.expect("it waits for it");
 to.release().await?;
-let again = from.acquire(&locks.lock("account:1")).await?.expect("it is had already");
+let again = from.acquire(&locks.lock("account:1")).await?.expect("a re-entry succeeds");
 again.release().await?;
 from.check()?;
     Ok(())
@@ -156,7 +156,7 @@ guard.release().await?;
 #[tokio::test]
 async fn info_and_force_example_runs() -> Outcome {
     let (_server, locks, _) = server();
-let mine = locks.lock("a").try_acquire().await?.expect("nobody has it");
+let mine = locks.lock("a").try_acquire().await?.expect("the lock is free");
 assert!(locks.locked("a").await?);
 let info = locks.info("a").await?.expect("it is held");
 assert_eq!(info.holders[0].owner, *mine.owner());
@@ -213,7 +213,7 @@ let account = locks.lock("account:7").keep(Duration::from_secs(5)).wait(Duration
 let first = account.acquire().await?.expect("granted in time");
 let fence = first.fence();
 first.release().await?;
-let second = account.acquire().await?.expect("it is at hand");
+let second = account.acquire().await?.expect("the lock is cached");
 assert_eq!(second.fence(), fence, "all uses in between are one hold");
 second.release().await?;
     Ok(())
@@ -224,7 +224,7 @@ second.release().await?;
 async fn loss_example_runs() -> Outcome {
     let (server, locks, _) = server();
     let break_it = async |key: &str| assert_eq!(say::<i64>(&server, &format!("LOCK.FORCE {key}")), 1);
-let guard = locks.lock("a").try_acquire().await?.expect("nobody has it");
+let guard = locks.lock("a").try_acquire().await?.expect("the lock is free");
 break_it("a").await;
 let stopped = guard.while_held(std::future::pending::<()>()).await;
 assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));

@@ -106,7 +106,10 @@ impl RedGuard {
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         self.check()?;
         if lease <= DRIFT {
-            let message = format!("{}: a lease is longer than what clocks may differ by meanwhile", self.keys());
+            let message = format!(
+                "{}: lease must be longer than {DRIFT:?}, the tolerance for clocks, got {lease:?}",
+                self.keys()
+            );
             return Err(Error::Invalid { message });
         }
         let mut renewing = JoinSet::new();

@@ -101,13 +101,13 @@ fn check_options(lock: &Lock) -> Result<(), Error> {
     let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", lock.keys()) });
     lock.check()?;
     if lock.terms().limit != Limit::One {
-        return invalid("what is locked together with others is a mutex: neither shared nor with a limit");
+        return invalid("a MultiLock locks mutexes only, without SHARED or LIMIT");
     }
     if lock.terms().kept {
-        return invalid("what is locked together with others is not kept");
+        return invalid("a lock of a MultiLock can't be cached");
     }
     if lock.waits_for() != Wait::Forever {
-        return invalid("how long it is waited for is said to the MultiLock, for all of them");
+        return invalid("set the wait on the MultiLock, not on one of its locks");
     }
     Ok(())
 }
@@ -115,10 +115,12 @@ fn check_options(lock: &Lock) -> Result<(), Error> {
 fn joined(group: &Lock, lock: &Lock) -> Result<Lock, Error> {
     let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", lock.keys()) });
     if group.keys().iter().any(|key| lock.keys().iter().any(|other| key == other)) {
-        return invalid("named twice");
+        return invalid("this key is named twice");
     }
     if group.terms() != lock.terms() {
-        return invalid("locks of one server and slot are taken in one step, so their terms have to be the same");
+        return invalid(
+            "the locks of one server and slot are acquired by one command, so their terms must be the same",
+        );
     }
     Ok(group.clone().and(lock))
 }
@@ -278,7 +280,7 @@ mod tests {
             other => panic!("{:?}", other.map(|groups| groups.len())),
         };
         assert!(refused(&[]).contains("one key"));
-        assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("named twice"));
+        assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("this key is named twice"));
         assert!(refused(&[locks.lock("a").shared()]).contains("a mutex"));
         let second = Duration::from_secs(1);
         assert!(refused(&[locks.lock("a").wait(second)]).contains("MultiLock"));

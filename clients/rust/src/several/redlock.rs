@@ -172,19 +172,19 @@ impl RedLock {
     fn in_order(&self) -> Result<Vec<Locks>, Error> {
         let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", self.keys) });
         if self.servers.is_empty() {
-            return invalid("a RedLock needs one server at least");
+            return invalid("a RedLock needs at least one server");
         }
         if self.server_timeout.is_zero() {
             return invalid("server_timeout must be longer than 0");
         }
         if self.terms.lease.map(Duration::from_millis).is_some_and(|lease| lease <= DRIFT) {
-            return invalid("a lease is longer than what clocks may differ by meanwhile: lease × 0.01 + 2 ms");
+            return invalid("lease must be longer than the tolerance for clocks: lease × 0.01 + 2 ms");
         }
         let place = |locks: &Locks| Ok((locks.client().shared().name.position(self.keys.first())?, locks.clone()));
         let mut servers = self.servers.iter().map(place).collect::<Result<Vec<_>, Error>>()?;
         servers.sort_by(|(one, _), (other, _)| one.cmp(other));
         if servers.windows(2).any(|pair| matches!(pair, [(one, _), (other, _)] if one.server == other.server)) {
-            return invalid("the servers of a RedLock are independent: none is named twice");
+            return invalid("the servers of a RedLock must be independent: one is named twice");
         }
         Ok(servers.into_iter().map(|(_, locks)| locks).collect())
     }

@@ -385,7 +385,7 @@ fn hold_of_session_is_not_renewed_until_it_reads() {
     bindings.wait_for_reader(id);
     assert_eq!(bindings.next_due(), Some(51), "only its end is of interest");
     bindings.read_by(2);
-    assert_eq!(bindings.next_due(), Some(51), "somebody else has read");
+    assert_eq!(bindings.next_due(), Some(51), "another session has read");
     bindings.read_by(1);
     assert_eq!((bindings.next_due(), bindings.take_due(11), bindings.take_due(11)), (Some(0), Some(id), None));
     assert_eq!(bindings.next_due(), Some(21));

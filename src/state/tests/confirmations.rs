@@ -82,7 +82,7 @@ fn acknowledgements_are_expected_soon_after_request() {
     assert!(all.expects_news(105));
     assert!(!all.expects_news(106), "too late");
     all.asked(1, 200);
-    assert!(!all.expects_news(200), "in the turn of the question");
+    assert!(!all.expects_news(200), "in the iteration in which the replicas are asked");
     assert!(all.expects_news(200));
 }
 

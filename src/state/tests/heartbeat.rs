@@ -40,7 +40,7 @@ fn reader_is_answered_when_heartbeat_would_be_late() {
     }
     let mut state = state(Some(NOW + 5000));
     state.bind(binding(1, 800, false), NOW);
-    assert!(!state.pending.is_ending(), "nobody keeps it alive");
+    assert!(!state.pending.is_ending(), "no read keeps it alive");
 }
 
 #[test]

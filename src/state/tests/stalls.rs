@@ -8,7 +8,7 @@ fn stalled_server_postpones_work_for_one_iteration() {
     let first = Some(100);
     assert!(!stalls.postpone(None, 500) && !stalls.postpone(first, 101));
     assert!(stalls.postpone(first, 500));
-    assert!(stalls.postpone(first, 501), "in the same turn");
+    assert!(stalls.postpone(first, 501), "in the same iteration");
     stalls.next_iteration();
     assert!(!stalls.postpone(first, 502));
 }

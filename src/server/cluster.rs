@@ -56,6 +56,8 @@ struct Slots {
     migrating: Vec<i64>,
     /// Slots that are being imported.
     importing: Vec<i64>,
+    /// Whether the cluster is down. Then a key in a migrating slot is not served even if it has not moved yet.
+    is_down: bool,
 }
 
 static SLOTS: MainThread<Slots> = MainThread::new();
@@ -77,25 +79,17 @@ pub fn served(ctx: Ctx, key: &Text) -> Served {
             Owner::Myself => None,
             Owner::Other(node) => slots.addresses.get(*node).cloned(),
         });
-        (owner, slots.migrating.contains(&slot), slots.importing.contains(&slot))
+        (owner, !slots.is_down && slots.migrating.contains(&slot), slots.importing.contains(&slot))
     });
     match owner {
         Some(Some(_)) if is_importing => {
-            if is_here(ctx, key) {
-                Served::Here
-            } else {
-                Served::Arriving
-            }
+            let is_here = Key::open(ctx, key.as_text()).kind() != Kind::Missing;
+            if is_here { Served::Here } else { Served::Arriving }
         }
         Some(Some(address)) => Served::Elsewhere(Place { slot, address }),
-        // A key that is still here is not served only because the cluster is down.
-        Some(None) if is_migrating && !is_here(ctx, key) => Served::Leaving,
+        Some(None) if is_migrating => Served::Leaving,
         Some(None) | None => Served::Nowhere,
     }
-}
-
-fn is_here(ctx: Ctx, key: &Text) -> bool {
-    Key::open(ctx, key.as_text()).kind() != Kind::Missing
 }
 
 /// Reads the slot table, unless the cached one is recent enough.
@@ -107,7 +101,9 @@ fn read_slots(ctx: Ctx) {
         // Not `CLUSTER SLOTS`: Valkey 8.0 composes its reply for a connection, and crashes if there is none.
         let nodes = call::run(ctx, c"CLUSTER", c"NODES", &[], Reply::bytes).unwrap_or_default();
         let slots = parse_slots(&String::from_utf8_lossy(&nodes));
-        SLOTS.with(|it| *it = Slots { read: Some(now), ..slots });
+        let info = call::run(ctx, c"CLUSTER", c"INFO", &[], Reply::bytes).unwrap_or_default();
+        let is_down = String::from_utf8_lossy(&info).lines().any(|line| line == "cluster_state:fail");
+        SLOTS.with(|it| *it = Slots { read: Some(now), is_down, ..slots });
     }
 }
 

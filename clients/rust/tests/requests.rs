@@ -118,7 +118,7 @@ async fn refusals_have_error_types() {
     assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
     assert!(is_free(&server, "a"));
     for (lock, word) in [
-        (locks.lock_all(["a", "b"]).shared(), "neither shared"),
+        (locks.lock_all(["a", "b"]).shared(), "only be locked as mutexes"),
         (locks.lock_all(<[&str; 0]>::default()), "one key"),
         (locks.lock("a").lease(Duration::ZERO), "longer than 0"),
     ] {

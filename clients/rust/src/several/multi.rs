@@ -281,10 +281,10 @@ mod tests {
         };
         assert!(refused(&[]).contains("one key"));
         assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("this key is named twice"));
-        assert!(refused(&[locks.lock("a").shared()]).contains("a mutex"));
+        assert!(refused(&[locks.lock("a").shared()]).contains("mutexes only"));
         let second = Duration::from_secs(1);
         assert!(refused(&[locks.lock("a").wait(second)]).contains("MultiLock"));
-        assert!(refused(&[locks.lock("a").keep(second)]).contains("not kept"));
+        assert!(refused(&[locks.lock("a").keep(second)]).contains("be cached"));
         assert!(refused(&[locks.lock("a"), locks.lock("b").lease(second)]).contains("terms"));
         assert!(refused(&[locks.lock("a").lease(Duration::ZERO)]).contains("longer than 0"));
         let other_database = Locks::open(PLACES[1]).unwrap();

@@ -1,12 +1,12 @@
-//! Runs that a draft of the checker took for violations.
+//! Runs in which the module is right although it may look wrong: the checker accepts them.
 
 use crate::breaks_nothing;
 
-/// Runs that a draft of the checker took for violations, by their seeds.
+/// Each comment says what the checker must allow.
 #[test]
 fn accepted_runs_violate_no_invariant() {
     let runs = [
-        // 71272: a partial release before the withdrawal: the locks of one grant are not withdrawn together any more.
+        // A partial release before the withdrawal: the locks of one grant are not withdrawn together any more.
         "c LOCK.MACQUIRE 2 k0 k1 o1
          b LOCK.ACQUIRE k0 o1 SESSION $s
          a LOCK.ACQUIRE k0 o0 LEASE 50 WAIT 300
@@ -14,7 +14,7 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.RELEASE k0 o1 ALL
          c LOCK.RELEASE k1 o1 ALL
          b LOCK.ACQUIRE k0 o1 WAIT 0 SESSION $s",
-        // 124690: a grant that was read while it was cancelled is not the outcome of a later request in the same
+        // A grant that was read while it was cancelled is not the outcome of a later request in the same
         // iteration.
         r"c LOCK.ACQUIRE k0 o0
          b LOCK.ACQUIRE k0 o1 WAIT 0
@@ -32,7 +32,7 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k0 o1 WAIT 0
          b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s
          d LOCK.RELEASE k0 o0 ALL",
-        // 143662: a repetition without REPLICAS, before its grant was read, may get the outcome of the one with them.
+        // A repetition without REPLICAS, before its grant was read, may get the outcome of the one with them.
         "!replicas 0 never 2000
          d LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
          +1
@@ -42,7 +42,7 @@ fn accepted_runs_violate_no_invariant() {
          a PERSIST k0
          s LOCK.EVENTS WAIT 0
          d LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $s",
-        // 157543: a grant closes a cycle, because its owner has two queued requests.
+        // A grant closes a cycle, because its owner has two queued requests.
         "a LOCK.ACQUIRE k1 o3 WATCHDOG
          b LOCK.ACQUIRE k0 o0
          b LOCK.ACQUIRE k2 o0
@@ -53,7 +53,7 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k2 o2 WAIT 300
          b LOCK.ACQUIRE k0 o1 WATCHDOG WAIT 20 WAITED 60000
          a LOCK.ACQUIRE k0 o3 WAIT 0",
-        // 129782: a client that receives `WAITING` late sent its request first.
+        // A client that receives `WAITING` late sent its request first.
         "s LOCK.EVENTS WAIT 50
          e LOCK.ACQUIRE k0 o2 LEASE 50
          s !stop-reading
@@ -63,7 +63,7 @@ fn accepted_runs_violate_no_invariant() {
          +1200
          e LOCK.ACQUIRE k0 o2
          a LOCK.ACQUIRE k0 o1 WAIT 300 SESSION $s",
-        // 1050980: as 124690, with `HOLDS`.
+        // A grant with `HOLDS` that was read while it was cancelled is not the outcome of a later request in the same iteration.
         "!replicas 0
          a LOCK.ACQUIRE k0 o1
          a LOCK.MACQUIRE 1 k0 o0 WAIT 300 SESSION $s
@@ -72,7 +72,7 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.RELEASE k0 o1
          +0
          b LOCK.ACQUIRE k0 o0 HOLDS 1 REPLICAS 1 SESSION $s",
-        // 157063: a heartbeat that is read late was composed before another command set an expiry.
+        // A heartbeat that is read late was composed before another command set an expiry.
         "c LOCK.ACQUIRE k2 o1 LEASE 7200000 WATCHDOG SESSION $s
          b LOCK.ACQUIRE k1 o0
          +400
@@ -81,13 +81,13 @@ fn accepted_runs_violate_no_invariant() {
          s !stop-reading
          +400
          b PEXPIRE k2 100000",
-        // 159674: a renewal that shortens the lease runs after the heartbeat request of the same poll.
+        // A renewal that shortens the lease runs after the heartbeat request of the same poll.
         "a LOCK.ACQUIRE k1 o1 LEASE 50 SESSION $s
          e LOCK.ACQUIRE k0 o0 WATCHDOG SESSION $s
          +120
          s LOCK.EVENTS WAIT 0 HEARTBEAT
          d LOCK.MRENEW 1 k0 o0 LEASE 50",
-        // 1020778: a missing confirmation is not the outcome of a request without REPLICAS.
+        // A missing confirmation is not the outcome of a request without REPLICAS.
         "b LOCK.ACQUIRE k0 o0 LEASE 50 SESSION $s
          b LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s
          a !stop-reading
@@ -97,7 +97,7 @@ fn accepted_runs_violate_no_invariant() {
          +1200
          b LOCK.ACQUIRE k0 o1
          a LOCK.ACQUIRE k0 o2 WAIT 20 SESSION $s",
-        // 1047202, 1099358: a client that Redis 7.2 might redirect gets its reply after the next run of the cron.
+        // A client that Redis 7.2 might redirect gets its reply after the next run of the cron.
         "b LOCK.ACQUIRE k0 o1 REPLICAS 1
          a DEBUG SLEEP 0.5
          a CLIENT PAUSE 5
@@ -121,7 +121,7 @@ fn accepted_runs_violate_no_invariant() {
          +400
          +1
          +400",
-        // 95291: a queued request was repeated after another one had bound the hold, and moves the binding.
+        // A queued request was repeated after another one had bound the hold, and moves the binding.
         "!replicas 20 2000
          b LOCK.ACQUIRE k0 o1 SESSION $s
          b LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $s
@@ -130,7 +130,7 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
          +400
          a LOCK.RELEASE k0 o1 ALL",
-        // 1039331, 1066216: a request without a received reply has given the binding a shorter lease.
+        // A request without a received reply has given the binding a shorter lease.
         "b LOCK.ACQUIRE k2 o1 LEASE 2000 WATCHDOG SESSION $s
          +120
          b !vanish
@@ -143,20 +143,20 @@ fn accepted_runs_violate_no_invariant() {
          +400
          s LOCK.EVENTS WAIT 0
          +1200",
-        // 1009142: a renewal that is cancelled in another database has bound the hold in that database.
+        // A renewal that is cancelled in another database has bound the hold in that database.
         "!replicas 0
          d LOCK.ACQUIRE k2 o1
          d LOCK.RENEW k2 o1 EPHEMERAL REPLICAS 1 SESSION $t
          +3
          b SWAPDB 0 1
          b LOCK.RELEASE k2 o1 ALL",
-        // 1052270: a client is redirected after its request was confirmed and bound.
+        // A client is redirected after its request was confirmed and bound.
         "!replicas 20
          d LOCK.ACQUIRE k1 o1
          c LOCK.ACQUIRE k1 o1 EPHEMERAL REPLICAS 1
          +1
          !slot k1 moves",
-        // 1077791: a withdrawal does not cancel a later wait.
+        // A withdrawal does not cancel a later wait.
         "b LOCK.MACQUIRE 2 k2 k1 o1
          b LOCK.FORCE k1
          +0
@@ -165,12 +165,12 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.RELEASE k2 o1 ALL
          d LOCK.ACQUIRE k1 o0 EPHEMERAL
          d CLIENT KILL ID #d SKIPME",
-        // 31664: a hold that another command wrote, and whose token is raised, is another hold.
+        // A hold that another command wrote, and whose token is raised, is another hold.
         r"c LOCK.ACQUIRE k1 o0 SESSION $s
          b RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
          b LOCK.RENEW k1 o0 FENCE 1800000060613967
          a LOCK.FORCE k1",
-        // 1069079: a lease expires, and again after the clock was set back; both events are read at once.
+        // A lease expires, and again after the clock was set back; both events are read at once.
         "c HDEL k2 #fence
          d CLIENT PAUSE 1000
          c LOCK.ACQUIRE k2 o0 LEASE 400 SESSION $s
@@ -178,14 +178,14 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.MRENEW 2 k2 k1 o0 LEASE 2000 SESSION $s
          +400
          !clock -60000",
-        // 1095153: a request that had to wait behind another one of its client has just run.
+        // A request that had to wait behind another one of its client has just run.
         "b LOCK.ACQUIRE k3 o2 REPLICAS 1
          b LOCK.ACQUIRE k0 o2 SESSION $s
          +0
          b DEL k0
          !clock -200
          +1200",
-        // 2000143, 2037302: the locks of one grant are withdrawn together, whatever `FENCE` made of their tokens and
+        // The locks of one grant are withdrawn together, whatever `FENCE` made of their tokens and
         // whichever session they are bound to.
         "a LOCK.MACQUIRE 2 k0 k2 o0 SESSION $s
          b LOCK.RENEW k0 o0 FENCE 1800000060534282
@@ -196,7 +196,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.RELEASE k1 o1 ALL
          d LOCK.MACQUIRE 1 k2 o1 SESSION $t
          b LOCK.RELEASE k1 o1",
-        // 2007209: so is an undelivered grant that another request has re-entered.
+        // So is an undelivered grant that another request has re-entered.
         "a LOCK.ACQUIRE k1 o1 LEASE 50
          b LOCK.MACQUIRE 2 k0 k1 o0 WAIT 0 SESSION $s
          s !vanish
@@ -206,7 +206,7 @@ fn accepted_runs_violate_no_invariant() {
          s LOCK.EVENTS WAIT 0
          a LOCK.ACQUIRE k0 o0
          a LOCK.RELEASE k1 o0 ALL",
-        // 2010557: of two similar requests, the one without a received outcome was ephemeral.
+        // Of two similar requests, the one without a received outcome was ephemeral.
         "b LOCK.ACQUIRE k2 o1 REPLICAS 1 SESSION $s
          +3
          a LOCK.MACQUIRE 2 k2
@@ -221,7 +221,7 @@ fn accepted_runs_violate_no_invariant() {
          s !vanish
          s LOCK.EVENTS WAIT 0
          b LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s",
-        // 2028161: a reply that is read late is about a hold that has ended since.
+        // A reply that is read late is about a hold that has ended since.
         "!replicas 20
          a LOCK.ACQUIRE k2 o3 EPHEMERAL REPLICAS 1 SESSION $s
          s LOCK.EVENTS WAIT 0
@@ -230,7 +230,7 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.MRENEW 3 k2 k1 k0 o3
          +400
          b CLIENT KILL ID #s",
-        // 2058243: the reply about a binding from before `FENCE` is read after the raise.
+        // The reply about a binding from before `FENCE` is read after the raise.
         "c LOCK.ACQUIRE k1 o2 EPHEMERAL
          c !stop-reading
          b LOCK.ACQUIRE k1 o2
@@ -241,7 +241,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k3 o0
          b LOCK.ACQUIRE k1 o2
          c LOCK.RENEW k1 o2 FENCE 1800000060849309",
-        // 2007110: a request that got its reply after a similar one has moved the binding, with REPLICAS.
+        // A request that got its reply after a similar one has moved the binding, with REPLICAS.
         "!replicas 20
          a LOCK.ACQUIRE k0 o1 SESSION $s
          a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
@@ -276,13 +276,13 @@ fn accepted_runs_violate_no_invariant() {
          s LOCK.EVENTS WAIT 50
          +3
          a LOCK.ACQUIRE k0 o0",
-        // 25460: a release without a received reply has shortened the lease.
+        // A release without a received reply has shortened the lease.
         "a LOCK.ACQUIRE k1 o0
          b LOCK.RELEASE k1 o0 LEASE 100
          c CLIENT KILL ID #b
          b DEBUG SLEEP 0.5
          a LOCK.ACQUIRE k1 o0",
-        // 1007073: a replica that is asked again before it has confirmed confirms late.
+        // A replica that is asked again before it has confirmed confirms late.
         "!replicas 2000 20
          d LOCK.ACQUIRE k3 o2
          d LOCK.ACQUIRE k3 o3 REPLICAS 1 WAIT 0
@@ -290,7 +290,7 @@ fn accepted_runs_violate_no_invariant() {
          +0
          +20
          b LOCK.ACQUIRE k1 o3 REPLICAS 1",
-        // 2016278: a hold that was restored from a dump is lost twice, and the event names its database.
+        // A hold that was restored from a dump is lost twice, and the event names its database.
         r"d RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00
          e LOCK.ACQUIRE k1 o0 LEASE 50 SESSION $t
          +1200
@@ -305,7 +305,7 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.ACQUIRE k2 o3 SHARED WAIT 0 SESSION $s
          a LOCK.ACQUIRE k2 o3 SHARED HOLDS 1 REPLICAS 1 SESSION $s
          a EXEC",
-        // 4800001144: a request waits in a database that is swapped for another one, where its owner holds the same
+        // A request waits in a database that is swapped for another one, where its owner holds the same
         // lock with WATCHDOG. The wait stays in its database, so it becomes a re-entry of that hold. It binds the hold
         // to its session without WATCHDOG, so renewals stop.
         "a LOCK.ACQUIRE k1 o1 LEASE 2000 WATCHDOG
@@ -314,7 +314,7 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.ACQUIRE k1 o3
          c LOCK.ACQUIRE k1 o1 LEASE 400 WAIT 0 SESSION $t
          c SWAPDB 0 1",
-        // 4800021569: a wait has timed out, but its client does not read. The user loses its rights, so it may neither
+        // A wait has timed out, but its client does not read. The user loses its rights, so it may neither
         // withdraw the request nor repeat it. The timeout that is read at last is the outcome of that wait; the refused
         // requests have none.
         "d !stop-reading
@@ -326,7 +326,7 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.RELEASE k1 o1 ALL
          d LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $t
          t LOCK.EVENTS WAIT 0",
-        // 4800024498: a renewal by the watchdog waits for replicas that are gone. A clock step of a minute backwards
+        // A renewal by the watchdog waits for replicas that are gone. A clock step of a minute backwards
         // prolongs this wait by a minute, longer than the clients are connected.
         "!replicas never never 20
          b LOCK.ACQUIRE k0 o1 LEASE 2000 WATCHDOG REPLICAS 1
@@ -334,14 +334,14 @@ fn accepted_runs_violate_no_invariant() {
          !replicas
          +1200
          !clock -60000",
-        // 4800030061: an immediate grant closes a cycle. o3 waits for k1, o1 waits for o3, and o1 gets a place of k1
+        // An immediate grant closes a cycle. o3 waits for k1, o1 waits for o3, and o1 gets a place of k1
         // before o3 because of WAITED. It does not wait, so no search for cycles takes place.
         "a LOCK.ACQUIRE k1 o2 LIMIT 3
          a LOCK.ACQUIRE k0 o3 WATCHDOG
          b LOCK.ACQUIRE k1 o3 WAIT 0 SESSION $s
          a LOCK.ACQUIRE k0 o1 WAIT 0
          b LOCK.ACQUIRE k1 o1 LIMIT 2 WATCHDOG WAIT 300 WAITED 5",
-        // 4800051299: the owner of a forced lock acquires it again, by a request without EPHEMERAL whose reply is never
+        // The owner of a forced lock acquires it again, by a request without EPHEMERAL whose reply is never
         // received. Its token is then raised: that is the token of the new hold.
         "c LOCK.MACQUIRE 2 k0 k1 o0 EPHEMERAL
          +1
@@ -349,7 +349,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.FORCE k1
          c LOCK.ACQUIRE k1 o0
          a LOCK.RENEW k1 o0 FENCE 1800000060790588",
-        // 4800052263: a lease expires during a pause, in which the key can't be removed, and its session is notified.
+        // A lease expires during a pause, in which the key can't be removed, and its session is notified.
         // Then the clock is set back, and the hold exists again, unbound. Its owner releases it before the session has
         // read the `lost` event.
         "b LOCK.RELEASE k2 o2
@@ -358,7 +358,7 @@ fn accepted_runs_violate_no_invariant() {
          +120
          !clock -60000
          d LOCK.RELEASE k1 o2",
-        // 4800054564: a session reads three events at once: a grant, its `unbound` because the server became a replica,
+        // A session reads three events at once: a grant, its `unbound` because the server became a replica,
         // and another grant with REPLICAS, which binds the hold again. Another client sets an expiry of 1 ms. A request
         // without REPLICAS extends the key, but not the confirmed deadline, and the hold ends at that.
         "c LOCK.ACQUIRE k0 o2 LEASE 1
@@ -375,7 +375,7 @@ fn accepted_runs_violate_no_invariant() {
          +0
          b PEXPIRE k0 1
          b LOCK.ACQUIRE k0 o1",
-        // 4800085267: the clock is set back just before the server refuses writes. The watched hold is over before its
+        // The clock is set back just before the server refuses writes. The watched hold is over before its
         // key could follow, so it ends as soon as writes are possible. Its client receives the grant only then.
         "a LOCK.ACQUIRE k2 o0 LEASE 50 WATCHDOG
          a !stop-reading
@@ -383,13 +383,13 @@ fn accepted_runs_violate_no_invariant() {
          b CONFIG SET min-replicas-to-write 1
          !clock -60000
          +400",
-        // 4800095347: a client that does not read receives late that it re-entered a hold, which has since ended with
+        // A client that does not read receives late that it re-entered a hold, which has since ended with
         // its session.
         "b LOCK.ACQUIRE k0 o0 EPHEMERAL SESSION $s
          a !stop-reading
          a LOCK.ACQUIRE k0 o0 WAIT 0
          s !end",
-        // 4800104567: a lease has expired, but another client gave the key a later expiry. The owner is granted the
+        // A lease has expired, but another client gave the key a later expiry. The owner is granted the
         // lock again and disconnects before replicas have confirmed it. The second hold is revoked, and not the first.
         "b LOCK.ACQUIRE k2 o1 SHARED LEASE 50
          b PEXPIRE k2 100000
@@ -397,7 +397,7 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k2 o1 REPLICAS 1
          +1
          b !end",
-        // 4800232624: the server becomes a replica, and a primary again in the same iteration. A request from before is
+        // The server becomes a replica, and a primary again in the same iteration. A request from before is
         // granted after that, with EPHEMERAL; a renewal without flags in the same session keeps that.
         "a LOCK.ACQUIRE k0 o3
          b LOCK.ACQUIRE k0 o2 EPHEMERAL WAIT 0 SESSION $s
@@ -408,7 +408,7 @@ fn accepted_runs_violate_no_invariant() {
          s LOCK.EVENTS
          +0
          e LOCK.MRENEW 2 k0 k2 o2 SESSION $s",
-        // 4800334013: another client writes a lock to the owner of a queued request. The owner re-enters it by another
+        // Another client writes a lock to the owner of a queued request. The owner re-enters it by another
         // request, with WATCHDOG. The outcome of the first wait comes after that: it binds the hold to its session
         // without WATCHDOG, and has not been read yet.
         r"b LOCK.ACQUIRE k0 o1
@@ -416,7 +416,7 @@ fn accepted_runs_violate_no_invariant() {
          +0
          b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
          e LOCK.MACQUIRE 1 k0 o0 LEASE 2000 WATCHDOG",
-        // 4800380069: a renewal of two locks finds that its owner does not hold one of them, and its client has
+        // A renewal of two locks finds that its owner does not hold one of them, and its client has
         // disconnected. That event is not the outcome of the queued request for the same lock, which times out later.
         "!replicas 20 20 2000
          b LOCK.ACQUIRE k1 o0 SESSION $s
@@ -425,21 +425,21 @@ fn accepted_runs_violate_no_invariant() {
          b !end
          +1200
          b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s",
-        // 4800398877: two locks are granted together to a client that disconnects before it reads the reply. A session
+        // Two locks are granted together to a client that disconnects before it reads the reply. A session
         // renews one of them and withdraws the other: the withdrawal ends both.
         "b LOCK.MACQUIRE 2 k2 k0 o0 WATCHDOG
          b !end
          +400
          a LOCK.RENEW k0 o0 SESSION $t
          a LOCK.RELEASE k2 o0 ALL",
-        // 4800479194: an unconfirmed hold is not renewed yet, and may end by itself. Two owners that wait for each
+        // An unconfirmed hold is not renewed yet, and may end by itself. Two owners that wait for each
         // other close a cycle only once replicas have confirmed it.
         "!replicas 20
          e LOCK.ACQUIRE k1 o1 WATCHDOG
          e LOCK.ACQUIRE k2 o0 WATCHDOG REPLICAS 1
          c LOCK.ACQUIRE k2 o1 WAIT 0
          d LOCK.ACQUIRE k1 o0 WAIT 0",
-        // 4800485829: the same, but the binding has ended with its session: the key's expiry counts.
+        // The same, but the binding has ended with its session: the key's expiry counts.
         "b LOCK.ACQUIRE k0 o0
          a LOCK.ACQUIRE k0 o1 LEASE 7200000 WAIT 0 SESSION $t
          +1
@@ -450,14 +450,14 @@ fn accepted_runs_violate_no_invariant() {
          t !end
          +400
          a PEXPIRE k0 1",
-        // 4800451212: a session re-enters a watched hold with REPLICAS, and reads once before the confirmation. The
+        // A session re-enters a watched hold with REPLICAS, and reads once before the confirmation. The
         // re-entry binds the hold again, and the session reads no more, so it is considered dead.
         "!replicas 20
          e LOCK.MACQUIRE 1 k0 o0 LEASE 400 WATCHDOG SESSION $s
          e LOCK.ACQUIRE k0 o0 LEASE 400 REPLICAS 1 SESSION $s
          +3
          s LOCK.EVENTS",
-        // 4800480512: a grant with REPLICAS bound a hold to a session that no longer reads. The owner releases to a
+        // A grant with REPLICAS bound a hold to a session that no longer reads. The owner releases to a
         // count and shortens the lease. A re-entry without REPLICAS then extends the key, but not the confirmed
         // deadline.
         "!replicas 0 never 0
@@ -470,12 +470,12 @@ fn accepted_runs_violate_no_invariant() {
          +1
          c LOCK.RELEASE k1 o0 LEASE 100
          b LOCK.ACQUIRE k1 o0",
-        // 4800704048: MRENEW of one lock, and RENEW of it with the same options: the second repeats the first, and both
+        // MRENEW of one lock, and RENEW of it with the same options: the second repeats the first, and both
         // have one outcome.
         "a LOCK.ACQUIRE k0 o0
          b LOCK.MRENEW 1 k0 o0 REPLICAS 1 SESSION $s
          d LOCK.RENEW k0 o0 REPLICAS 1 SESSION $s",
-        // 4800658221: a hold expires while writes are refused, before its key could follow a clock step, and its
+        // A hold expires while writes are refused, before its key could follow a clock step, and its
         // session is notified. Then the server becomes a replica, which writes nothing by itself, so the key stays
         // unchanged.
         "b LOCK.ACQUIRE k1 o0 LEASE 2000 WATCHDOG SESSION $s
@@ -487,7 +487,7 @@ fn accepted_runs_violate_no_invariant() {
          t LOCK.EVENTS WAIT 0
          +1200
          c REPLICAOF 127.0.0.1 1",
-        // 4800013843: a role change ends two waits, and a renewal finds no hold. Each has its outcome, although it is
+        // A role change ends two waits, and a renewal finds no hold. Each has its outcome, although it is
         // unknown which event belongs to which.
         "c LOCK.ACQUIRE k2 o0
          d LOCK.ACQUIRE k2 o2 WAIT 20 SESSION $t
@@ -500,14 +500,14 @@ fn accepted_runs_violate_no_invariant() {
          e LOCK.RELEASE k1 o0
          c LOCK.MRENEW 2 k0 k2 o2 REPLICAS 1 SESSION $t
          e LOCK.ACQUIRE k0 o2",
-        // 28790: a request that waited for another one of its owner has re-entered a confirmed hold, and does not
+        // A request that waited for another one of its owner has re-entered a confirmed hold, and does not
         // extend it.
         "!replicas 20
          s LOCK.ACQUIRE k0 o0 REPLICAS 1
          c LOCK.ACQUIRE k0 o0 LEASE 7200000 WAIT 0 SESSION $s
          +1200
          s LOCK.EVENTS",
-        // 31755: a renewal without REPLICAS has shortened the lease before the grant was read: the hold ends at that.
+        // A renewal without REPLICAS has shortened the lease before the grant was read: the hold ends at that.
         "!replicas 0 20 0
          b LOCK.ACQUIRE k0 o0 REPLICAS 1 WATCHDOG SESSION $t
          +20
@@ -516,7 +516,7 @@ fn accepted_runs_violate_no_invariant() {
          +20
          +120
          t LOCK.EVENTS",
-        // 558782, 586386: an owner is granted a lock again while SWAPDB has put its hold elsewhere, and ends that
+        // An owner is granted a lock again while SWAPDB has put its hold elsewhere, and ends that
         // grant; then the earlier hold comes back.
         "a LOCK.ACQUIRE k2 o1 EPHEMERAL
          a SWAPDB 0 1
@@ -533,7 +533,7 @@ fn accepted_runs_violate_no_invariant() {
          d SWAPDB 0 1
          +0
          b LOCK.ACQUIRE k1 o2",
-        // 503514: a second clock step after a grant that was received late: the hold is over, whatever its key says.
+        // A second clock step after a grant that was received late: the hold is over, whatever its key says.
         "a LOCK.ACQUIRE k2 o2 LEASE 400
          a LOCK.ACQUIRE k2 o3 LEASE 2000 WAIT 0 SESSION $t
          +1200
@@ -544,7 +544,7 @@ fn accepted_runs_violate_no_invariant() {
          +400
          !clock -200
          a LOCK.ACQUIRE k1 o0",
-        // 598889: while the clock steps, the module has not seen yet that another client changed the expiry: the key
+        // While the clock steps, the module has not seen yet that another client changed the expiry: the key
         // stays as it is, also at a second step, until writes are possible.
         "a LOCK.ACQUIRE k1 o0
          c LOCK.ACQUIRE k1 o2 WAIT 0
@@ -558,21 +558,21 @@ fn accepted_runs_violate_no_invariant() {
          b CLIENT PAUSE 1000
          +20
          !clock 200",
-        // 591045: a renewal with REPLICAS shortens the lease before its outcome is read.
+        // A renewal with REPLICAS shortens the lease before its outcome is read.
         "!replicas 20 20
          b LOCK.ACQUIRE k2 o0 LEASE 20 SESSION $s
          b LOCK.ACQUIRE k0 o1 LEASE 2000 WATCHDOG SESSION $s
          +1200
          s LOCK.EVENTS WAIT 0
          b LOCK.RENEW k0 o1 LEASE 400 REPLICAS 1 SESSION $s",
-        // 342756: of two requests with REPLICAS, replicas have confirmed the first: the hold ends at its deadline.
+        // Of two requests with REPLICAS, replicas have confirmed the first: the hold ends at its deadline.
         "b LOCK.SESSION REPLACES $a
          b LOCK.ACQUIRE k0 o1 LEASE 50 REPLICAS 1
          +3
          a LOCK.ACQUIRE k0 o1 WAIT 20
          b LOCK.ACQUIRE k0 o1 REPLICAS 1
          !replicas never never",
-        // 206284: a release with LEASE shortens a confirmed deadline, and a re-entry in the same iteration hides that.
+        // A release with LEASE shortens a confirmed deadline, and a re-entry in the same iteration hides that.
         "!replicas 20 2000
          a LOCK.ACQUIRE k0 o3 EPHEMERAL REPLICAS 1
          +1200
@@ -581,7 +581,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.RELEASE k0 o3 HOLDS 1 LEASE 30
          b CLIENT PAUSE 1000
          +20",
-        // 522496, 742733, 753689: two like requests with different leases: the checker does not know which one bound
+        // Two like requests with different leases: the checker does not know which one bound
         // the hold, nor how often its session is to read.
         "c LOCK.ACQUIRE k1 o2
          s LOCK.ACQUIRE k1 o0 LEASE 50 WATCHDOG WAIT 20 SESSION *
@@ -609,7 +609,7 @@ fn accepted_runs_violate_no_invariant() {
          s LOCK.EVENTS
          +3
          s LOCK.EVENTS WAIT 0",
-        // 387191: of a renewal and an acquisition with the same outcomes, it is unknown which one an event ends.
+        // Of a renewal and an acquisition with the same outcomes, it is unknown which one an event ends.
         "!replicas 20 0
          a LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $s
          +400
@@ -619,7 +619,7 @@ fn accepted_runs_violate_no_invariant() {
          +1
          b LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $s
          b LOCK.RELEASE k1 o0 ALL",
-        // 2013239: another client writes a hold with a shorter expiry while replicas confirm it, and that is what they
+        // Another client writes a hold with a shorter expiry while replicas confirm it, and that is what they
         // confirm.
         r"!replicas never 0
          a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
@@ -628,7 +628,7 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s
          a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
          a LOCK.ACQUIRE k0 o0 WAIT 0",
-        // 2137129: within a transaction, the second of two requests of an owner takes over the position of the first,
+        // Within a transaction, the second of two requests of an owner takes over the position of the first,
         // whatever it has WAITED.
         "e LOCK.RELEASE k0 o3
          a LOCK.ACQUIRE k1 o2 WAIT 0
@@ -637,7 +637,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k1 o3 WAIT 300 WAITED 300 SESSION $s
          c EXEC
          e LOCK.ACQUIRE k1 o0 LEASE 50",
-        // 2177813: a hold is forced, its owner is granted the lock again, and raises that token: a hold with a count of
+        // A hold is forced, its owner is granted the lock again, and raises that token: a hold with a count of
         // its own.
         "a LOCK.ACQUIRE k0 o2
          b LOCK.MACQUIRE 1 k0 o2
@@ -648,7 +648,7 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.ACQUIRE k0 o1 REPLICAS 1
          a LOCK.RENEW k0 o2 FENCE 1800001200319410
          c DEBUG SLEEP 3",
-        // 2188718: after a SWAPDB, a hold is looked for under its token first, and only then under a token that FENCE
+        // After a SWAPDB, a hold is looked for under its token first, and only then under a token that FENCE
         // named.
         "!replicas 2000 20 never
          s LOCK.ACQUIRE k2 o2
@@ -658,7 +658,7 @@ fn accepted_runs_violate_no_invariant() {
          +0
          c LOCK.ACQUIRE k2 o2 EPHEMERAL
          a SWAPDB 0 1",
-        // 2228845: a hold is bound when replicas have confirmed it, before or after a later request gives it another
+        // A hold is bound when replicas have confirmed it, before or after a later request gives it another
         // lease.
         "d LOCK.ACQUIRE k1 o0 REPLICAS 1 WATCHDOG SESSION $t
          +400
@@ -667,7 +667,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k1 o0 LEASE 400 WATCHDOG SESSION $t
          +0
          t LOCK.EVENTS WAIT 0 HEARTBEAT",
-        // 2192353: a hold expires while clients are paused, and its session reads that right after the pause, before
+        // A hold expires while clients are paused, and its session reads that right after the pause, before
         // the module could end the hold.
         "!replicas 20
          a LOCK.ACQUIRE k2 o0
@@ -679,7 +679,7 @@ fn accepted_runs_violate_no_invariant() {
          +120
          t LOCK.ACQUIRE k1 o0
          t LOCK.EVENTS WAIT 0",
-        // 3268126: a hold that ended at the deadline that its replicas have confirmed, before its longer lease, and the next one of
+        // A hold that ended at the deadline that its replicas have confirmed, before its longer lease, and the next one of
         // its owner, whose reply has yet to come.
         "!replicas 20 2000 20
          t LOCK.ACQUIRE k1 o2 LEASE 50 REPLICAS 1
@@ -690,7 +690,7 @@ fn accepted_runs_violate_no_invariant() {
          t LOCK.ACQUIRE k1 o2
          b LOCK.MACQUIRE 2 k0 SESSION $t
          b LOCK.ACQUIRE k1 o2 LEASE 50 REPLICAS 1",
-        // 3193503: the owner acquired the lock again under another limit, in a request whose client received no reply.
+        // The owner acquired the lock again under another limit, in a request whose client received no reply.
         // Then a renewal raises the token. The earlier hold had expired, or was forced.
         "!clock -200
          a LOCK.ACQUIRE k2 o2 LEASE 50
@@ -707,7 +707,7 @@ fn accepted_runs_violate_no_invariant() {
          c !end
          d LOCK.RENEW k2 o2 FENCE 1800000001411147
          d LOCK.ACQUIRE k2 o0 SHARED",
-        // 3029041: an event that a session had read cannot be the outcome of what it sent afterwards.
+        // An event that a session had read cannot be the outcome of what it sent afterwards.
         "!replicas 0
          b !stop-reading
          a LOCK.ACQUIRE k0 o0
@@ -717,20 +717,20 @@ fn accepted_runs_violate_no_invariant() {
          t LOCK.EVENTS
          t LOCK.ACQUIRE k0 o1 LEASE 50 REPLICAS 1 SESSION *
          a LOCK.ACQUIRE k0 o1 WAIT 20",
-        // 3113216: a renewal of several locks that is repeated gets an outcome for each lock each time.
+        // A renewal of several locks that is repeated gets an outcome for each lock each time.
         "!replicas 0 never 2000
          c LOCK.ACQUIRE k0 o1
          a LOCK.ACQUIRE k0 o0 WAIT 300
          a LOCK.MRENEW 2 k1 k0 o1 LEASE 30000 REPLICAS 1 SESSION $s
          c LOCK.MRENEW 2 k1 k0 o1 LEASE 30000 REPLICAS 1 SESSION $s",
-        // 3395462: the owner's renewal, with a shorter lease, hides that of the watchdog right before.
+        // The owner's renewal, with a shorter lease, hides that of the watchdog right before.
         "b LOCK.ACQUIRE k0 o1 LEASE 2000 WATCHDOG SESSION $s
          +1200
          s LOCK.EVENTS
          a LOCK.ACQUIRE k0 o0 WAIT 0
          a LOCK.RENEW k0 o1 LEASE 50
          b LOCK.ACQUIRE k0 o0 WAIT 0",
-        // 3419356: a lock that was released and then restored is not bound.
+        // A lock that was released and then restored is not bound.
         r"a RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
          !replicas 2000 2000 20
          s LOCK.EVENTS WAIT 0
@@ -742,7 +742,7 @@ fn accepted_runs_violate_no_invariant() {
          c RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
          c LOCK.MACQUIRE 1 k0 o0
          c SET k0 x",
-        // 3442720: a late reply to an earlier request says nothing of a deadline that was seen since.
+        // A late reply to an earlier request says nothing of a deadline that was seen since.
         "!replicas never 2000 20
          a !stop-reading
          a LOCK.ACQUIRE k0 o2 WATCHDOG SESSION $s
@@ -751,7 +751,7 @@ fn accepted_runs_violate_no_invariant() {
          a PEXPIRE k0 30
          +20
          s LOCK.EVENTS",
-        // 3629382: what ends while its connection is no session yet is not reported later.
+        // What ends while its connection is no session yet is not reported later.
         "!replicas 0 never
          a LOCK.ACQUIRE k0 o2 LEASE 400 EPHEMERAL REPLICAS 1
          c PERSIST k0
@@ -759,7 +759,7 @@ fn accepted_runs_violate_no_invariant() {
          !misconf on
          +1200
          a LOCK.SESSION REPLACES $s",
-        // 3860226: the outcome may be that of a request whose `WAITING` was never read.
+        // The outcome may be that of a request whose `WAITING` was never read.
         "!replicas 20
          b LOCK.ACQUIRE k0 o2
          s LOCK.EVENTS WAIT 0
@@ -783,7 +783,7 @@ fn accepted_runs_violate_no_invariant() {
          a PEXPIRE k0 30
          +20
          s LOCK.EVENTS",
-        // 3442720: a late reply is about a hold that a `lost` event named before.
+        // A late reply is about a hold that a `lost` event named before.
         "!replicas never 2000 20
          a !stop-reading
          b LOCK.ACQUIRE k0 o2 REPLICAS 1 SESSION $s
@@ -793,7 +793,7 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.RENEW k0 o2
          +120
          s LOCK.EVENTS",
-        // 3775417, 5236533: a hold whose key has yet to follow a clock step is over before its connection becomes a session.
+        // A hold whose key has yet to follow a clock step is over before its connection becomes a session.
         "b LOCK.ACQUIRE k1 o1 LEASE 400 EPHEMERAL
          +1
          !misconf on
@@ -801,13 +801,13 @@ fn accepted_runs_violate_no_invariant() {
          t LOCK.EVENTS WAIT 50
          +400
          b LOCK.SESSION REPLACES $a",
-        // 5154375: another command writes a hold of an owner that has just released its own.
+        // Another command writes a hold of an owner that has just released its own.
         "s LOCK.EVENTS WAIT 50
          a LOCK.ACQUIRE k0 o0 LEASE 400 WATCHDOG SESSION $s
          s LOCK.EVENTS WAIT 0
          c HSET k0 o0 2
          a LOCK.RELEASE k0 o0",
-        // 6028970: a hold that is over, whatever its key says, stays so when its session ends.
+        // A hold that is over, whatever its key says, stays so when its session ends.
         "a LOCK.ACQUIRE k0 o2 LEASE 50
          s LOCK.ACQUIRE k0 o0 LEASE 400 WAIT 0 SESSION *
          +120
@@ -819,7 +819,7 @@ fn accepted_runs_violate_no_invariant() {
          +2
          c CONFIG SET min-replicas-to-write 0
          +400",
-        // 77004906: the token is raised before a shorter lease is over, by a request whose reply is not read yet.
+        // The token is raised before a shorter lease is over, by a request whose reply is not read yet.
         "a LOCK.MACQUIRE 3 k0 k2 k3 o0 EPHEMERAL
          a LOCK.MACQUIRE 2 k2 k0 o0
          c !stop-reading
@@ -827,7 +827,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.RENEW k2 o0 FENCE 1800000001342133
          +1200
          b LOCK.RENEW k1 o0",
-        // 91014859: a hold ends at its confirmed deadline in the iteration in which its session is killed.
+        // A hold ends at its confirmed deadline in the iteration in which its session is killed.
         "!replicas 20 never
          b LOCK.ACQUIRE k1 o0 LEASE 50
          b LOCK.ACQUIRE k1 o0 LEASE 2000 REPLICAS 1 SESSION $s
@@ -836,7 +836,7 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.ACQUIRE k1 o1 WAIT 0
          d CLIENT KILL ID #s
          b LOCK.ACQUIRE k1 o0",
-        // 7009318: a hold that outlasts a release ends when an earlier grant to its owner is revoked.
+        // A hold that outlasts a release ends when an earlier grant to its owner is revoked.
         "a LOCK.ACQUIRE k0 o0
          s LOCK.ACQUIRE k2 o0
          b LOCK.ACQUIRE k0 o1 WAIT 0
@@ -847,14 +847,14 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k0 o1 WAIT 0
          c !end
          d LOCK.RELEASE k0 o1",
-        // 7013990: a hold is lost under a token that a request without a received reply has raised.
+        // A hold is lost under a token that a request without a received reply has raised.
         "b LOCK.ACQUIRE k0 o0 SESSION $s
          s LOCK.EVENTS WAIT 0
          +20
          b !vanish
          b LOCK.RENEW k0 o0 FENCE 1800001200510660
          b LOCK.FORCE k0",
-        // 7015546: a key of the same name in another database is forced and written, and then swapped away.
+        // A key of the same name in another database is forced and written, and then swapped away.
         "s LOCK.ACQUIRE k0 o1 EPHEMERAL
          b LOCK.MACQUIRE 2 k0 k2 o2 WAIT 0
          a SWAPDB 0 1
@@ -864,7 +864,7 @@ fn accepted_runs_violate_no_invariant() {
          c SWAPDB 0 1
          +0
          a LOCK.MRENEW 3 k2 k1 k0 o1",
-        // 10093430: which of two similar requests was granted is unknown, and the lease is over before the second began.
+        // Which of two similar requests was granted is unknown, and the lease is over before the second began.
         "d LOCK.ACQUIRE k1 o0
          d LOCK.ACQUIRE k1 o1 LEASE 50 WAIT 300 SESSION $s
          d LOCK.ACQUIRE k1 o3 WAIT 0 SESSION $s
@@ -873,7 +873,7 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.MRELEASE 1 k1 o0
          c DEBUG SLEEP 3
          a LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $s",
-        // 10165580: a request without a received reply shortened what replicas confirm, before the clock was set back.
+        // A request without a received reply shortened what replicas confirm, before the clock was set back.
         "!replicas 20
          b DEL k0
          b !vanish
@@ -893,7 +893,7 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k0 o0
          +3
          !clock -200",
-        // 10183442: a hold that is over while writes are refused stays in its key when the server becomes a replica.
+        // A hold that is over while writes are refused stays in its key when the server becomes a replica.
         "!replicas never 20 20
          a LOCK.ACQUIRE k2 o1
          b LOCK.MRENEW 1 k2 o1 LEASE 2000 REPLICAS 1 SESSION $s
@@ -932,7 +932,7 @@ fn accepted_runs_violate_no_invariant() {
          +1200
          +1200
          c REPLICAOF 127.0.0.1 1",
-        // 20064393: replies to a binding that its session has made anew since are received late.
+        // Replies to a binding that its session has made anew since are received late.
         "s LOCK.EVENTS WAIT 0
          a LOCK.ACQUIRE k0 o2 WATCHDOG SESSION $s
          b !stop-reading

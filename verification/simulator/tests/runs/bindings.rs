@@ -12,7 +12,7 @@ fn ephemeral_hold_is_not_reentered_after_disconnect() {
     );
 }
 
-/// Seed 22176: the key of a hold has lost its expiry, so the hold never ends.
+/// The key of a hold has lost its expiry, so the hold never ends.
 #[test]
 fn endless_hold_does_not_delay_other_renewals() {
     breaks_nothing(
@@ -25,7 +25,7 @@ fn endless_hold_does_not_delay_other_renewals() {
     );
 }
 
-/// Seed 15754: the locks that the owner already holds get another token.
+/// The locks that the owner already holds get another token.
 #[test]
 fn partly_held_request_keeps_bindings() {
     breaks_nothing(

@@ -2,7 +2,7 @@
 
 use crate::{breaks_nothing, expect_reply};
 
-/// Seeds 4800393044, 4800596028: also when writes are refused, or both happen in one iteration.
+/// Also when writes are refused, or both happen in one iteration.
 #[test]
 fn bound_hold_follows_clock_step_after_swap() {
     breaks_nothing(
@@ -53,7 +53,7 @@ fn bound_hold_follows_clock_step() {
              +400"
         ));
     }
-    // 1039626. The key expires, and the clock is set back before anything else happens.
+    // The key expires, and the clock is set back before anything else happens.
     breaks_nothing(
         "c LOCK.ACQUIRE k o SESSION $s
          +3
@@ -65,7 +65,7 @@ fn bound_hold_follows_clock_step() {
     );
 }
 
-/// Seeds 3210, 11606: the module writes the lock again after a clock step.
+/// The module writes the lock again after a clock step.
 #[test]
 fn rewritten_lock_keeps_its_limit() {
     breaks_nothing(
@@ -104,7 +104,7 @@ fn rewritten_lock_keeps_limit_of_reentry() {
     );
 }
 
-/// Seed 3109980: another client's change of the expiry follows each later step, however late the module reads the key.
+/// Another client's change of the expiry follows each later step, however late the module reads the key.
 #[test]
 fn changed_expiry_follows_later_clock_step_while_writes_are_refused() {
     for before in ["", "b LOCK.ACQUIRE k1 o1 LEASE 7200000 SESSION $s"] {
@@ -151,7 +151,7 @@ fn clock_step_restores_no_ended_hold() {
     }
 }
 
-/// Seed 3210758: a lease expires while clients are paused, so its key is hidden and not removed. A step back does not prolong it.
+/// A lease expires while clients are paused, so its key is hidden and not removed. A step back does not prolong it.
 #[test]
 fn clock_step_back_prolongs_no_bound_lease_that_expired_in_pause() {
     for flag in ["EPHEMERAL", "WATCHDOG", "SESSION $s"] {
@@ -174,7 +174,7 @@ fn clock_step_back_prolongs_no_bound_lease_that_expired_in_pause() {
     }
 }
 
-/// Seed 3710917: a lease expires, its owner waits for the lock, and then the clock is set back, so that the hold exists
+/// A lease expires, its owner waits for the lock, and then the clock is set back, so that the hold exists
 /// again.
 #[test]
 fn waiting_owner_reenters_hold_that_clock_step_restored() {
@@ -194,7 +194,7 @@ fn waiting_owner_reenters_hold_that_clock_step_restored() {
     );
 }
 
-/// Seed 3806481: the module's timer is set for the end of that lease, but the event loop waits by the monotonic clock.
+/// The module's timer is set for the end of that lease, but the event loop waits by the monotonic clock.
 #[test]
 fn waiter_is_served_when_a_clock_step_ends_an_unbound_lease() {
     expect_reply(

@@ -73,7 +73,7 @@ fn hold_is_renewed_while_slot_is_imported() {
     );
 }
 
-/// Seed 5045104: the holder's request is queued behind one with an earlier `WAITED`, and must not wait until its own
+/// The holder's request is queued behind one with an earlier `WAITED`, and must not wait until its own
 /// hold ends.
 #[test]
 fn waiting_holder_reenters_when_its_slot_is_served_again() {

@@ -29,7 +29,7 @@ fn waiters_of_deleted_keys_are_served_in_one_slice() {
     }
 }
 
-/// Seed 430975: an earlier hold of the owner has ended, and its grant was not delivered. A request that repeats a later
+/// An earlier hold of the owner has ended, and its grant was not delivered. A request that repeats a later
 /// grant must not take over that undelivered one.
 #[test]
 fn later_hold_outlives_undelivered_grant_of_an_earlier_one() {
@@ -45,7 +45,7 @@ fn later_hold_outlives_undelivered_grant_of_an_earlier_one() {
     );
 }
 
-/// Seed 398115: a re-entry that binds is confirmed, and its client gets an error before the reply is written. The
+/// A re-entry that binds is confirmed, and its client gets an error before the reply is written. The
 /// earlier hold keeps its own binding, or none.
 #[test]
 fn binding_of_revoked_reentry_promises_nothing() {
@@ -59,7 +59,7 @@ fn binding_of_revoked_reentry_promises_nothing() {
     );
 }
 
-/// Seed 743248: another client has lowered the hold count, so the revocation of a re-entry ends a hold that its session relies on.
+/// Another client has lowered the hold count, so the revocation of a re-entry ends a hold that its session relies on.
 #[test]
 fn session_is_notified_when_revoked_reentry_ends_its_hold() {
     breaks_nothing(
@@ -71,7 +71,7 @@ fn session_is_notified_when_revoked_reentry_ends_its_hold() {
     );
 }
 
-/// Seeds 1992, 18806: a grant that is about to be revoked.
+/// A grant that is about to be revoked.
 #[test]
 fn undeliverable_grant_is_not_reentered() {
     breaks_nothing(
@@ -97,7 +97,7 @@ fn undeliverable_grant_is_not_reentered() {
     );
 }
 
-/// Seeds 9938, 39277: the session is killed before it reads the event of its grant.
+/// The session is killed before it reads the event of its grant.
 #[test]
 fn revoked_reentry_keeps_deadline() {
     breaks_nothing(
@@ -166,7 +166,7 @@ fn grant_stays_once_its_event_is_read() {
     );
 }
 
-/// Seed 80581: a re-entry that is not revoked blocks every later request of its owner.
+/// A re-entry that is not revoked blocks every later request of its owner.
 #[test]
 fn unread_reentry_is_revoked_when_withdrawn() {
     breaks_nothing(
@@ -184,7 +184,7 @@ fn unread_reentry_is_revoked_when_withdrawn() {
     );
 }
 
-/// Seed 1037094: other requests of the owner must not re-enter a grant that ends with its connection.
+/// Other requests of the owner must not re-enter a grant that ends with its connection.
 #[test]
 fn unsent_grant_blocks_pipelined_requests_of_owner() {
     breaks_nothing(
@@ -218,7 +218,7 @@ fn released_reentry_is_not_revoked_again() {
     expect_reply(CLOSED, 'x', "1");
 }
 
-/// Seed 6020378: a session repeats an acquisition while the reply to another connection of the same owner is about to be
+/// A session repeats an acquisition while the reply to another connection of the same owner is about to be
 /// composed. When the session ends, the hold of that connection stays.
 #[test]
 fn revoked_repetition_takes_no_delivered_hold() {
@@ -291,7 +291,7 @@ fn revoked_repetition_leaves_hold_to_the_one_before_it() {
     );
 }
 
-/// Seed 20022209: an owner releases one of two undelivered holds and re-enters. When the session that has not read its grants
+/// An owner releases one of two undelivered holds and re-enters. When the session that has not read its grants
 /// ends, the re-entry stays.
 #[test]
 fn released_hold_is_not_revoked_as_well() {

@@ -40,7 +40,7 @@ fn holders_count_until_they_release() {
     expect_reply(&format!("{TWO}\na LOCK.ACQUIRE k a SHARED\n+1"), 'a', "the owner holds this lock under LIMIT 2");
 }
 
-/// Seed 9008206: a holder whose place another owner was granted must not hold the lock again when another client
+/// A holder whose place another owner was granted must not hold the lock again when another client
 /// removes the key's expiry.
 #[test]
 fn grant_removes_holder_whose_place_it_takes() {

@@ -38,7 +38,7 @@ fn revocation_precedes_requests_after_refused_writes() {
     );
 }
 
-/// Seed 4800155577: the server refuses writes from the same transaction on.
+/// The server refuses writes from the same transaction on.
 #[test]
 fn loss_is_notified_while_writes_are_refused() {
     expect_reply(
@@ -56,7 +56,7 @@ fn loss_is_notified_while_writes_are_refused() {
     );
 }
 
-/// Seed 3366428: a waiter is served without delay, although writes were refused when the module last had something to
+/// A waiter is served without delay, although writes were refused when the module last had something to
 /// write.
 #[test]
 fn grant_is_prompt_once_writes_are_accepted_again() {

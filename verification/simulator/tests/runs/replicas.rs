@@ -2,7 +2,7 @@
 
 use crate::{breaks_nothing, expect_reply};
 
-/// Seed 2058179: with another `TOKEN` or `FENCE` it is another request, and must not get the outcome of the first.
+/// With another `TOKEN` or `FENCE` it is another request, and must not get the outcome of the first.
 #[test]
 fn renewal_is_refused_when_repeated_with_other_options() {
     const RENEWED: &str = "!replicas 20
@@ -200,7 +200,7 @@ fn release_all_ends_request_during_confirmation() {
     );
 }
 
-/// Seed 36830: the session closes while replicas confirm its renewal.
+/// The session closes while replicas confirm its renewal.
 #[test]
 fn request_behind_renewal_is_served_when_session_closes() {
     breaks_nothing(

@@ -85,61 +85,53 @@ func TestWaitsLeaveConnectionsFree(t *testing.T) {
 	})
 }
 
+// exhausted returns a client whose connections are taken by two waits, and how to end these. Polls, and waits for the empty
+// name, get the replies of a function.
+func exhausted(t *testing.T, polled func() string) (*Client, func()) {
+	t.Helper()
+	release := make(chan struct{})
+	f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(r received) string {
+		switch wait := r.option("WAIT"); {
+		case wait == "":
+			return null
+		case wait == "100" || r.command[1] == "":
+			return polled()
+		}
+		<-release
+		return token
+	}}})
+	c := f.client(func(config *Config) { config.MaxConnections = 4 })
+	var done sync.WaitGroup
+	for range 2 {
+		done.Go(func() { mustLock(t, c, Shared()) })
+	}
+	f.await("LOCK.ACQUIRE", 2)
+	return c, func() { close(release); done.Wait() }
+}
+
 func TestEmptyNameIsANameOfItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		release := make(chan struct{})
-		f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(r received) string {
-			switch wait := r.option("WAIT"); {
-			case wait == "":
-				return null
-			case wait == "100" || r.command[1] == "":
-				return token
-			}
-			<-release
-			return token
-		}}})
-		c := f.client(func(config *Config) { config.MaxConnections = 4 })
-		var done sync.WaitGroup
-		for range 2 {
-			done.Go(func() { mustLock(t, c, Shared()) })
-		}
-		f.await("LOCK.ACQUIRE", 2)
+		c, end := exhausted(t, func() string { return token })
 		// It waits for its turn among requests for the same mutex, and polls.
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if _, err := c.Lock(ctx, ""); err != nil {
 			t.Error(err)
 		}
-		close(release)
-		done.Wait()
+		end()
 	})
 }
 
 func TestPollThatIsNotAnsweredIsRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		release := make(chan struct{})
 		polls := []string{silent, token}
-		f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(r received) string {
-			switch r.option("WAIT") {
-			case "":
-				return null
-			case "100":
-				reply := polls[0]
-				polls = polls[1:]
-				return reply
-			}
-			<-release
-			return token
-		}}})
-		c := f.client(func(config *Config) { config.MaxConnections = 4 })
-		var done sync.WaitGroup
-		for range 2 {
-			done.Go(func() { mustLock(t, c, Shared()) })
-		}
-		f.await("LOCK.ACQUIRE", 2)
+		c, end := exhausted(t, func() string {
+			reply := polls[0]
+			polls = polls[1:]
+			return reply
+		})
 		mustLock(t, c, Shared())
-		close(release)
-		done.Wait()
+		end()
 	})
 }
 

@@ -3,10 +3,10 @@
 //! and drops. The invariants of this file hold in addition to those of the module ([`crate::rules`]). `simulate --thin`
 //! runs it from seeds.
 //!
-//! Clients can break three rules of the protocol without a violation here. These are `WAIT 0` for a time that is nearly
-//! over (B2; B13 withdraws it), `ALL` after a broken connection (B18), and the second withdrawal (B21). B18 leaves a
-//! gap that the model allows for. An ACQUIRE that was sent before its connection broke may arrive after the release; it
-//! is granted, and its hold ends with its lease.
+//! Clients can break two rules of the protocol without a violation here: `WAIT 0` for a time that is nearly over (B2;
+//! B13 withdraws it), and `ALL` after a broken connection (B18; a newer request takes over the place of a stale one).
+//! B18 and B21 leave a gap that the model allows for: an ACQUIRE that was sent before its connection broke may arrive
+//! after the release, or more than a second after the first withdrawal. It is granted, and its hold ends with its lease.
 
 use crate::random::Random;
 use crate::redis::event_loop::{Arrival, run_iteration, wakes_at};
@@ -25,6 +25,8 @@ pub const TWICE: &str = "no more clients are certain of a lock than its limit";
 pub const LEFT: &str = "a finished acquisition leaves neither holds nor requests";
 /// Time limits.
 pub const ENDS: &str = "every call returns within its timeout, and every acquisition ends";
+/// Waits that are repeated (B11, B12).
+pub const FREE: &str = "a free lock is granted to a client that waits for it";
 /// Repeated releases (B17).
 pub const FALSE_LOSS: &str = "a caller whose hold was certain when it was released gets no report of a loss";
 
@@ -43,8 +45,12 @@ pub enum Fault {
     WaitedTwice,
     /// B11: `-SUPERSEDED` to the only request ends the acquisition.
     SupersededIsTheEnd,
+    /// B11: a silent wait is not repeated.
+    NotAskedAgain,
     /// B13: a wait that timed out without a reply is not withdrawn.
     NotWithdrawnInTime,
+    /// B13: an acquisition that ends without the lock after a broken connection is not withdrawn.
+    NotWithdrawnWhenBroken,
     /// B17: nil to a repeated release counts as a loss.
     NilIsALoss,
     /// B19: a release is not repeated.
@@ -53,24 +59,29 @@ pub enum Fault {
     NotWithdrawn,
     /// B20: a token that is read after the withdrawal is ignored.
     LateTokenIgnored,
+    /// B21: a withdrawal after a broken connection is not repeated.
+    WithdrawnOnce,
     /// B24: a caller waits for the server.
     WaitsForTheServer,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::OneOwner,
         Self::CountsTwice,
         Self::CountsFromReply,
         Self::RenewalCountsFromReply,
         Self::WaitedTwice,
         Self::SupersededIsTheEnd,
+        Self::NotAskedAgain,
         Self::NotWithdrawnInTime,
+        Self::NotWithdrawnWhenBroken,
         Self::NilIsALoss,
         Self::ReleasedOnce,
         Self::NotWithdrawn,
         Self::LateTokenIgnored,
+        Self::WithdrawnOnce,
         Self::WaitsForTheServer,
     ];
 }
@@ -80,6 +91,8 @@ const MS: Micros = 1000;
 /// A wait without a reply is repeated after this time (B11). Its connection is closed after twice this time.
 const SILENT_WAIT: Micros = 2000 * MS;
 const SILENT_MORE: Micros = 1000 * MS;
+/// The longest delay of a request whose connection was cut.
+const LATEST: Micros = 3000 * MS;
 /// How much later than its timeout a call may return (B24).
 const GRACE: Micros = 250 * MS;
 /// `holdfast.replicas-timeout`.
@@ -134,9 +147,15 @@ struct Call {
     is_repeated: bool,
     /// A connection broke under an ACQUIRE.
     broke: bool,
-    /// How many withdrawals got a reply, and when the first one was sent.
+    /// When the latest ACQUIRE arrived, and whether it did so after the latest RELEASE.
+    arrived: Micros,
+    is_late: bool,
+    /// Since when it waits for a lock that is free.
+    free_since: Option<Micros>,
+    /// How many withdrawals got a reply, when the first one was sent, and until when no ACQUIRE may arrive unnoticed.
     withdrawn: usize,
     withdraws_since: Micros,
+    withdraws_until: Micros,
     over_at: Micros,
     /// No release got a reply within a lease, or too few withdrawals.
     gave_up: bool,
@@ -144,8 +163,15 @@ struct Call {
 
 impl Call {
     /// How many withdrawals must get a reply: after a broken connection, a stale request may arrive between two of them.
-    fn answers_needed(&self) -> usize {
-        if self.broke { 2 } else { 1 }
+    fn answers_needed(&self, fault: Option<Fault>) -> usize {
+        if self.broke && fault != Some(Fault::WithdrawnOnce) { 2 } else { 1 }
+    }
+
+    /// Whether the protocol leaves something behind: an ACQUIRE that arrived too late to be withdrawn, or nobody
+    /// answered the releases.
+    fn may_be_left(&self) -> bool {
+        let is_missed = self.released.is_some() || self.arrived >= self.withdraws_until;
+        self.gave_up || self.broke && self.is_late && is_missed
     }
 }
 
@@ -193,6 +219,8 @@ struct Run {
     delay: Micros,
     admin: u64,
     stall: Option<Micros>,
+    /// The longest time for which a lock may be free while a client waits for it.
+    longest_free: Micros,
     paused_until: Micros,
     fault: Option<Fault>,
 }
@@ -257,8 +285,12 @@ impl Run {
                     released: None,
                     is_repeated: false,
                     broke: false,
+                    arrived: 0,
+                    is_late: false,
+                    free_since: None,
                     withdrawn: 0,
                     withdraws_since: 0,
+                    withdraws_until: Micros::MAX,
                     gave_up: false,
                     over_at: 0,
                 }
@@ -284,6 +316,12 @@ impl Run {
             (0..random.below(9)).map(|_| (at(&mut random), *random.of(&mishaps))).collect();
         mishaps.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         let delay = *random.of(&[0, MS, 30 * MS, 300 * MS]);
+        let costs = mishaps.iter().map(|(_, mishap)| match mishap {
+            Mishap::Stall(time) => *time,
+            Mishap::Replicas => 0,
+            Mishap::Cut | Mishap::Swallow => SILENT_WAIT,
+        });
+        let longest_free = SILENT_WAIT + costs.sum::<Micros>() + 4 * delay;
         let admin = node(|node| node.connect());
         let (wires, in_flight, checker) = (BTreeMap::new(), BTreeMap::new(), Checker::new());
         Self {
@@ -297,6 +335,7 @@ impl Run {
             delay,
             admin,
             stall: None,
+            longest_free,
             paused_until: 0,
             fault,
         }
@@ -412,6 +451,7 @@ impl Run {
 
     /// Sends the request of the stage.
     fn ask(&mut self, call: usize, now: Micros) {
+        let fault = self.fault;
         let it = self.calls[call].clone();
         let replicas = if it.replicas { " REPLICAS 1" } else { "" };
         let (key, owner, token, lease) = (it.key, &it.owner, it.token, ms(it.lease));
@@ -434,11 +474,14 @@ impl Run {
         let (kind, lines) = match it.stage {
             Stage::Waiting => {
                 it.ask_at = now + SILENT_WAIT + if it.replicas { REPLICAS_TIMEOUT } else { 0 };
+                if fault == Some(Fault::NotAskedAgain) {
+                    it.ask_at = Micros::MAX;
+                }
                 let left = it.until - now;
                 let wait = ms(left);
                 let waited = now - it.began;
                 let waited = if waited > 0 { format!(" WAITED {}", ms(waited)) } else { String::new() };
-                let holds = if self.fault == Some(Fault::CountsTwice) { "" } else { "HOLDS 1 " };
+                let holds = if fault == Some(Fault::CountsTwice) { "" } else { "HOLDS 1 " };
                 let terms = format!("{holds}LEASE {lease} WAIT {wait}{waited} {}{replicas} WITHWAITED", it.limit);
                 it.acquired_at = now;
                 (Kind::Acquire, vec![format!("LOCK.ACQUIRE {key} {owner} {terms}")])
@@ -448,7 +491,7 @@ impl Run {
             }
             Stage::Releasing => {
                 let is_late = it.released.is_some_and(|first| now > first + it.lease);
-                let is_once = self.fault == Some(Fault::ReleasedOnce) && it.released.is_some();
+                let is_once = fault == Some(Fault::ReleasedOnce) && it.released.is_some();
                 it.gave_up = is_late;
                 if is_late || is_once {
                     return self.finish(call, now);
@@ -459,7 +502,7 @@ impl Run {
                 (Kind::Release, if it.broke { vec![token, all] } else { vec![token] })
             }
             Stage::Withdrawing if now >= it.acquired_at.max(it.withdraws_since) + it.lease + 2 * SILENT_WAIT => {
-                it.gave_up = it.withdrawn < it.answers_needed();
+                it.gave_up = it.withdrawn < it.answers_needed(fault);
                 return self.finish(call, now);
             }
             Stage::Withdrawing | Stage::Finished => (Kind::Withdraw, vec![all]),
@@ -538,12 +581,20 @@ impl Run {
             }
             (Mishap::Cut, Some(id)) => {
                 let keeps = self.random.one_in(2);
-                self.in_flight.retain(|_, parcel| match parcel {
-                    Parcel::Request(to, _) => *to != id || keeps,
-                    Parcel::Bytes(from, _) => *from != id,
-                    _ => true,
-                });
-                self.post(id, Parcel::End(id), now);
+                let is_slow = self.random.one_in(2);
+                let delay = if is_slow { self.random.below(LATEST as usize) as Micros } else { 0 };
+                let of_wire: Vec<_> = self.in_flight.keys().copied().collect();
+                for at in of_wire {
+                    match &self.in_flight[&at] {
+                        Parcel::Request(to, _) if *to == id => {
+                            let parcel = self.in_flight.remove(&at).filter(|_| keeps);
+                            parcel.into_iter().for_each(|it| self.post(id, it, now + delay));
+                        }
+                        Parcel::Bytes(from, _) if *from == id => drop(self.in_flight.remove(&at)),
+                        _ => {}
+                    }
+                }
+                self.post(id, Parcel::End(id), now + delay);
                 // The client notices it immediately, while its request may be on the way. Its caller may cancel.
                 if self.random.one_in(3)
                     && let Some(wire) = self.wires.get(&id)
@@ -570,6 +621,14 @@ impl Run {
         match parcel {
             Parcel::Request(id, words) if is_here(&id) => {
                 self.checker.request_sent(id, &words);
+                if let Some(wire) = self.wires.get(&id) {
+                    let it = &mut self.calls[wire.call];
+                    match &words[0][..] {
+                        b"LOCK.ACQUIRE" => (it.arrived, it.is_late) = (now, true),
+                        b"LOCK.RELEASE" => it.is_late = false,
+                        _ => {}
+                    }
+                }
                 self.iteration(vec![Arrival::Requests(id, vec![words])])
             }
             Parcel::End(id) if is_here(&id) => {
@@ -661,8 +720,8 @@ impl Run {
                 }
             }
             (Kind::Acquire, Reply::Null, Stage::Waiting) if is_newest => {
-                let broke = it.broke;
-                return self.answer(call, now, broke);
+                let is_withdrawn = it.broke && fault != Some(Fault::NotWithdrawnWhenBroken);
+                return self.answer(call, now, is_withdrawn);
             }
             (Kind::Acquire, Reply::Error(error), Stage::Waiting) if is_newest => {
                 if fault == Some(Fault::SupersededIsTheEnd) && error.starts_with("SUPERSEDED") {
@@ -702,6 +761,9 @@ impl Run {
             (Kind::Withdraw, Reply::Integer(_) | Reply::Null, Stage::Withdrawing) if sent >= it.withdraws_since => {
                 it.withdrawn += 1;
                 it.ask_at = now + SILENT_MORE;
+                if it.withdrawn == 1 {
+                    it.withdraws_until = it.ask_at;
+                }
                 self.is_withdrawn(call, now);
             }
             (Kind::Release, Reply::Error(_), Stage::Releasing)
@@ -721,7 +783,7 @@ impl Run {
             .values()
             .any(|wire| wire.call == call && wire.unanswered.iter().any(|(kind, _)| *kind == Kind::Acquire));
         let it = &self.calls[call];
-        if it.stage == Stage::Withdrawing && it.withdrawn >= it.answers_needed() && !waits {
+        if it.stage == Stage::Withdrawing && it.withdrawn >= it.answers_needed(self.fault) && !waits {
             self.finish(call, now);
         }
     }
@@ -776,7 +838,7 @@ impl Run {
         self.holds_exist(now)
     }
 
-    fn holds_exist(&self, now: Micros) -> Result<(), Violation> {
+    fn holds_exist(&mut self, now: Micros) -> Result<(), Violation> {
         let mut certain: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for call in &self.calls {
             let seen = node(|node| stored::read(node, 0, call.key.as_bytes()));
@@ -790,15 +852,12 @@ impl Run {
                 *count += 1;
                 *limit = most.min(*limit);
             }
-            // (A request that was sent before its connection broke may arrive after the release. Its hold ends with its
-            // lease. So does a hold whose releases or withdrawals got no reply for so long: the last renewal, or the ACQUIRE, may
-            // have arrived late.)
+            // (Such a hold ends with its lease. The server notices the end of its connection before.)
             let is_read = !self.wires.values().any(|wire| {
                 self.calls[wire.call].owner == call.owner
                     && wire.unanswered.iter().any(|(kind, _)| *kind == Kind::Acquire)
             });
-            let may_be_left = call.broke && call.released.is_some() || call.gave_up;
-            let is_sure = !may_be_left || now > call.over_at + SILENT_MORE + call.lease;
+            let is_sure = !call.may_be_left() || now > call.over_at.max(call.arrived) + LATEST + call.lease;
             if call.stage == Stage::Finished && is_read && is_sure && !self.has(Fault::OneOwner) {
                 let waits = state::with(|state| state.queue.waits(&call.owner.as_bytes().into()));
                 if holder.is_some() || waits {
@@ -806,10 +865,25 @@ impl Run {
                 }
             }
         }
+        self.free_locks_are_granted(now)?;
         match certain.iter().find(|(_, (count, limit))| count > limit) {
             Some((key, (count, _))) => Err(Violation::new(TWICE, format!("{count} clients hold {key} at {now}"))),
             None => Ok(()),
         }
+    }
+
+    /// A request that got lost is repeated after two seconds, and each mishap can cost one. Without `REPLICAS`.
+    fn free_locks_are_granted(&mut self, now: Micros) -> Result<(), Violation> {
+        for it in &mut self.calls {
+            let waits = it.stage == Stage::Waiting && it.began <= now && now < it.until && !it.replicas;
+            let is_free = || node(|node| stored::read(node, 0, it.key.as_bytes())).holders().is_empty();
+            if !waits || !is_free() {
+                it.free_since = None;
+            } else if now > *it.free_since.get_or_insert(now) + self.longest_free {
+                return Err(Violation::new(FREE, format!("at {now}: {it:?}")));
+            }
+        }
+        Ok(())
     }
 
     fn nothing_is_left(&self) -> Result<(), Violation> {

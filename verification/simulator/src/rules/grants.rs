@@ -145,11 +145,13 @@ impl Checker {
                 _ => false,
             };
             let is_another = self.causes.iter().any(written_by_others);
+            let bound = before.binding;
             // The same applies if the hold ended and a request without a received reply acquired the lock again.
             let ends = |cause: &Cause| match cause {
                 Cause::Forced(_, ended) | Cause::Written(_, ended, _) => ended == key,
                 Cause::Flushed(_) => true,
                 Cause::Own(by, ..) => !by.command.contains("renew") && by.concerns(key, &request.owner),
+                Cause::Disconnected(client) => bound.is_some_and(|it| it.ephemeral && it.client == *client),
                 _ => false,
             };
             let ended = self.causes.iter().chain(&self.lasting).filter(|(at, it)| *at > before.since && ends(it));

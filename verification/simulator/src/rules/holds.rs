@@ -434,6 +434,8 @@ impl Checker {
                 && !self.written_by_others.contains(&(*db, key.clone()))
                 // (While a slot migrates, only expiry ends the hold.)
                 && !self.expiry_changed.contains(key)
+                // (When its slot has moved, the hold is unbound.)
+                && node(|node| node.serves(*db, key))
             {
                 return Err(Violation::new(EPHEMERAL, format!("{}: {belief:?}", show(hold))));
             }

@@ -941,6 +941,21 @@ fn accepted_runs_violate_no_invariant() {
          s LOCK.ACQUIRE k0 o2 EPHEMERAL
          b LOCK.ACQUIRE k0 o2 SESSION $s
          b LOCK.ACQUIRE k0 o2",
+        // A session ends right after its hold was unbound because the slot has moved: the hold ends with its lease.
+        "b LOCK.ACQUIRE k1 o3 EPHEMERAL SESSION $t
+         t LOCK.ACQUIRE k1 o3 LEASE 50 WATCHDOG
+         +120
+         !slot k1 moves
+         t LOCK.EVENTS
+         t !end",
+        // After the end of an ephemeral hold, a renewal finds the owner's next one, whose grant nobody read.
+        "a LOCK.ACQUIRE k0 o0
+         a LOCK.ACQUIRE k0 o0 EPHEMERAL SESSION $s
+         +20
+         s !end
+         b LOCK.ACQUIRE k0 o0
+         c CLIENT KILL ID #b
+         a LOCK.RENEW k0 o0 FENCE 1800001200592266",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -35,7 +35,7 @@ async def create_redis(own_server):
         client = Redis(port=own_server.port, **settings)
         clients.append(client)
         await client.flushall()
-        # Some tests leave 0.2 s for an acquisition. Connecting belongs to the set-up, as it does for redis-py's own client.
+        # Some tests leave 0.2 s for an acquisition. Connecting belongs to the set-up, as for redis-py's own client.
         _opened[client] = holdfast.asyncio.Holdfast(client)
         await _opened[client].info("foo")
         return client

@@ -28,7 +28,7 @@ class Redis(redis.Redis):
 def _client(**settings):
     client = Redis(port=_server.port, **settings)
     client.flushall()
-    # Some tests leave 0.2 s for an acquisition. Connecting belongs to the set-up, as it does for redis-py's own client.
+    # Some tests leave 0.2 s for an acquisition. Connecting belongs to the set-up, as for redis-py's own client.
     _opened[client] = holdfast.Holdfast(client)
     _opened[client].info("foo")
     return client

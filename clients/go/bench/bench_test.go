@@ -25,13 +25,13 @@ import (
 
 const (
 	lease     = 10 * time.Second
-	processes = 16 // clients of their own in the hand-off: as if each were a process
+	processes = 16 // clients that contend in the hand-off, as if each were in a process of its own
 )
 
-// A lockFunc acquires the lock of a name, waiting for it, and returns how to release it.
+// A lockFunc waits for the lock of a name, and returns the function that releases it.
 type lockFunc func(ctx context.Context, name string) (release func() error, err error)
 
-// contenders make a client of each kind for a server with the module and one without.
+// contenders make clients: each gets a connection to a server with the module and to one without, and uses one of them.
 var contenders = []struct {
 	name   string
 	client func(b *testing.B, with, without *redis.Client) lockFunc
@@ -105,8 +105,8 @@ func BenchmarkUncontendedPair(b *testing.B) {
 	})
 }
 
-// A hand-off is a change of the owner among clients that contend for the lock; a client that acquires its own lock again
-// hands nothing off.
+// A hand-off is a change of the owner among clients that contend for the lock. It does not count if a client acquires its
+// own lock again.
 func BenchmarkHandOff(b *testing.B) {
 	compare(b, processes, func(b *testing.B, clients []lockFunc) {
 		var mu sync.Mutex

@@ -17,14 +17,14 @@ import (
 	"holdfast"
 )
 
-// failover is the address of go-redis clients whose dialer asks a Sentinel.
+// failover is the address in the options of clients that [redis.NewFailoverClient] has made.
 const failover = "FailoverClient"
 
-// lookUp is how long a Sentinel may take before the last known address is tried.
-const lookUp = 500 * time.Millisecond
+// sentinelTimeout is how long a Sentinel may take before the last known primary is dialled.
+const sentinelTimeout = 500 * time.Millisecond
 
-// New returns a client for the servers of rdb, which must be a [redis.Client], also one made by
-// [redis.NewFailoverClient], or a [redis.ClusterClient]. Closing it does not close rdb.
+// New returns a client for the servers of rdb, which must be a [*redis.Client] (that of [redis.NewFailoverClient] is one)
+// or a [*redis.ClusterClient]. The options may change the configuration. Closing the client does not close rdb.
 func New(rdb redis.UniversalClient, options ...func(*holdfast.Config)) (*holdfast.Client, error) {
 	var config holdfast.Config
 	switch rdb := rdb.(type) {
@@ -68,7 +68,7 @@ func New(rdb redis.UniversalClient, options ...func(*holdfast.Config)) (*holdfas
 	return holdfast.New(config)
 }
 
-// setup returns the commands that go-redis, too, sends first on a connection.
+// setup returns the commands that go-redis sends first on a connection.
 func setup(o *redis.Options) func(context.Context) ([][]string, error) {
 	return func(ctx context.Context) (commands [][]string, err error) {
 		user, password := o.Username, o.Password
@@ -89,20 +89,20 @@ func setup(o *redis.Options) func(context.Context) ([][]string, error) {
 		case o.CredentialsProvider != nil:
 			user, password = o.CredentialsProvider()
 		}
-		if password == "" {
+		if password == "" { // go-redis then sends no AUTH
 			user = ""
 		}
 		return holdfast.Handshake(user, password, o.DB, o.ClientName), nil
 	}
 }
 
-// discard ignores new credentials: each connection reads them when it is opened.
+// discard ignores changes of the credentials: each connection subscribes for those of its time.
 type discard struct{}
 
 func (discard) OnNext(auth.Credentials) {}
 func (discard) OnError(error)           {}
 
-// A sentinel dials the primary that go-redis finds, and the last known one while a Sentinel does not reply.
+// A sentinel dials the primary that go-redis finds, or the last known one while the Sentinels do not reply.
 type sentinel struct {
 	options *redis.Options
 	mu      sync.Mutex
@@ -116,7 +116,7 @@ func (s *sentinel) dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	found, left := make(chan result), make(chan struct{})
 	defer close(left)
-	go func() { // the dialer does not end with ctx while a Sentinel is silent
+	go func() { // the dialer ignores the end of ctx while it waits for a Sentinel
 		conn, err := s.options.Dialer(ctx, s.options.Network, addr)
 		select {
 		case found <- result{conn, err}:
@@ -129,9 +129,9 @@ func (s *sentinel) dial(ctx context.Context, addr string) (net.Conn, error) {
 	s.mu.Lock()
 	primary := s.primary
 	s.mu.Unlock()
-	var patience <-chan time.Time
+	var timeout <-chan time.Time
 	if primary != "" {
-		patience = time.After(lookUp)
+		timeout = time.After(sentinelTimeout)
 	}
 	select {
 	case r := <-found:
@@ -143,7 +143,7 @@ func (s *sentinel) dial(ctx context.Context, addr string) (net.Conn, error) {
 		if r.err == nil || primary == "" {
 			return r.conn, r.err
 		}
-	case <-patience:
+	case <-timeout:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

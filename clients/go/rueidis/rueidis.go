@@ -1,7 +1,7 @@
 // Package rueidis makes a [holdfast.Client] from a rueidis client: a standalone server, Sentinel or a cluster.
 //
-// The client opens connections of its own, with the dialer, TLS, credentials and database of the rueidis client, so
-// that a wait never blocks the connection that others share.
+// The client opens connections of its own, with the dialer, TLS, credentials and database of the rueidis client: a wait
+// never blocks the connection that the application's requests share.
 package rueidis
 
 import (
@@ -22,7 +22,8 @@ import (
 	"holdfast"
 )
 
-// New returns a client for the servers of client, which was made with option. Closing it does not close client.
+// New returns a client for the servers of a rueidis client that was made with option. The options may change the
+// configuration. Closing the returned client does not close the rueidis client.
 func New(client rueidis.Client, option rueidis.ClientOption, options ...func(*holdfast.Config)) (*holdfast.Client, error) {
 	config := holdfast.Config{
 		Dial: func(ctx context.Context, addr string) (net.Conn, error) { return dial(ctx, addr, &option) },
@@ -58,7 +59,7 @@ func dial(ctx context.Context, addr string, o *rueidis.ClientOption) (net.Conn, 
 	return o.Dialer.DialContext(ctx, "tcp", addr)
 }
 
-// setup returns the commands that rueidis, too, sends first on a connection.
+// setup returns the commands that rueidis sends first on a connection.
 func setup(o *rueidis.ClientOption) ([][]string, error) {
 	user, password := o.Username, o.Password
 	if o.AuthCredentialsFn != nil {
@@ -73,16 +74,16 @@ func setup(o *rueidis.ClientOption) ([][]string, error) {
 
 // primary returns the address of the primary that rueidis learned from its Sentinels.
 func primary(client rueidis.Client) (string, error) {
-	for addr := range client.Nodes() { // with SendToReplicas there are several: -READONLY leads here again
+	for addr := range client.Nodes() { // with SendToReplicas there are several: a replica replies with -READONLY, and this is tried again
 		return addr, nil
 	}
 	return "", errors.New("holdfast: rueidis knows no primary")
 }
 
-// fresh is how long a new map of slots is used without another update.
+// fresh is how long a map of slots is not read again after it was read.
 const fresh = 100 * time.Millisecond
 
-// A cluster keeps the map of slots, and reads it again when it was wrong.
+// A cluster caches the map of slots, and reads it again when it was wrong.
 type cluster struct {
 	client  rueidis.Client
 	known   atomic.Pointer[slotMap]
@@ -101,7 +102,7 @@ type slots struct {
 
 func (c *cluster) locate(ctx context.Context, key string, stale bool) (string, error) {
 	known := c.known.Load()
-	if stale || known == nil { // others use the known map meanwhile
+	if stale || known == nil { // other look-ups use the known map meanwhile
 		var err error
 		if known, err = c.refresh(ctx); err != nil {
 			return "", err
@@ -126,18 +127,17 @@ func (c *cluster) refresh(ctx context.Context) (*slotMap, error) {
 		if err != nil {
 			return nil, err
 		}
-		known = &slotMap{ranges: ranges}
-		known.read = time.Now()
+		known = &slotMap{ranges, time.Now()}
 		c.known.Store(known)
 	}
 	return known, nil
 }
 
-// nodeTimeout is how long one node of several may take to say who serves the slots.
+// nodeTimeout is how long one of several nodes may take to reply with the map.
 const nodeTimeout = time.Second
 
-// read asks a node for the map. A node that does not know its address, or does not tell it, is where it was asked: then
-// each is asked by its address, until one replies.
+// read asks a node for the map. A node whose host is not in the map has the host that it was asked at. Which node rueidis
+// asks is unknown, so read then asks each by its address until one replies.
 func (c *cluster) read(ctx context.Context) ([]slots, error) {
 	ranges, err := parse(c.client.Do(ctx, c.client.B().ClusterSlots().Build()), "")
 	if !errors.Is(err, errNoHost) {
@@ -157,7 +157,7 @@ func (c *cluster) read(ctx context.Context) ([]slots, error) {
 
 var errNoHost = errors.New("holdfast: a node of the cluster has no host")
 
-// parse reads a map of slots. A node without a host has this one.
+// parse parses a map of slots. A node without a host gets the host that is passed.
 func parse(result rueidis.RedisResult, host string) ([]slots, error) {
 	reply, err := result.ToArray()
 	if err != nil {

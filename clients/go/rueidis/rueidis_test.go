@@ -13,7 +13,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// hanging is a client whose server does not reply.
+// hanging is a client whose requests get no reply.
 type hanging struct {
 	rueidis.Client
 	asked chan struct{}
@@ -27,7 +27,7 @@ func (h *hanging) Do(ctx context.Context, _ rueidis.Completed) rueidis.RedisResu
 	return rueidis.RedisResult{}
 }
 
-func TestHangingLookUpDelaysNoLookUpInTheKnownMap(t *testing.T) {
+func TestLookUpUsesTheKnownMapWhileAnotherHangs(t *testing.T) {
 	client := &hanging{asked: make(chan struct{}, 1)}
 	c := &cluster{client: client}
 	c.known.Store(&slotMap{ranges: []slots{{0, 16383, "node:1"}}})
@@ -45,12 +45,12 @@ func TestHangingLookUpDelaysNoLookUpInTheKnownMap(t *testing.T) {
 		if addr != "node:1" {
 			t.Errorf("found %q", addr)
 		}
-	case <-time.After(time.Second):
-		t.Error("it waits for the other look-up")
+	case <-time.After(time.Minute):
+		t.Error("the look-up waits for the other one")
 	}
 }
 
-// namelessNode is a node that serves all slots and does not say at which host. It returns its address.
+// namelessNode starts a node that serves all slots and does not name its host. It returns the node's address.
 func namelessNode(t *testing.T) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -61,7 +61,7 @@ func namelessNode(t *testing.T) string {
 	serve := func(conn net.Conn) {
 		defer func() { _ = conn.Close() }()
 		lines := bufio.NewScanner(conn)
-		for lines.Scan() { // *n, and then $length and a word n times
+		for lines.Scan() { // a line *n, and then n times the two lines $length and word
 			n, _ := strconv.Atoi(strings.TrimPrefix(lines.Text(), "*"))
 			var words []string
 			for i := range 2 * n {
@@ -89,7 +89,7 @@ func namelessNode(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-func TestNodeWithoutAHostIsWhereItWasAsked(t *testing.T) {
+func TestNodeWithoutAHostHasTheHostThatItWasAskedAt(t *testing.T) {
 	addr := namelessNode(t)
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, AlwaysRESP2: true, DisableCache: true})
 	if err != nil {

@@ -22,10 +22,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("rapid.checks", "30"); err != nil { // as many as a busy machine does in some seconds
+	if err := flag.Set("rapid.checks", "30"); err != nil { // which takes seconds on a busy machine
 		panic(err)
 	}
-	// rueidis refreshes the map of a cluster in the background, and does not wait for that when it is closed.
+	// The Close of rueidis does not wait for a refresh of the slot map, which runs in the background.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func2"))
 }
 
@@ -61,7 +61,7 @@ func short(t testing.TB) context.Context {
 	return c
 }
 
-// free checks that a lock is neither held nor waited for.
+// free waits until a lock is neither held nor waited for.
 func free(t testing.TB, c *holdfast.Client, name string) {
 	t.Helper()
 	testserver.Eventually(t, name+" is free", func() bool {
@@ -70,6 +70,7 @@ func free(t testing.TB, c *holdfast.Client, name string) {
 	})
 }
 
+// waiting waits until at least n requests wait for a lock.
 func waiting(t testing.TB, c *holdfast.Client, name string, n int) {
 	t.Helper()
 	testserver.Eventually(t, fmt.Sprint(n, " wait for ", name), func() bool {
@@ -110,7 +111,7 @@ func TestLockExcludesAndServesInOrder(t *testing.T) {
 	free(t, c, "k")
 }
 
-func TestLossIsToldWithItsReason(t *testing.T) {
+func TestLossIsReportedWithItsReason(t *testing.T) {
 	c := client(t, testserver.Start(t))
 	h := must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(8*time.Second)))
 	if forced := must[bool](t)(c.Force(ctx, "k")); !forced {
@@ -164,7 +165,7 @@ func TestReadersShareAndSemaphoreLimits(t *testing.T) {
 	}
 }
 
-func TestThousandsOfTasksShareAFewConnections(t *testing.T) {
+func TestTenThousandTasksShareAFewConnections(t *testing.T) {
 	c := client(t, testserver.Start(t))
 	const tasks, keys = 10_000, 100
 	var held [keys]atomic.Int32
@@ -188,7 +189,7 @@ func TestThousandsOfTasksShareAFewConnections(t *testing.T) {
 	done.Wait()
 }
 
-// Each task holds an outer lock while it waits for an inner one, with fewer connections than waits.
+// Each task holds an outer lock while it waits for an inner one. There are fewer connections than waits.
 func TestNestedLocksDoNotBlockThePool(t *testing.T) {
 	s := testserver.Start(t)
 	c := client(t, s, func(config *holdfast.Config) { config.MaxConnections = 4 })
@@ -221,7 +222,7 @@ func TestNestedLocksDoNotBlockThePool(t *testing.T) {
 	free(t, c, "inner")
 }
 
-func TestCancelledWaitsLeaveNothing(t *testing.T) {
+func TestCancelledWaitsLeaveNothingAtTheServer(t *testing.T) {
 	s := testserver.Start(t)
 	c := client(t, s)
 	for round := range 200 {
@@ -267,7 +268,7 @@ func TestEphemeralLockIsFreeWhenItsConnectionEnds(t *testing.T) {
 	}
 }
 
-func TestLockAtLeastStaysHeldAndThenExpires(t *testing.T) {
+func TestReleaseAfterKeepsTheLockAndLetsItExpire(t *testing.T) {
 	c := client(t, testserver.Start(t))
 	for name, option := range map[string]holdfast.Option{"plain": holdfast.NoRenew(), "ephemeral": holdfast.Ephemeral()} {
 		t.Run(name, func(t *testing.T) {
@@ -298,7 +299,7 @@ func TestLockAtLeastStaysHeldAndThenExpires(t *testing.T) {
 	})
 }
 
-func TestServerPauseLosesNoLock(t *testing.T) {
+func TestHoldsSurviveAPauseOfTheServer(t *testing.T) {
 	s := testserver.Start(t)
 	c := client(t, s)
 	var holds []*holdfast.Hold
@@ -316,7 +317,7 @@ func TestServerPauseLosesNoLock(t *testing.T) {
 	}
 }
 
-func TestElectionHandsOver(t *testing.T) {
+func TestElectHandsOver(t *testing.T) {
 	s := testserver.Start(t)
 	a, b := client(t, s), client(t, s)
 	terms := make(chan int64)
@@ -342,7 +343,7 @@ func TestElectionHandsOver(t *testing.T) {
 	}
 }
 
-func TestObserverSeesEachLeader(t *testing.T) {
+func TestObserveReportsEachLeader(t *testing.T) {
 	s := testserver.Start(t)
 	a, b := client(t, s), client(t, s)
 	seen := make(chan holdfast.Leader)
@@ -372,7 +373,7 @@ func TestObserverSeesEachLeader(t *testing.T) {
 	done.Wait()
 }
 
-func TestGivenOwnerIsRefusedTwiceAndReleasedByName(t *testing.T) {
+func TestGivenOwnerIsRefusedTwiceAndReleasedByReleaseOwner(t *testing.T) {
 	c := client(t, testserver.Start(t))
 	h := must[*holdfast.Hold](t)(c.TryLock(ctx, "k", holdfast.Owner("app"), holdfast.NoRenew()))
 	if _, err := c.TryLock(ctx, "k", holdfast.Owner("app")); !errors.Is(err, holdfast.ErrNotAcquired) {
@@ -414,7 +415,7 @@ func TestEphemeralLeaderIsReplacedWhenItsConnectionEnds(t *testing.T) {
 	ctx := short(t)
 	terms := make(chan string)
 	var done sync.WaitGroup
-	// The lease outlasts the test: nothing but the connection ends the term.
+	// The lease outlasts the test: only the end of the connection ends the term.
 	forever, resign := context.WithCancel(ctx)
 	done.Go(func() {
 		_ = a.Elect(forever, "leader", "a", func(ctx context.Context, _ int64) error {
@@ -436,7 +437,7 @@ func TestEphemeralLeaderIsReplacedWhenItsConnectionEnds(t *testing.T) {
 	if leader := <-terms; leader != "b" {
 		t.Error(leader)
 	}
-	if leader := <-terms; leader != "a" { // it stood again
+	if leader := <-terms; leader != "a" { // a stood again
 		t.Error(leader)
 	}
 	resign()
@@ -444,7 +445,7 @@ func TestEphemeralLeaderIsReplacedWhenItsConnectionEnds(t *testing.T) {
 	free(t, b, "leader")
 }
 
-func TestLeaderWithReplicasIsKnownToTheReplicaAndNobodyIsElectedWithoutIt(t *testing.T) {
+func TestElectNeedsTheReplicaToConfirmTheTerm(t *testing.T) {
 	primary := testserver.Start(t, "--port", testserver.Port(t))
 	host, port, _ := net.SplitHostPort(primary.Addr)
 	replica := testserver.Start(t, "--port", testserver.Port(t), "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
@@ -465,7 +466,7 @@ func TestLeaderWithReplicasIsKnownToTheReplicaAndNobodyIsElectedWithoutIt(t *tes
 	}
 	replica.Kill()
 	err = c.Elect(short(t), "leader", "a", func(context.Context, int64) error {
-		t.Error("it leads")
+		t.Error("elected without a confirmation")
 		return nil
 	}, holdfast.Replicas(1), holdfast.Wait(3*time.Second))
 	if !errors.Is(err, holdfast.ErrNotAcquired) {

@@ -12,15 +12,14 @@ import (
 	"holdfast/internal/testserver"
 )
 
-// A machine makes random calls to one lock with a new name, and compares each outcome with a model: the holder,
-// its limit, and the greatest fence.
+// A machine makes random calls to one lock with a new name, and compares each outcome with its model of the lock.
 type machine struct {
 	client *holdfast.Client
 	name   string
-	shared bool // how it is held
+	shared bool // the holds are shared
 	held   []*holdfast.Hold
 	lost   []*holdfast.Hold // force-released
-	fence  int64
+	fence  int64            // the greatest so far
 }
 
 func (m *machine) Lock(t *rapid.T) {
@@ -112,7 +111,7 @@ func (m *machine) Check(t *rapid.T) {
 	}
 }
 
-func TestRandomCallsAgreeWithTheModel(t *testing.T) {
+func TestRandomCallsAgreeWithAModel(t *testing.T) {
 	c := client(t, testserver.Start(t))
 	n := 0
 	rapid.Check(t, func(t *rapid.T) {

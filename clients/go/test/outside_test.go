@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// run runs a command without the workspace and without a network.
+// run runs a command outside the workspace, without a module proxy.
 func run(t *testing.T, dir, name string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -37,11 +37,11 @@ func main() {
 }
 `
 
-// A program outside the repository uses the client by replace, under the path that the modules have now, and under
-// the one that set-module-path gives them.
+// A program outside the repository uses the client by replace: under the present path of the modules, and under one that
+// set-module-path gives them.
 func TestProgramOutsideTheRepositoryUsesTheClientByReplace(t *testing.T) {
 	here := must[string](t)(filepath.Abs(".."))
-	// The version of these tests, which this machine has.
+	// These tests have this version in their go.mod, so that it is in the module cache.
 	listed := must[[]byte](t)(exec.Command("go", "list", "-m", "-f", "{{.Version}}", "github.com/redis/go-redis/v9").Output())
 	version := strings.TrimSpace(string(listed))
 	renamed := t.TempDir()

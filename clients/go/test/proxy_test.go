@@ -18,9 +18,9 @@ type fault int
 
 const (
 	none      fault = iota
-	cutBefore       // the connection is cut in place of the message
+	cutBefore       // the connection is cut, and the message does not arrive
 	cutAfter        // the message arrives, then the connection is cut
-	swallow         // from this message on the connection passes nothing
+	swallow         // from this message on, the connection passes nothing
 	faults
 )
 
@@ -126,9 +126,9 @@ func (p *proxy) cut() {
 	}
 }
 
-// Whatever message is cut or swallowed, no call fails that could succeed, no loss is reported, and nothing stays
-// behind. The messages are those of connecting, a wait that is granted, renewals, a check and a release.
-func TestFaultAtEveryMessage(t *testing.T) {
+// Whichever message is lost, all calls but the try succeed, no loss is reported, and no hold or waiter is left at the server. The
+// messages are those of connecting, a wait that is granted, a renewal, a check, a release and a try.
+func TestCallsSurviveAFaultAtEveryMessage(t *testing.T) {
 	s := testserver.Start(t)
 	other := client(t, s)
 	var all sync.WaitGroup

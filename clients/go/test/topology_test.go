@@ -29,14 +29,14 @@ import (
 
 func quiet(config *holdfast.Config) { config.Logger = slog.New(slog.DiscardHandler) }
 
-// A place is where servers are, as both libraries name it.
+// A place has the addresses of servers, as options of both libraries.
 type place struct {
 	goredis goredislib.UniversalOptions
 	network string
 	rueidis rueidislib.ClientOption
 }
 
-// clients makes a client over each library.
+// clients makes a client with each library.
 func clients(t *testing.T, p place) map[string]*holdfast.Client {
 	t.Helper()
 	var rdb goredislib.UniversalClient
@@ -55,7 +55,7 @@ func clients(t *testing.T, p place) map[string]*holdfast.Client {
 	return map[string]*holdfast.Client{"goredis": first, "rueidis": second}
 }
 
-// contend lets both clients wait for the lock of the other.
+// contend lets each client acquire a lock, and the other one wait for it.
 func contend(t *testing.T, clients map[string]*holdfast.Client) {
 	t.Helper()
 	for name, c := range clients {
@@ -77,7 +77,7 @@ func contend(t *testing.T, clients map[string]*holdfast.Client) {
 		if h, err = c.Lock(short(t), "k", holdfast.Ephemeral()); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		for range 3 { // between these, its connection is read
+		for range 3 { // between two of these, the client reads the connection
 			if err := h.Renew(short(t), 0); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -109,8 +109,8 @@ func TestACLUserAndDatabase(t *testing.T) {
 	}))
 }
 
-// go-redis logs in only with a password.
-func TestGoRedisUserWithoutAPassword(t *testing.T) {
+// Without a password, go-redis sends no AUTH.
+func TestUserWithoutAPasswordIsIgnoredAsByGoRedis(t *testing.T) {
 	s := testserver.Start(t)
 	rdb := goredislib.NewClient(&goredislib.Options{Network: "unix", Addr: s.Addr, Username: "unknown"})
 	t.Cleanup(func() { _ = rdb.Close() })
@@ -151,11 +151,11 @@ func certificate(t *testing.T, dir string) *tls.Config {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
-// A lock that its replica has survives the failover, and waits go on at the new primary.
+// Replicated locks survive a failover, and waits continue at the new primary.
 func TestSentinelFailover(t *testing.T) {
 	primary := testserver.Start(t, "--port", testserver.Port(t))
 	host, port, _ := net.SplitHostPort(primary.Addr)
-	replica := testserver.Start(t, "--port", testserver.Port(t), "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
+	testserver.Start(t, "--port", testserver.Port(t), "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
 	admin := goredislib.NewClient(&goredislib.Options{Addr: primary.Addr})
 	t.Cleanup(func() { _ = admin.Close() })
 	testserver.Eventually(t, "the replica is online", func() bool {
@@ -203,7 +203,6 @@ func TestSentinelFailover(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	_ = replica
 }
 
 // Locks and waits follow a slot that moves to another node.
@@ -265,7 +264,7 @@ func TestClusterSlotMove(t *testing.T) {
 	for _, key := range admins[from].ClusterGetKeysInSlot(ctx, slot, 100).Val() {
 		move(from, "MIGRATE", "127.0.0.1", targetPort, key, 0, 5000)
 	}
-	for name, h := range holds { // the slot is in between: -ASK
+	for name, h := range holds { // the slot is being migrated: the old node replies with -ASK
 		if err := h.Renew(short(t), 0); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

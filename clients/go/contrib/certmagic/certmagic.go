@@ -14,8 +14,8 @@ import (
 )
 
 // A Locker implements [certmagic.Locker], [certmagic.TryLocker] and [certmagic.LockLeaseRenewer]. Embed it in a
-// storage. Certmagic releases by name, so holds are kept by name. There may be several of one name: those that were lost
-// and not unlocked yet, and the one that was acquired then.
+// storage. Certmagic releases locks by name, so the Locker refers to holds by name. A name may have several: those that
+// were lost and not yet unlocked, and the one that was acquired after them.
 type Locker struct {
 	client  *holdfast.Client
 	options []holdfast.Option
@@ -59,8 +59,8 @@ func (l *Locker) keep(name string, hold *holdfast.Hold) {
 	}
 }
 
-// Unlock releases the lock of this name, the one that was acquired first. It fails if that was lost, or if none is held
-// by this process.
+// Unlock releases the lock of this name; of several holds, the one that was acquired first. It fails if that hold was
+// lost, or if this process has none.
 func (l *Locker) Unlock(ctx context.Context, name string) error {
 	l.mu.Lock()
 	holds := l.holds[name]
@@ -76,7 +76,7 @@ func (l *Locker) Unlock(ctx context.Context, name string) error {
 	return holds[0].Release(ctx)
 }
 
-// RenewLockLease restarts the lease of a held lock, the one that was acquired last, with this duration.
+// RenewLockLease restarts the lease of a held lock with this duration; of several holds, the one that was acquired last.
 func (l *Locker) RenewLockLease(ctx context.Context, name string, lease time.Duration) error {
 	l.mu.Lock()
 	holds := l.holds[name]

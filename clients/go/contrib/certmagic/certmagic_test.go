@@ -38,7 +38,7 @@ func TestLockerKeepsTheContractOfCertmagic(t *testing.T) {
 		t.Error(err)
 	}
 	if err := b.Unlock(ctx, "example"); err == nil {
-		t.Error("unlocked what another holds")
+		t.Error("unlocked the lock of another process")
 	}
 	granted := make(chan error)
 	go func() { granted <- b.Lock(ctx, "example") }()
@@ -63,8 +63,8 @@ func newLocker(t *testing.T, s *testserver.Server) *Locker {
 	return New(c)
 }
 
-// A task that unlocks what it has lost must not release the lock of the task that acquired it then.
-func TestUnlockOfALostLockLeavesTheNextHolder(t *testing.T) {
+// A task that unlocks a lock that it has lost must not release the hold of the task that acquired the lock next.
+func TestUnlockOfALostLockLeavesTheNextHold(t *testing.T) {
 	s := testserver.Start(t)
 	a, b := newLocker(t, s), newLocker(t, s)
 	ctx := context.Background()

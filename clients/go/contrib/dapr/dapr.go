@@ -16,10 +16,10 @@ import (
 	"holdfast"
 )
 
-// A Store implements [lock.Store]. Dapr names the owner of each lock, so an owner that holds a lock already is refused.
+// A Store implements [lock.Store]. Dapr chooses the owner of each lock: an owner that already holds the lock is refused.
 type Store struct {
 	client *holdfast.Client
-	owns   bool
+	owns   bool // InitLockStore has made the client
 
 	mu    sync.Mutex
 	holds map[[2]string]*holdfast.Hold // locks that this process acquired, by resource and owner
@@ -52,7 +52,7 @@ func (s *Store) InitLockStore(_ context.Context, m lock.Metadata) error {
 	return err
 }
 
-// TryLock acquires a lock if it is free. It is not renewed: it ends when it expires.
+// TryLock acquires a lock if it is free. The lock is not renewed: it expires if it is not unlocked.
 func (s *Store) TryLock(ctx context.Context, r *lock.TryLockRequest) (*lock.TryLockResponse, error) {
 	lease := time.Duration(r.ExpiryInSeconds) * time.Second
 	hold, err := s.client.TryLock(ctx, r.ResourceID, holdfast.Owner(r.LockOwner), holdfast.Lease(lease), holdfast.NoRenew())
@@ -76,7 +76,7 @@ func (s *Store) TryLock(ctx context.Context, r *lock.TryLockRequest) (*lock.TryL
 	return &lock.TryLockResponse{Success: true, Metadata: map[string]string{"fence": fmt.Sprint(hold.Fence())}}, nil
 }
 
-// Unlock releases a lock of this owner, also one that another process acquired.
+// Unlock releases a lock of this owner, even if another process has acquired it.
 func (s *Store) Unlock(ctx context.Context, r *lock.UnlockRequest) (*lock.UnlockResponse, error) {
 	s.mu.Lock()
 	hold := s.holds[[2]string{r.ResourceID, r.LockOwner}]
@@ -87,7 +87,7 @@ func (s *Store) Unlock(ctx context.Context, r *lock.UnlockRequest) (*lock.Unlock
 		err = hold.Release(ctx)
 		released = err == nil
 	}
-	if hold == nil || errors.Is(err, holdfast.ErrLockLost) { // another process may have acquired it for this owner
+	if hold == nil || errors.Is(err, holdfast.ErrLockLost) { // another process may have acquired the lock for this owner
 		released, err = s.client.ReleaseOwner(ctx, r.ResourceID, r.LockOwner, 0)
 	}
 	if err != nil {
@@ -114,5 +114,5 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// GetComponentMetadata describes nothing: the properties are those of New.
+// GetComponentMetadata returns an empty map. The properties of the metadata are those that New names.
 func (s *Store) GetComponentMetadata() metadata.MetadataMap { return metadata.MetadataMap{} }

@@ -44,7 +44,7 @@ func TestTryLockReportsThatItsContextHasEnded(t *testing.T) {
 	}
 }
 
-func TestUnlockReleasesWhatAnotherProcessAcquiredAfterALoss(t *testing.T) {
+func TestUnlockReleasesTheHoldOfAnotherProcessAfterALoss(t *testing.T) {
 	s := testserver.Start(t)
 	a, b := newStore(t, s), newStore(t, s)
 	ctx := context.Background()

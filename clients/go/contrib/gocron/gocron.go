@@ -21,8 +21,8 @@ type Locker struct {
 
 var _ gocron.Locker = (*Locker)(nil)
 
-// NewLocker returns a locker. A lock is held for at least the given time, so that a scheduler whose clock is late
-// does not run a short job again; choose more than the clocks differ and less than the interval of the jobs.
+// NewLocker returns a locker. A lock is held for at least the given time, so that a scheduler whose clock is late does
+// not run a short job again. The time must be longer than the clocks differ, and shorter than the interval of the jobs.
 func NewLocker(client *holdfast.Client, atLeast time.Duration, options ...holdfast.Option) *Locker {
 	return &Locker{client, atLeast, options}
 }
@@ -41,7 +41,7 @@ type lock struct {
 	until time.Time
 }
 
-// Unlock releases the lock, or lets it expire when it was held for long enough.
+// Unlock releases the lock or, if it was not held for long enough yet, lets it expire after the rest of the time.
 func (l *lock) Unlock(ctx context.Context) error {
 	return l.hold.ReleaseAfter(ctx, max(time.Until(l.until), 0))
 }
@@ -56,12 +56,12 @@ type Elector struct {
 
 var _ gocron.Elector = (*Elector)(nil)
 
-// NewElector returns an elector. All schedulers of a fleet name the same election.
+// NewElector returns an elector. All schedulers of a fleet must name the same election.
 func NewElector(client *holdfast.Client, name string) *Elector {
 	return &Elector{client: client, name: name}
 }
 
-var errUncertain = errors.New("holdfast: it is not certain now whether this scheduler leads")
+var errUncertain = errors.New("holdfast: it is not certain whether this scheduler leads")
 
 // IsLeader returns nil if this scheduler leads. It stands for election if there is no leader.
 func (e *Elector) IsLeader(ctx context.Context) error {
@@ -70,7 +70,7 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 	if e.hold != nil && e.hold.Held() {
 		return nil
 	}
-	if e.hold != nil && e.hold.Context().Err() == nil { // the client will find out; a try would meet this very lock
+	if e.hold != nil && e.hold.Context().Err() == nil { // the client will find out; until then, a try would be refused because of this hold
 		return errUncertain
 	}
 	hold, err := e.client.TryLock(ctx, e.name, holdfast.Lease(5*time.Second))
@@ -78,7 +78,7 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 	return err
 }
 
-// Resign hands the lead over.
+// Resign releases the lead.
 func (e *Elector) Resign(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -52,7 +52,7 @@ func TestThreeSchedulersRunEachJobOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(60 * time.Millisecond) // so much their clocks differ
+		time.Sleep(60 * time.Millisecond) // as if their clocks differed by so much
 		scheduler.Start()
 		defer func() { _ = scheduler.Shutdown() }()
 	}
@@ -81,8 +81,8 @@ func TestElectorHasOneLeader(t *testing.T) {
 	}
 }
 
-// While the client does not know whether it holds the lock, the elector neither leads nor stands against itself.
-func TestElectorKeepsALeadThatIsNotCertain(t *testing.T) {
+// While it is not certain whether the client holds the lock, the elector neither leads nor requests the lock again.
+func TestElectorKeepsAHoldThatIsNotCertain(t *testing.T) {
 	s := testserver.Start(t)
 	e := NewElector(newClient(t, s), "fleet")
 	if err := e.IsLeader(context.Background()); err != nil {
@@ -92,7 +92,7 @@ func TestElectorKeepsALeadThatIsNotCertain(t *testing.T) {
 	s.Kill()
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	_ = hold.Release(ended) // has begun, and cannot end: not certain
+	_ = hold.Release(ended) // begins and cannot end: the hold is not certain
 	if err := e.IsLeader(context.Background()); !errors.Is(err, errUncertain) || e.hold != hold {
 		t.Errorf("%v; the hold was replaced: %v", err, e.hold != hold)
 	}

@@ -15,7 +15,7 @@ const defaultTTL = 20 * time.Second
 
 // A Store implements NewLock, Get (of a lock's value) and Close of [store.Store].
 type Store struct {
-	store.Store // nil: calls of other operations panic
+	store.Store // nil: other operations panic
 	client      *holdfast.Client
 }
 
@@ -24,8 +24,8 @@ var _ store.Store = (*Store)(nil)
 // New returns a store. Closing it does not close client.
 func New(client *holdfast.Client) *Store { return &Store{client: client} }
 
-// NewLock returns the lock of this key. It is renewed until RenewLock is closed; then it ends after its TTL. The value
-// has at most 479 bytes, of which each "%" and "#" takes three.
+// NewLock returns the lock of this key. It is renewed until RenewLock is closed, and then expires after its TTL. The value
+// has at most 479 bytes, where each "%" and "#" counts as three.
 func (s *Store) NewLock(_ context.Context, key string, opts *store.LockOptions) (store.Locker, error) {
 	l := &lock{client: s.client, key: key, ttl: defaultTTL}
 	if opts != nil {
@@ -49,7 +49,7 @@ func (s *Store) Get(ctx context.Context, key string, _ *store.ReadOptions) (*sto
 	return &store.KVPair{Key: key, Value: []byte(holder.Value), LastIndex: uint64(holder.Term)}, nil
 }
 
-// Close does nothing: the client belongs to the application.
+// Close does nothing: the application closes the client.
 func (s *Store) Close() error { return nil }
 
 type lock struct {

@@ -36,8 +36,8 @@ func New(client *holdfast.Client, lease time.Duration) *Backend {
 // HAEnabled returns true.
 func (b *Backend) HAEnabled() bool { return true }
 
-// LockWith returns the lock of this key. The value tells other nodes who holds it. It has at most 479 bytes, of which
-// each "%" and "#" takes three.
+// LockWith returns the lock of this key. Other nodes read the value of the lock's holder. It has at most 479 bytes, where
+// each "%" and "#" counts as three.
 func (b *Backend) LockWith(key, value string) (physical.Lock, error) {
 	return &Lock{backend: b, key: key, value: value}, nil
 }
@@ -54,8 +54,8 @@ func (b *Backend) RegisterActiveNodeLock(l physical.Lock) error {
 	return nil
 }
 
-// Fence returns the fencing token of this node's registered lock, or 0 before that was acquired and after Unlock. After
-// a loss it is still the old token, which the storage refuses once it has seen that of the next active node.
+// Fence returns the fencing token of this node's registered lock, or 0 before the lock was acquired and after Unlock.
+// After a loss it is still the old token, which the storage refuses once it has seen that of the next active node.
 func (b *Backend) Fence() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,8 +82,8 @@ func (l *Lock) current() *holdfast.Hold {
 	return l.hold
 }
 
-// Lock waits for the lock until stop is closed; then it returns nil. The channel is closed when the lock is lost or
-// released.
+// Lock waits for the lock. It returns nil if stop is closed first. The channel that it returns is closed when the lock is
+// lost or released.
 func (l *Lock) Lock(stop <-chan struct{}) (<-chan struct{}, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -1,9 +1,9 @@
-// Cron runs a command once in a fleet: every host's cron starts it at the same time, and one of them does the work.
+// Cron runs a command once in a fleet: cron starts it on every host at the same time, and one host does the work.
 //
 //	cron PERIOD COMMAND [ARGUMENT...]
 //
-// PERIOD names the run: the day, say. A host whose clock is late finds that it was done. If the host that works is killed, its lock ends a
-// lease later, and the next start does the work: at least once, and never twice at the same time.
+// PERIOD names the run, such as the day. A host whose clock is late finds that the work was done. If the working host is killed, its lock
+// expires a lease later, and the next start does the work: at least once, and never twice at the same time.
 package main
 
 import (
@@ -64,7 +64,7 @@ func once(ctx context.Context, period string, command []string) (code int, err e
 		fmt.Println(period, "is done")
 		return 0, nil
 	}
-	// A lock that is lost ends the work: another host may have begun it.
+	// The loss of the lock ends the work: another host may have begun it.
 	work := exec.CommandContext(hold.Context(), command[0], command[1:]...)
 	work.Stdout, work.Stderr = os.Stdout, os.Stderr
 	err = work.Run()

@@ -1,8 +1,8 @@
-// Httpservice handles the requests for one order one after the other, on whatever host; those for others run at once.
+// Httpservice handles requests for the same order one at a time, on all hosts together. Requests for different orders run in parallel.
 //
 //	httpservice PORT        curl -X POST 127.0.0.1:PORT/orders/7/items
 //
-// A request that would wait for more than two seconds gets 409. A process that is killed during a request blocks its order for a lease.
+// A request that has waited for two seconds gets 409. A process that is killed during a request blocks its order for a lease.
 package main
 
 import (
@@ -62,10 +62,10 @@ func main() {
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		log.Print(err)
 	}
-	_ = client.Close() // releases what is still held
+	_ = client.Close() // releases locks that are still held
 }
 
-// addItem reads, computes and writes: without the lock, two requests would count one item.
+// addItem reads, computes and writes: without the lock, two concurrent requests could count one item.
 func addItem(ctx context.Context, rdb *redis.Client, key string) (int, error) {
 	items, err := rdb.Get(ctx, key).Int()
 	if err != nil && !errors.Is(err, redis.Nil) {

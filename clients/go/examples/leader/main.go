@@ -1,9 +1,9 @@
-// Leader lets one of several processes lead and write; the late write of a former leader is refused.
+// Leader lets one of several processes lead and write. The storage refuses a late write of a former leader.
 //
 //	leader NAME
 //
-// A leader that exits hands over at once; one that is killed is replaced a lease (5 s) later. One that was paused may wake up and write
-// before it learns that it no longer leads: the fence of its term is lower than the new leader's, and the storage refuses it.
+// A leader that exits hands over at once; one that is killed is replaced a lease (5 s) later. One that was paused may continue and write
+// before it notices that it no longer leads: the fence of its term is lower than the new leader's, so the storage refuses the write.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"holdfast/goredis"
 )
 
-// The storage keeps the highest fence that it has seen, and takes no lower one. Here it is a hash; in SQL: ../postgres.
+// The storage keeps the highest fence that it has seen, and refuses a lower one. Here it is a hash; ../postgres does it in SQL.
 var write = redis.NewScript(`
 	if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) then return 0 end
 	redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'by', ARGV[2])
@@ -53,7 +53,7 @@ func run(ctx context.Context, name string) error {
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	// A candidate that loses its term stands again; Elect returns when ctx ends, and hands over.
+	// A leader that loses its term stands again. When ctx ends, Elect hands over and returns.
 	return client.Elect(ctx, "scheduler", name, func(ctx context.Context, term int64) error {
 		fmt.Printf("%s leads, term %d\n", name, term)
 		err := lead(ctx, rdb, name, term)
@@ -62,7 +62,7 @@ func run(ctx context.Context, name string) error {
 	})
 }
 
-// lead writes until the term is over: ctx ends with it.
+// lead writes until ctx ends, which happens at the end of the term at the latest.
 func lead(ctx context.Context, rdb *redis.Client, name string, term int64) error {
 	for ctx.Err() == nil {
 		written, err := write.Run(ctx, rdb, []string{"schedule"}, term, name).Int()

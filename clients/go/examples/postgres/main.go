@@ -1,9 +1,9 @@
-// Postgres guards an update by a token: a holder that lost its lock without noticing changes nothing.
+// Postgres guards an update by a fencing token: a holder that lost its lock without noticing changes nothing.
 //
 //	DATABASE_URL=postgresql://… postgres AMOUNT
 //
-// The row keeps the token of its last writer, and "fence <= token" is part of the update: one row changed, or none. The lock makes writers
-// wait for each other instead of failing; the token makes sure. A process that is killed blocks others for its lease.
+// The row keeps the token of its last writer, and "fence <= token" is a condition of the update: it changes one row, or none. The lock makes
+// writers wait for each other instead of failing; the token excludes late writes. A process that is killed blocks others for its lease.
 package main
 
 import (
@@ -74,7 +74,7 @@ func run(ctx context.Context, argument string) error {
 	return errors.Join(add(ctx, db, hold, amount), hold.Release(ctx))
 }
 
-// add does without hold.Context(), which would end with the lock: here the row decides.
+// add does not use hold.Context(), which ends when the lock is lost: here the row decides.
 func add(ctx context.Context, db *sql.DB, hold *holdfast.Hold, amount int) error {
 	var balance int
 	if err := db.QueryRowContext(ctx, "SELECT balance FROM account WHERE id = 7").Scan(&balance); err != nil {

@@ -17,18 +17,18 @@ import (
 
 const patience = time.Minute
 
-// What a server, or a Sentinel, logs once it accepts connections.
+// ready matches what a server or a Sentinel logs once it accepts connections.
 var ready = regexp.MustCompile(`eady to accept connections|Sentinel ID is`)
 
-// A Server is a process of its own that ends with the test.
+// A Server is a server process that ends with the test.
 type Server struct {
 	Addr string // host:port, or the path of a unix socket
 	Dir  string
 	cmd  *exec.Cmd
 }
 
-// Start starts a server with the module under test, HOLDFAST_MODULE, that listens on a unix socket, unless args name a
-// port. The program is HOLDFAST_SERVER, redis-server by default.
+// Start starts a server with the module that HOLDFAST_MODULE names. It listens on a unix socket unless args name a port.
+// The program is HOLDFAST_SERVER, by default redis-server.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	module := os.Getenv("HOLDFAST_MODULE")
@@ -38,7 +38,7 @@ func Start(t testing.TB, args ...string) *Server {
 	return StartPlain(t, append([]string{"--loadmodule", module}, args...)...)
 }
 
-// StartPlain starts a server without the module; if the first of args is a file, a Sentinel.
+// StartPlain starts a server without the module, or a Sentinel if the first of args is its configuration file.
 func StartPlain(t testing.TB, args ...string) *Server {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "hf") // t.TempDir is too long for a unix socket
@@ -68,7 +68,7 @@ func StartPlain(t testing.TB, args ...string) *Server {
 	}
 }
 
-// run starts the process, and waits until it accepts connections. It returns false if another process has its port.
+// run starts the process and waits until it accepts connections. It returns false if another process uses the port.
 func (s *Server) run(t testing.TB, args []string) bool {
 	t.Helper()
 	program := os.Getenv("HOLDFAST_SERVER")
@@ -98,13 +98,13 @@ func (s *Server) run(t testing.TB, args []string) bool {
 			return false
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the server does not start:\n%s", text)
+			t.Fatalf("the server did not start:\n%s", text)
 		}
 	}
 	return true
 }
 
-// Kill ends the process without a word.
+// Kill ends the process with SIGKILL.
 func (s *Server) Kill() {
 	if s.cmd != nil && s.cmd.Process != nil {
 		_ = s.cmd.Process.Kill()
@@ -113,14 +113,15 @@ func (s *Server) Kill() {
 	}
 }
 
-// Pause stops the process for a time, as a long command or a busy machine does.
+// Pause stops the process for a time, as a long command or a busy machine may.
 func (s *Server) Pause(d time.Duration) {
 	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
 	time.Sleep(d)
 	_ = s.cmd.Process.Signal(syscall.SIGCONT)
 }
 
-// Port returns a port that was free a moment ago (Start takes another if it is not any more), low enough for a cluster's bus.
+// Port returns a port that was free a moment ago, low enough for a cluster's bus. If another process takes it before
+// Start does, Start takes another one.
 func Port(t testing.TB) string {
 	t.Helper()
 	for {

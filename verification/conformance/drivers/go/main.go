@@ -69,7 +69,7 @@ func (d *driver) write(o outcome) {
 
 func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// open creates a client of a server: redis://, redis+cluster:// or redis+sentinel://host:port/name.
+// open creates a client of a server, by its URL: redis://, redis+cluster:// or redis+sentinel://host:port/name.
 func (d *driver) open(address string) error {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -194,8 +194,8 @@ func failure(err error) outcome {
 	return o
 }
 
-// about makes a call about a hold.
-func (d *driver) about(c call, fn func(context.Context, *holdfast.Hold) error, good string) outcome {
+// withHold calls fn with a hold. The outcome is good if fn does not fail.
+func (d *driver) withHold(c call, fn func(context.Context, *holdfast.Hold) error, good string) outcome {
 	d.mu.Lock()
 	hold := d.holds[c.Hold]
 	d.mu.Unlock()
@@ -219,11 +219,11 @@ func (d *driver) run(c call) outcome {
 	case "acquire":
 		return d.acquire(c)
 	case "release":
-		return d.about(c, func(ctx context.Context, h *holdfast.Hold) error { return h.Release(ctx) }, "released")
+		return d.withHold(c, func(ctx context.Context, h *holdfast.Hold) error { return h.Release(ctx) }, "released")
 	case "renew":
-		return d.about(c, func(ctx context.Context, h *holdfast.Hold) error { return h.Renew(ctx, milliseconds(c.Lease)) }, "renewed")
+		return d.withHold(c, func(ctx context.Context, h *holdfast.Hold) error { return h.Renew(ctx, milliseconds(c.Lease)) }, "renewed")
 	case "check":
-		o := d.about(c, func(ctx context.Context, h *holdfast.Hold) error { return h.Check(ctx) }, "held")
+		o := d.withHold(c, func(ctx context.Context, h *holdfast.Hold) error { return h.Check(ctx) }, "held")
 		if o.Outcome == "connection" || o.Outcome == "server" {
 			o.Outcome = "in-doubt"
 		}

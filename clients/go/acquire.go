@@ -11,39 +11,39 @@ import (
 )
 
 const (
-	askAgain = 2 * time.Second        // a wait without a reply is repeated over another connection
-	late     = 250 * time.Millisecond // how long a reply is awaited after the caller's timeout
+	askAgain = 2 * time.Second        // after so long without a reply, a wait is requested again over another connection
+	late     = 250 * time.Millisecond // how long after the caller's time its call may end
 	forever  = time.Hour              // the longest WAIT that is sent; an endless wait repeats it
 	endless  = 100 * 365 * 24 * time.Hour
 	pollWait = 100 * time.Millisecond // the WAIT of requests that poll
 	pollEach = time.Second
 )
 
-// An acquisition is one call that requests a lock, with everything that follows until it is released or lost.
+// An acquisition is one call that requests a lock, with everything that follows until the lock is released or lost.
 type acquisition struct {
 	*request
 	client   *Client
 	route    *route
 	began    time.Time
-	until    time.Time    // the caller's time
+	until    time.Time    // when the caller's time ends
 	asked    time.Time    // when the last ACQUIRE was sent
-	repeated bool         // this is not the first request, or it was queued in this client
-	unread   atomic.Int32 // requests that may be at the server and whose replies were not read
+	repeated bool         // the next ACQUIRE names WAITED: it is not the first one, or waited for its turn in this client
+	unread   atomic.Int32 // how many requests may be at the server without a reply that was read
 	place    *pool        // the pool that counts this acquisition as a wait at its server
-	current  *attempt     // the request whose reply is awaited
-	resume   time.Time    // without one: when the next may be sent
-	last     error        // why the one before it was not granted, unless that was the server's decision
+	current  *attempt     // the newest request, until its reply is read
+	resume   time.Time    // when the next request may be sent
+	last     error        // of the last request; nil if it was granted or refused
 }
 
-// An attempt is an ACQUIRE.
+// An attempt is an ACQUIRE that was sent, or could not be sent.
 type attempt struct {
 	answer
 	conn *conn
 	wait time.Duration
-	end  func() // lets the next request of this client poll
+	end  func() // ends the turn of a request that polls
 }
 
-// granted reports whether a reply is a token and the time that the request waited. More elements are ignored.
+// granted reports whether a reply is a token and the time that the request waited. Further elements are ignored.
 func granted(reply any) bool {
 	items, _ := reply.([]any)
 	if len(items) < 2 {
@@ -73,7 +73,7 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	} else if deadline, ok := ctx.Deadline(); ok {
 		a.until = earlier(a.until, deadline)
 	}
-	if r.wait != 0 && r.mutex() { // only the oldest wait is at the server
+	if r.wait != 0 && r.mutex() { // only this client's oldest wait for the mutex is at the server
 		end, waited := c.takeTurn(ctx, names[0], a.until)
 		if end == nil {
 			return nil, a.notAcquired(ctx)
@@ -92,8 +92,8 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	return nil, ErrClosed
 }
 
-// run requests the lock until it is granted, refused, or the time is over. It is in one of three states: it pauses, sends
-// a request, or awaits the reply to the newest one.
+// run requests the lock until it is granted or refused, or the caller's time is over. Each iteration pauses, sends a
+// request, and reads the reply to the newest request.
 func (a *acquisition) run(ctx context.Context) (*hold, error) {
 	for {
 		if sleep(ctx, earlier(a.resume, a.until)) != nil || !time.Now().Before(a.until) {
@@ -102,7 +102,7 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 		t := a.ask(ctx)
 		if a.current == nil {
 			a.current = t
-		} else if t.err == nil { // the server moves the place in the queue to t
+		} else if t.err == nil { // the server moves the acquisition's place in the queue to t
 			a.supersede(a.current)
 			a.current = t
 		}
@@ -122,7 +122,8 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 // ask sends an ACQUIRE.
 func (a *acquisition) ask(ctx context.Context) *attempt {
 	t := &attempt{end: func() {}}
-	if t.err = a.connect(ctx, t); t.err == nil {
+	t.err = a.connect(ctx, t)
+	if t.err == nil {
 		now := time.Now()
 		var waited time.Duration
 		if a.repeated {
@@ -137,21 +138,22 @@ func (a *acquisition) ask(ctx context.Context) *attempt {
 		}
 	}
 	if t.err != nil {
-		t.answer = a.route.judged(t.answer)
+		t.answer = a.route.assess(t.answer)
 	}
 	return t
 }
 
-// connect gets the connection for a request, and decides how long the request may wait at the server.
+// connect gets a connection for a request, and decides how long the request may wait at the server.
 func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 	limit := earlier(time.Now().Add(askAgain), a.until)
 	p, asking, err := a.route.locate(ctx, limit)
-	if t.pool = p; err != nil {
+	t.pool = p
+	if err != nil {
 		return err
 	}
 	if a.wait != 0 {
 		t.wait = forever
-		if !a.waitAt(p) { // all connections are taken by waits: poll over the others, one request at a time
+		if !a.waitAt(p) { // waits have all connections that they may have: poll over the others, one request at a time
 			if t.wait = pollWait; a.asked.IsZero() {
 				t.wait = 0
 			} else if end, _ := a.client.takeTurn(ctx, polls{}, limit); end != nil {
@@ -163,7 +165,7 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 	}
 	c, err := p.get(ctx, forOther, a.lease, limit)
 	if err == nil && (asking || a.given) {
-		first := "PING" // an owner that the application chose is sent only over a connection that has just replied
+		first := "PING" // such a request can't be repeated: it is sent only over a connection that has just replied
 		if asking {
 			first = "ASKING"
 		}
@@ -183,18 +185,19 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 		p.put(c, time.Time{}, nil)
 		err = errNoConnection
 	}
-	if t.conn = c; err != nil {
+	t.conn = c
+	if err != nil {
 		t.end()
 	}
 	return err
 }
 
-// await reads the reply to the current request. It returns false if another is to take over its place in the queue.
+// await reads the reply to the current request. It returns false if another request must take over its place in the queue.
 func (a *acquisition) await(ctx context.Context) (replied bool, err error) {
 	t := a.current
 	again := time.Now().Add(askAgain + a.route.confirmation())
 	end := a.until.Add(late)
-	if a.wait == 0 { // with the time that replicas have, which the first greeting tells
+	if a.wait == 0 { // not a.until: the time for replicas is known only after the first connection
 		end = a.began.Add(a.route.silence())
 	}
 	repeats := a.wait != 0 && again.Before(a.until)
@@ -209,52 +212,58 @@ func (a *acquisition) await(ctx context.Context) (replied bool, err error) {
 		case !repeats:
 			a.last = err
 			return false, a.notAcquired(ctx)
-		case a.place != nil: // a poll has no place
+		case a.place != nil: // a poll has no place in the queue: it failed
 			return false, nil
 		}
 	}
 	a.settle(t, reply, err, a.ephemeral)
-	t.answer = a.route.judged(t.answer)
+	t.answer = a.route.assess(t.answer)
 	return true, nil
 }
 
-// waitAt counts this acquisition among the waits at a node, if enough connections are left for other requests.
+// waitAt counts this acquisition among the waits at a node, and no longer at another. It returns false if too few
+// connections would be left for other requests. With nil, the acquisition is counted nowhere.
 func (a *acquisition) waitAt(p *pool) bool {
-	if a.place != p {
-		if a.place != nil {
-			a.place.addWaits(-1)
-		}
-		if a.place = nil; p != nil && p.addWaits(1) {
-			a.place = p
-		}
+	if a.place == p {
+		return p != nil
+	}
+	if a.place != nil {
+		a.place.addWaits(-1)
+		a.place = nil
+	}
+	if p != nil && p.addWaits(1) {
+		a.place = p
 	}
 	return a.place != nil
 }
 
-// settle notes the reply to a request, and returns its connection, or closes it if none came. An ephemeral hold keeps it.
+// settle notes the reply to a request, and returns its connection to the pool, or closes it if no reply came. A request
+// that keeps its connection takes it out of the pool if it is granted.
 func (a *acquisition) settle(t *attempt, reply any, err error, keeps bool) {
 	if err == nil && reply != nil && !granted(reply) && failure(reply) == nil {
-		err = fmt.Errorf("holdfast: the server answered neither a token nor nil: %v", reply)
+		err = fmt.Errorf("holdfast: protocol error: reply to ACQUIRE is neither a token nor nil: %v", reply)
 	}
-	if t.err = err; err == nil {
+	t.err = err
+	if err == nil {
 		t.replies = []any{reply}
 		a.unread.Add(-1)
 	}
-	if t.end(); keeps && granted(reply) {
+	t.end()
+	if keeps && granted(reply) {
 		t.pool.give(t.conn)
 	} else {
 		t.pool.put(t.conn, t.sent, err, t.replies...)
 	}
 }
 
-// finish reads the reply that the acquisition no longer waits for. It reports whether that is a late grant.
+// finish reads a reply that the acquisition no longer waits for. It reports whether that is a grant.
 func (a *acquisition) finish(t *attempt, deadline time.Time) bool {
 	reply, err := t.conn.receive(context.Background(), deadline)
 	a.settle(t, reply, err, false)
 	return granted(reply)
 }
 
-// supersede lets go of a request whose place in the queue the server moves to another one.
+// supersede reads the reply to a request whose place in the queue was moved to another one, in the background.
 func (a *acquisition) supersede(t *attempt) {
 	deadline := time.Now().Add(time.Second + a.route.confirmation())
 	a.client.background(func() { a.finish(t, deadline) })
@@ -270,7 +279,7 @@ func (a *acquisition) decide(ctx context.Context) (*hold, error) {
 	switch {
 	case granted(t.reply()):
 		return a.granted(ctx, t)
-	case t.err == nil && a.wait != 0 && t.wait < a.until.Sub(t.sent) && !now.Before(t.sent.Add(t.wait-late)): // earlier, it was CLIENT UNBLOCK
+	case t.err == nil && a.wait != 0 && t.wait < a.until.Sub(t.sent) && !now.Before(t.sent.Add(t.wait-late)): // nil before that is by CLIENT UNBLOCK
 		if a.resume = now; a.place == nil {
 			a.resume = now.Add(pollEach)
 		}
@@ -285,8 +294,8 @@ func (a *acquisition) decide(ctx context.Context) (*hold, error) {
 	return nil, t.err
 }
 
-// notAcquired is the error of an acquisition that ends without the lock, after the last error that it met. A try counts
-// as refused only if it had a reply.
+// notAcquired returns the error of an acquisition that ends without the lock. It wraps the last error of the server or
+// the network. A try whose last request failed was not refused: it returns that error alone.
 func (a *acquisition) notAcquired(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	switch deadline, ok := ctx.Deadline(); {
@@ -296,7 +305,7 @@ func (a *acquisition) notAcquired(ctx context.Context) error {
 	case a.wait == 0 && a.last != nil:
 		return a.last
 	case ok && time.Until(deadline) < 5*time.Millisecond:
-		cause = context.DeadlineExceeded // the server's reply was a little faster than the timer of ctx
+		cause = context.DeadlineExceeded // the server's timer was a little faster than that of ctx
 	}
 	if last := errors.Join(cause, a.last); last != nil {
 		return fmt.Errorf("%w: %w", ErrNotAcquired, last)
@@ -304,8 +313,8 @@ func (a *acquisition) notAcquired(ctx context.Context) error {
 	return ErrNotAcquired
 }
 
-// granted makes a hold of a token. If less than half the lease is certain, a RENEW decides first; if that fails,
-// granted returns nothing, and the acquisition sends another request.
+// granted makes a hold of a token. If less than half the lease is certain, a RENEW decides first. If that fails, a try
+// is not acquired; a wait gets neither a hold nor an error, and requests the lock again.
 func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 	items := t.reply().([]any)
 	h := newHold(a, integer(items[0]), t.sent.Add(ms(items[1])+sure(a.lease)))
@@ -321,7 +330,7 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 			return h, nil
 		}
 	}
-	h.disown()
+	h.closeConn()
 	if a.given {
 		a.client.background(func() { a.discard(t) })
 	} else {
@@ -334,9 +343,9 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 	return nil, nil
 }
 
-// giveUp ends an acquisition without the lock, and withdraws what may be left at the server.
+// giveUp ends an acquisition without the lock, and withdraws requests that may still be at the server.
 func (a *acquisition) giveUp(ctx context.Context, err error) error {
-	if a.given && a.unread.Load() > 0 { // not ErrNotAcquired
+	if a.given && a.unread.Load() > 0 { // must not match ErrNotAcquired
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
@@ -348,22 +357,22 @@ func (a *acquisition) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// withdraw makes sure that the owner neither waits nor holds, after the reply to the current request if there is one.
+// withdraw makes sure that the owner neither waits for the lock nor holds it.
 func (a *acquisition) withdraw() {
-	late := func() bool { // a grant that RELEASE had overtaken
+	grantedLate := func() bool { // reads the reply to the current request
 		t := a.current
 		a.current = nil
 		end := earlier(a.asked.Add(a.lease), time.Now().Add(askAgain+a.route.confirmation()))
 		return t != nil && a.finish(t, end)
 	}
 	if t := a.current; a.given { // RELEASE ALL could release a later hold of the same owner
-		if late() {
+		if grantedLate() {
 			a.discard(t)
 		}
 		return
 	}
-	for answers := 1; a.release("ALL"); answers++ {
-		if late() {
+	for answers := 1; a.repeatRelease("ALL"); answers++ {
+		if grantedLate() { // RELEASE ALL had overtaken the ACQUIRE
 			answers = 0
 			continue
 		}
@@ -372,16 +381,16 @@ func (a *acquisition) withdraw() {
 			return
 		}
 	}
-	late()
+	grantedLate()
 }
 
-// discard releases a grant that the application does not get. It names the token, and so meets no later hold.
+// discard releases a grant that the application does not get, by its token: a later hold has another one.
 func (a *acquisition) discard(t *attempt) {
-	a.release("TOKEN", strconv.FormatInt(integer(t.reply().([]any)[0]), 10))
+	a.repeatRelease("TOKEN", strconv.FormatInt(integer(t.reply().([]any)[0]), 10))
 }
 
-// release repeats a RELEASE until it is answered, for at most a lease after the last ACQUIRE.
-func (a *acquisition) release(terms ...string) bool {
+// repeatRelease sends a RELEASE, and repeats it until it is answered, for at most one lease after the last ACQUIRE.
+func (a *acquisition) repeatRelease(terms ...string) bool {
 	command := a.command("RELEASE", terms...)
 	r := repeat(a.client.ctx, a.asked.Add(a.lease), func() answer { return a.route.do(a.client.ctx, forRelease, command) })
 	if r.err != nil && !r.passing() {

@@ -29,7 +29,7 @@ func TestLeaseBelowAMillisecondIsRoundedUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		asked := 0
 		f := newFake(t, script{"LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}, "LOCK.ACQUIRE": {func(received) string {
-			if asked++; asked > 10 { // a loop without a pause: the bubble's clock is paused
+			if asked++; asked > 10 { // a loop without a pause: no time would pass in the bubble
 				return "-ERR a loop\r\n"
 			}
 			return token
@@ -44,7 +44,7 @@ func TestLeaseBelowAMillisecondIsRoundedUp(t *testing.T) {
 	})
 }
 
-func TestGrantOfWhichTooLittleIsCertainIsRequestedAgainAfterAPause(t *testing.T) {
+func TestLockAsksAgainAfterAPauseWhenAGrantIsNotCertainForLong(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		slow := func(reply string) func(received) string {
 			return func(received) string { time.Sleep(45 * time.Millisecond); return reply }
@@ -60,7 +60,7 @@ func TestGrantOfWhichTooLittleIsCertainIsRequestedAgainAfterAPause(t *testing.T)
 	})
 }
 
-func TestLockAllKeepsItsNames(t *testing.T) {
+func TestLockAllCopiesItsNames(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.MACQUIRE": {token}, "LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}})
 		names := []string{"a", "b"}
@@ -78,7 +78,7 @@ func TestLockAllKeepsItsNames(t *testing.T) {
 	})
 }
 
-// An owner that the application chose must not be released with ALL: a late copy could meet a later hold.
+// An owner that the application chose must not be released with ALL: a late copy could release a later hold.
 func TestGivenOwnerReleasesALateGrantByItsToken(t *testing.T) {
 	late := func(d time.Duration) func(received) string {
 		return func(received) string { time.Sleep(d); return token }
@@ -121,7 +121,7 @@ func TestGivenOwnerReleasesALateGrantByItsToken(t *testing.T) {
 	}
 }
 
-func TestWithdrawnRequestsFreeTheirConnectionsSoon(t *testing.T) {
+func TestWithdrawalFreesItsConnectionsSoon(t *testing.T) {
 	for name, options := range map[string][]Option{"own owner": nil, "given owner": {Owner("app")}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestWithdrawnRequestsFreeTheirConnectionsSoon(t *testing.T) {
 	}
 }
 
-func TestTryOfAServerThatFailsIsNotARefusal(t *testing.T) {
+func TestTryReturnsAPassingErrorAndNotErrNotAcquired(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, reply := range []string{"OOM x", "MISCONF x", "LOADING x", "CLUSTERDOWN x"} {
 			f := newFake(t, script{"LOCK.ACQUIRE": {"-" + reply + "\r\n"}, "LOCK.RELEASE": {one}})
@@ -160,7 +160,7 @@ func TestTryOfAServerThatFailsIsNotARefusal(t *testing.T) {
 	})
 }
 
-func TestReplyThatMakesNoSenseIsAFailureOfTheConnection(t *testing.T) {
+func TestUnexpectedReplyToAcquireClosesTheConnection(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {"+NONSENSE\r\n", token}, "LOCK.RELEASE": {one}})
 		hold, err := f.client().Lock(context.Background(), "k", Wait(5*time.Second))
@@ -176,11 +176,11 @@ func TestReplyThatMakesNoSenseIsAFailureOfTheConnection(t *testing.T) {
 	})
 }
 
-func TestGivenOwnerPausesWhenItsConnectionsEnd(t *testing.T) {
+func TestGivenOwnerPausesWhenItsConnectionsBreak(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		opened := 0
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "PING": {func(received) string {
-			if opened++; opened > 100 { // a loop without a pause: the bubble's clock is paused
+			if opened++; opened > 100 { // a loop without a pause: no time would pass in the bubble
 				return "+PONG\r\n"
 			}
 			return cut
@@ -199,15 +199,18 @@ func TestGivenOwnerPausesWhenItsConnectionsEnd(t *testing.T) {
 	})
 }
 
-func TestLimitOfZeroIsRefused(t *testing.T) {
+func TestLimitBelowOneIsRefused(t *testing.T) {
 	c := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}}).client()
-	if _, err := c.Semaphore("k", 0).TryAcquire(context.Background()); err == nil || !strings.Contains(err.Error(), "Limit") {
-		t.Errorf("got %v", err)
+	for _, limit := range []int{0, -1} {
+		want := fmt.Sprintf("holdfast: Limit must be at least 1, got %d", limit)
+		if _, err := c.Semaphore("k", limit).TryAcquire(context.Background()); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
 	}
 }
 
-// A client that never loses a connection learns of slots that moved by -MOVED alone.
-func TestLookUpAfterARedirectIsAnew(t *testing.T) {
+// A client whose connections never break learns only from -MOVED that a slot has moved.
+func TestLookUpIsStaleAfterARedirect(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		second := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
 		first := newFake(t, script{"LOCK.ACQUIRE": {"-MOVED 1 " + second.addr + "\r\n"}})
@@ -235,7 +238,7 @@ func TestLookUpAfterARedirectIsAnew(t *testing.T) {
 	})
 }
 
-func TestRedirectNamesAnAddressThatCanBeDialled(t *testing.T) {
+func TestRedirectIsDialledAtTheAddressThatItNames(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for named, want := range map[string]string{
 			"10.0.0.2:7000": "10.0.0.2:7000", "2001:db8::1:7000": "[2001:db8::1]:7000", "::1:7000": "[::1]:7000", ":7000": "[::5]:7000",
@@ -257,7 +260,7 @@ func TestRedirectNamesAnAddressThatCanBeDialled(t *testing.T) {
 	})
 }
 
-func TestLengthThatNoReplyHasIsIncomplete(t *testing.T) {
+func TestParseIsIncompleteWhenALengthExceedsTheInput(t *testing.T) {
 	for _, length := range []int64{math.MaxInt64, math.MaxInt64 - 1} {
 		for _, kind := range "$*" {
 			if _, _, err := parse(fmt.Appendf(nil, "%c%d\r\nab\r\n", kind, length)); err == nil {
@@ -267,7 +270,7 @@ func TestLengthThatNoReplyHasIsIncomplete(t *testing.T) {
 	}
 }
 
-func TestLockEndsWithItsContextWhileANodeIsSilentAfterARedirect(t *testing.T) {
+func TestLockEndsWithItsContextWhenTheNodeOfARedirectIsSilent(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		second := newFake(t, script{"ASKING": {silent}})
 		first := newFake(t, script{"LOCK.ACQUIRE": {"-ASK 1 " + second.addr + "\r\n"}})
@@ -280,7 +283,7 @@ func TestLockEndsWithItsContextWhileANodeIsSilentAfterARedirect(t *testing.T) {
 	})
 }
 
-func TestWaitIsWhatIsLeftWhenTheConnectionIsThere(t *testing.T) {
+func TestAcquireWaitsForTheTimeThatConnectingHasLeft(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {null}})
 		c := f.client(func(config *Config) {

@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 )
 
-// bubble runs a test whose time passes only while all of its goroutines wait: however fast the machine is, all times
-// are exact, and no goroutine outlives the test.
+// bubble runs a test whose time passes only while all its goroutines are blocked: times are exact, however slow the
+// machine is, and no goroutine outlives the test.
 func bubble(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()

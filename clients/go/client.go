@@ -21,25 +21,25 @@ const (
 type Config struct {
 	// Addr is the address of the only server, host:port or the path of a unix socket. Not used with Locate.
 	Addr string
-	// Dial opens a connection to a server. It sets no read timeout. Default: TCP, or a unix socket if addr begins with "/".
+	// Dial opens a connection to a server, without a read timeout. Default: TCP, or a unix socket if addr begins with "/".
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Setup returns the commands that each new connection sends first: AUTH, SELECT. They must succeed, except CLIENT.
+	// Setup returns the commands that each new connection sends first, such as AUTH and SELECT. If one of them fails, so
+	// does the connection, except CLIENT.
 	Setup func(ctx context.Context) ([][]string, error)
-	// Locate returns the address of the node that serves a key; stale means that an earlier result was wrong, for this
-	// key or another.
-	// Default: Addr.
+	// Locate returns the address of the node that serves a key. With stale, an earlier result was wrong, for this key or
+	// another: Locate must look the address up again. Default: Addr.
 	Locate func(ctx context.Context, key string, stale bool) (addr string, err error)
-	// MaxConnections bounds the connections to each node. Default 32, at least 4.
+	// MaxConnections bounds the connections to each node. Default 32; a value below 4 counts as 4.
 	MaxConnections int
-	// Lease is the lease of locks that name none. Default 10 s.
+	// Lease is the lease of locks without the option Lease. Default 10 s.
 	Lease time.Duration
-	// Logger receives what has no caller to return to. Default: [slog.Default].
+	// Logger receives warnings, and errors of requests that no caller waits for. Default: [slog.Default].
 	Logger *slog.Logger
-	// Hooks are called when locks change hands.
+	// Hooks are called when a lock is acquired, lost or released.
 	Hooks Hooks
 }
 
-// Hooks are functions for metrics and logs. Each may be nil and is called from several goroutines. Acquired must not
+// Hooks are functions for metrics and logs. Each may be nil, and must be safe for concurrent use. Acquired must not
 // block; Lost and Released run in goroutines of their own.
 type Hooks struct {
 	Acquired func(name string, waited time.Duration)
@@ -50,13 +50,13 @@ type Hooks struct {
 // A Client acquires locks over a pool of connections of its own. It is safe for concurrent use.
 type Client struct {
 	config       Config
-	closing      context.Context // ends when Close begins: waits end, and what is held is released
+	closing      context.Context // ends when Close begins: waits end, and holds are released
 	beginClosing context.CancelFunc
-	ctx          context.Context // ends when the client has closed
+	ctx          context.Context // ends when Close closes the connections
 	cancel       context.CancelFunc
 	running      sync.WaitGroup // acquisitions, holds and withdrawals
 
-	moved atomic.Bool // a node said that another serves a key: the next look-up must not use an old map
+	moved atomic.Bool // a node replied with MOVED: the next look-up must not use an old map
 
 	mu    sync.Mutex
 	pools map[string]*pool
@@ -99,8 +99,7 @@ func dial(ctx context.Context, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, network, addr)
 }
 
-// Handshake returns the commands of [Config.Setup] for a user, a password, a database and a name of the connection,
-// each of which may be empty.
+// Handshake returns commands for [Config.Setup]: AUTH, SELECT and CLIENT SETNAME, each only if its argument is given.
 func Handshake(user, password string, db int, name string) (commands [][]string) {
 	if user != "" {
 		commands = append(commands, []string{"AUTH", user, password})
@@ -116,15 +115,15 @@ func Handshake(user, password string, db int, name string) (commands [][]string)
 	return commands
 }
 
-// Close ends waits with [ErrClosed], releases what is held, and closes the connections. It returns within 3 s.
+// Close ends waits with [ErrClosed], releases all holds, and closes the connections. It returns within 3 s.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.beginClosing()
 	c.mu.Unlock()
-	rested := make(chan struct{})
-	go func() { c.running.Wait(); close(rested) }()
+	done := make(chan struct{})
+	go func() { c.running.Wait(); close(done) }()
 	select {
-	case <-rested:
+	case <-done:
 	case <-time.After(closeTimeout):
 	}
 	c.mu.Lock()
@@ -134,13 +133,13 @@ func (c *Client) Close() error {
 	}
 	c.mu.Unlock()
 	select {
-	case <-rested:
+	case <-done:
 	case <-time.After(closeTimeout / 2):
 	}
 	return nil
 }
 
-// enter begins an acquisition, whose end Close awaits, unless the client is closing.
+// enter counts an acquisition among those that Close waits for. It returns false if the client is closing.
 func (c *Client) enter() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +150,7 @@ func (c *Client) enter() bool {
 	return true
 }
 
-// background runs what an acquisition, or what it left behind, must finish before the client closes.
+// background runs a task of an acquisition, which Close waits for, in a goroutine.
 func (c *Client) background(task func()) {
 	c.running.Add(1)
 	go func() {
@@ -171,7 +170,8 @@ func (c *Client) pool(addr string) *pool {
 	return p
 }
 
-// closeDead closes dead idle connections to all nodes: no request may come any more to one that has left its cluster.
+// closeDead closes dead idle connections to all nodes. A node that has left its cluster gets no more requests that would
+// find its connections dead.
 func (c *Client) closeDead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,23 +180,23 @@ func (c *Client) closeDead() {
 	}
 }
 
-// A turn is what one task of this client has at a time, and others wait for in order.
+// A turn is a lock within this client that grants waiters in order.
 type turn struct {
 	taken chan struct{}
-	users int
+	users int // its holder and its waiters
 }
 
-// polls is what requests for which all connections are taken have in turn. No lock has this name.
+// polls is the key of the turn that requests without a place at the server take to poll; those of mutexes are names.
 type polls struct{}
 
-// takeTurn waits for the turn of a lock's name, or of polls. It returns how to end it, or nil if ctx ends or the time is
-// over first, and whether it waited.
-func (c *Client) takeTurn(ctx context.Context, of any, until time.Time) (end func(), waited bool) {
+// takeTurn waits for a turn: of a mutex by its name, or of polls. It returns the function that ends the turn, or nil if
+// ctx or the time ends first, and whether another task had the turn.
+func (c *Client) takeTurn(ctx context.Context, key any, until time.Time) (end func(), waited bool) {
 	c.mu.Lock()
-	t := c.turns[of]
+	t := c.turns[key]
 	if t == nil {
 		t = &turn{taken: make(chan struct{}, 1)}
-		c.turns[of] = t
+		c.turns[key] = t
 	}
 	waited = t.users > 0
 	t.users++
@@ -205,20 +205,20 @@ func (c *Client) takeTurn(ctx context.Context, of any, until time.Time) (end fun
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if t.users--; t.users == 0 {
-			delete(c.turns, of)
+			delete(c.turns, key)
 		}
 	}
-	taken := func() { <-t.taken; leave() }
+	end = func() { <-t.taken; leave() }
 	select {
-	case t.taken <- struct{}{}:
-		return taken, waited
+	case t.taken <- struct{}{}: // also if ctx has ended: the caller finds that out
+		return end, waited
 	default:
 	}
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
 	case t.taken <- struct{}{}:
-		return taken, waited
+		return end, waited
 	case <-ctx.Done():
 	case <-timer.C:
 	}
@@ -226,7 +226,8 @@ func (c *Client) takeTurn(ctx context.Context, of any, until time.Time) (end fun
 	return nil, waited
 }
 
-// await runs a request in the background. If it does not end soon after ctx, await returns why ctx ended.
+// await runs a request in a goroutine, and leaves it there if it does not end within 250 ms after ctx. The error is then
+// the cause of ctx.
 func await(ctx context.Context, request func() answer) answer {
 	done := make(chan answer, 1)
 	go func() { done <- request() }()
@@ -243,7 +244,7 @@ func await(ctx context.Context, request func() answer) answer {
 	}
 }
 
-// sleep waits for a time, or returns why ctx ended.
+// sleep waits until a time. If ctx ends first, sleep returns its cause.
 func sleep(ctx context.Context, until time.Time) error {
 	wait := time.Until(until)
 	if wait <= 0 || ctx.Err() != nil {

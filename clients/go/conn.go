@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// pipeline is how many commands are sent together at most.
+// pipeline is the greatest number of renewals that are sent in one write.
 const pipeline = 256
 
 var (
@@ -20,35 +20,36 @@ var (
 	past          = time.Unix(1, 0)
 )
 
-// A conn is a connection that carries one pipeline at a time, until its deadline. A read that has failed with
-// [os.ErrDeadlineExceeded] can be continued: what has arrived stays in buf.
+// A conn is a connection that carries one pipeline at a time. A read that failed with [os.ErrDeadlineExceeded] can be
+// continued: bytes that arrived stay in buf.
 type conn struct {
 	net.Conn
-	buf  []byte // what has arrived and was not read
-	out  []byte // for the next commands
-	used bool   // it had a reply already: if the next request fails, the connection may have been closed while it was idle
+	buf  []byte // bytes that arrived and were not parsed
+	out  []byte // reused by send
+	used bool   // it has carried a request to its reply: if the next one fails, the connection may have ended while it was idle
 }
 
-// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError]. What is
-// no reply to a command is a failure of the connection.
+// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError]. A reply
+// that cannot be one to its command is a failure of the connection.
 func (c *conn) exchange(commands ...[]string) ([]any, error) {
 	if err := c.send(commands...); err != nil {
 		return nil, err
 	}
-	replies := make([]any, len(commands))
-	for i := range replies {
-		var err error
-		if replies[i], err = c.read(); err != nil {
+	replies := make([]any, 0, len(commands))
+	for _, command := range commands {
+		reply, err := c.read()
+		if err != nil {
 			return nil, err
 		}
-		if !answers(commands[i], replies[i]) {
-			return nil, fmt.Errorf("holdfast: the server answered what is no reply to %s: %v", commands[i][0], replies[i])
+		if !answers(command, reply) {
+			return nil, fmt.Errorf("holdfast: protocol error: unexpected reply to %s: %v", command[0], reply)
 		}
+		replies = append(replies, reply)
 	}
 	return replies, nil
 }
 
-// receive reads the reply to a command that was sent, until a deadline or the end of ctx.
+// receive reads one reply, until a deadline or the end of ctx.
 func (c *conn) receive(ctx context.Context, deadline time.Time) (any, error) {
 	_ = c.SetReadDeadline(deadline) // fails only on a closed connection, as does the read that follows
 	interrupted := make(chan struct{})
@@ -93,20 +94,21 @@ func (c *conn) read() (any, error) {
 	}
 }
 
-// watch calls a function when the connection ends between requests, until it is told to stop.
+// watch calls ended when the connection ends between two requests. The returned function stops the watch, so that a
+// request can read the connection.
 func (c *conn) watch(ended func()) (stop func()) {
 	_ = c.SetDeadline(time.Time{})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if _, err := c.read(); !errors.Is(err, os.ErrDeadlineExceeded) { // nor was any reply requested
+		if _, err := c.read(); !errors.Is(err, os.ErrDeadlineExceeded) { // a reply that no request is waiting for counts as an end
 			go ended()
 		}
 	}()
 	return func() { _ = c.SetReadDeadline(past); <-done }
 }
 
-// parse returns the first reply in b and what follows it, or errIncomplete.
+// parse returns the first reply in b and the bytes that follow it. It returns errIncomplete if b ends within the reply.
 func parse(b []byte) (reply any, rest []byte, err error) {
 	line, rest, found := bytes.Cut(b, crlf)
 	if !found {

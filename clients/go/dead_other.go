@@ -2,6 +2,6 @@
 
 package holdfast
 
-// dead reports whether an idle connection has a reply to no request. If the system cannot tell that the peer has
-// closed it, the next command finds out.
+// dead reports whether an idle connection has received a reply that no request is waiting for. On these systems, only
+// the next command finds out that the peer has closed the connection.
 func (c *conn) dead() bool { return len(c.buf) > 0 }

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// dead reports whether the peer has closed an idle connection, or has sent anything over it: TLS announces the end, and
-// a proxy may give a reason for it.
+// dead reports whether the peer has closed an idle connection, or has sent anything over it: before the end, TLS sends an
+// alert, and a proxy may send its reason.
 func (c *conn) dead() bool {
 	if len(c.buf) > 0 {
 		return true
@@ -30,7 +30,7 @@ func (c *conn) dead() bool {
 	return dead || err != nil
 }
 
-// underlying returns the connection below TLS.
+// underlying returns the connection below TLS, or c itself.
 func underlying(c net.Conn) net.Conn {
 	if tls, ok := c.(interface{ NetConn() net.Conn }); ok {
 		return tls.NetConn()

@@ -13,13 +13,13 @@ var (
 	ErrNotAcquired = errors.New("holdfast: lock not acquired")
 	// ErrLockLost matches every [LostError].
 	ErrLockLost = errors.New("holdfast: lock lost")
-	// ErrDeadlock means that the wait would have closed a cycle of owners that wait for each other.
+	// ErrDeadlock means that the server refused the wait: it would have closed a cycle of owners that wait for each other.
 	ErrDeadlock = errors.New("holdfast: deadlock")
 	// ErrModuleNotLoaded means that the server does not know the LOCK commands.
 	ErrModuleNotLoaded = errors.New("holdfast: the Holdfast module is not loaded: start the server with --loadmodule libholdfast.so, or run MODULE LOAD")
-	// ErrServerTooOld means that the server's module speaks only older protocols.
+	// ErrServerTooOld means that the server's module speaks only older versions of the protocol.
 	ErrServerTooOld = errors.New("holdfast: the server's module is too old for this client")
-	// ErrClientTooOld means that the server's module speaks only newer protocols.
+	// ErrClientTooOld means that the server's module speaks only newer versions of the protocol.
 	ErrClientTooOld = errors.New("holdfast: this client is too old for the server's module")
 	// ErrClosed means that the client was closed.
 	ErrClosed = errors.New("holdfast: client is closed")
@@ -27,7 +27,7 @@ var (
 
 var (
 	errSilent = fmt.Errorf("holdfast: no reply: %w", os.ErrDeadlineExceeded)
-	// These say nothing about the server.
+	// These two don't count as failures of the server.
 	errNoConnection = errors.New("holdfast: no free connection")
 	errNoReply      = errors.New("holdfast: no reply within the caller's time")
 )
@@ -37,11 +37,11 @@ type Reason string
 
 // The reasons of a [LostError].
 const (
-	// ReasonExpired: the server did not confirm the lock before the lease may have ended.
+	// ReasonExpired: no renewal was confirmed before the lease may have ended.
 	ReasonExpired Reason = "expired"
 	// ReasonGone: the server no longer holds the lock for this owner: it was force-released, deleted, or its lease ended.
 	ReasonGone Reason = "gone"
-	// ReasonChanged: another type of value is stored under the lock's key.
+	// ReasonChanged: the key holds a value that is not a lock.
 	ReasonChanged Reason = "changed"
 	// ReasonDisconnected: the connection of an ephemeral lock broke.
 	ReasonDisconnected Reason = "disconnected"
@@ -71,14 +71,14 @@ func (e ServerError) Code() string {
 	return code
 }
 
-// Is makes a reply DEADLOCK match [ErrDeadlock].
+// Is makes an error reply DEADLOCK match [ErrDeadlock].
 func (e ServerError) Is(target error) bool { return target == ErrDeadlock && e.Code() == "DEADLOCK" }
 
 func (e ServerError) unknownCommand() bool {
 	return strings.HasPrefix(string(e), "ERR unknown command") && strings.Contains(string(e), "LOCK.")
 }
 
-// failure returns the error of a reply.
+// failure returns the error that a reply is, or nil.
 func failure(reply any) error {
 	e, failed := reply.(ServerError)
 	switch {
@@ -90,19 +90,19 @@ func failure(reply any) error {
 	return e
 }
 
-// A verdict is what a failure means for the request that failed.
+// A verdict says whether and how a failed request may be repeated. From passing on, it may.
 type verdict int
 
 const (
 	fatal       verdict = iota
-	overwritten         // the key is not a lock's any more
-	passing             // the request may be sent again after the pause
-	broken              // so may it, over another connection
-	demoted             // so may it, to another node: this one is not the primary any more
-	atOnce              // the request may be sent again without a pause, the first time in a row
+	overwritten         // the key holds a value that is not a lock
+	passing             // after the pause
+	broken              // after the pause, over another connection
+	demoted             // after the pause, to another node: this one is no longer the primary
+	atOnce              // without a pause; the second time in a row, after it
 )
 
-// verdicts are the error replies that are not fatal, by their codes or, for ERR, by a part of their texts.
+// verdicts are those of error replies by their codes; other codes are fatal.
 var verdicts = map[string]verdict{
 	"LOADING": passing, "BUSY": passing, "TRYAGAIN": passing, "MASTERDOWN": passing, "MISCONF": passing, "NOREPLICAS": passing,
 	"CLUSTERDOWN": passing, "OOM": passing, "UNCONFIRMED": passing,
@@ -111,9 +111,10 @@ var verdicts = map[string]verdict{
 	"WRONGTYPE": overwritten,
 }
 
+// passingTexts are parts of replies with the code ERR that pass.
 var passingTexts = []string{"too many waiters", "being confirmed", "max number of clients reached"}
 
-func judge(err error) verdict {
+func verdictOf(err error) verdict {
 	var reply ServerError
 	switch {
 	case errors.As(err, &reply):

@@ -27,19 +27,19 @@ const (
 	token    = "*2\r\n:7\r\n:0\r\n"
 	renewal  = ":7\r\n"
 	version  = "*6\r\n+protocol\r\n*2\r\n:4\r\n:4\r\n+version\r\n$5\r\n0.4.0\r\n+replicas-timeout\r\n:1000\r\n"
-	patience = time.Minute // an upper bound for what should come soon
+	patience = time.Minute // the deadline of conditions that should hold soon
 )
 
 // exampleAddr is the address of the server of the examples.
 var exampleAddr string
 
-// A fake is a server that follows a script: for each command name its replies, in order; the last one is repeated.
+// A fake is a server that follows a script: the replies to each command, in order, of which the last one is repeated.
 type fake struct {
 	t    *testing.T
 	addr string
 
 	mu      sync.Mutex
-	script  map[string][]any // string, or func(command []string) string, which may block
+	script  map[string][]any // string, or func(received) string, which may block
 	log     []received
 	conns   map[int]net.Conn
 	opened  int
@@ -65,7 +65,7 @@ func (r received) option(name string) string {
 // fakes are the fake servers by their addresses.
 var fakes sync.Map
 
-// newFake starts a server that is reached by pipes within the process.
+// newFake starts a server that clients reach by pipes within the process.
 func newFake(t *testing.T, script map[string][]any) *fake {
 	t.Helper()
 	f := &fake{t: t, script: script, conns: map[int]net.Conn{}, changed: make(chan struct{})}
@@ -89,13 +89,13 @@ func dialFake(_ context.Context, addr string) (net.Conn, error) {
 	return ours, nil
 }
 
-// stop closes all connections, and accepts none any more.
+// stop closes all connections, and accepts no more.
 func (f *fake) stop() {
 	fakes.Delete(f.addr)
 	f.cutAll()
 }
 
-// listen lets the server be reached over TCP, too, until the returned function is called.
+// listen accepts connections over TCP, too, until the returned function is called.
 func (f *fake) listen() (stop func()) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -125,7 +125,7 @@ func (f *fake) admit(c net.Conn) {
 
 func (f *fake) serve(id int, c net.Conn) {
 	defer func() { _ = c.Close() }()
-	r := bufio.NewReaderSize(c, 1<<16) // takes a pipeline whole, as the buffer of a socket does
+	r := bufio.NewReaderSize(c, 1<<16) // takes in a whole pipeline before the first reply, as the buffer of a socket does
 	for {
 		command, err := readCommand(r)
 		if err != nil {
@@ -190,7 +190,7 @@ func (f *fake) cutAll() {
 	}
 }
 
-// sent returns what was received of a command, LOCK.VERSION excluded.
+// sent returns the commands of this name that were received.
 func (f *fake) sent(name string) []received {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -236,7 +236,7 @@ func (f *fake) client(options ...func(*Config)) *Client {
 	return c
 }
 
-// within runs what must end in time.
+// within runs fn, and fails the test if it does not return in time.
 func within[T any](t *testing.T, limit time.Duration, fn func() T) T {
 	t.Helper()
 	result := make(chan T, 1)
@@ -259,7 +259,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-func lostFor(err error) Reason {
+func lossReason(err error) Reason {
 	var lost *LostError
 	if errors.As(err, &lost) {
 		return lost.Reason
@@ -278,7 +278,7 @@ func mustLock(t *testing.T, c *Client, options ...Option) *Hold {
 	return h
 }
 
-// TestMain fails if goroutines of a client outlive the tests, which close every client.
+// TestMain fails if goroutines of a client outlive the tests, which close all clients.
 func TestMain(m *testing.M) {
 	examples := &fake{conns: map[int]net.Conn{}, changed: make(chan struct{}), script: map[string][]any{
 		"LOCK.VERSION": {version}, "LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RELEASE": {one},

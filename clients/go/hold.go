@@ -12,37 +12,37 @@ import (
 	"time"
 )
 
-// A hold is a lock that was granted. It is held until its release begins, when kept ends, and over when ctx ends.
+// A hold is a lock that was granted. kept ends when its release begins, and ctx when it is released or lost.
 type hold struct {
 	*acquisition
 	token    int64
 	conn     *conn  // of an ephemeral hold
-	unwatch  func() // ends the watch over that connection, so that a request can read it
+	unwatch  func() // ends the watch of that connection
 	acquired time.Time
 	ctx      context.Context // ends when the lock is lost or released
 	cancel   context.CancelCauseFunc
 	kept     context.Context // ends when the release begins
 	stop     context.CancelFunc
-	detach   func() bool   // the end of the client does not release it any more
+	detach   func() bool   // undoes the release at the end of the client
 	lost     chan struct{} // closed if the lock is lost
-	renews   atomic.Bool   // by the timer
-	dropped  atomic.Bool   // the application can no longer reach it
+	renews   atomic.Bool   // the timer renews the lock
+	dropped  atomic.Bool   // the handle was garbage-collected
 
-	busy   chan struct{} // full while a request about this lock is under way
-	former time.Duration // the lease that the server has accepted last; Renew may change that of the request
+	busy   chan struct{} // full while a request about this lock is under way; tests with synctest can't wait for a Mutex
+	former time.Duration // the last lease that the server accepted; Renew may ask for another
 	due    time.Time     // when the lock is renewed next
 	timer  *time.Timer
 
 	mu      sync.Mutex
-	certain time.Time // no other client holds the lock before
-	woken   bool      // it is renewed because of the wall clock, and that has not succeeded yet
+	certain time.Time // until then, no other client holds the lock
+	woken   bool      // a renewal because of the wall clock was requested and has not succeeded yet
 	outcome error     // what Release returns
 }
 
 // A Hold is a lock that this process holds. Its methods are safe for concurrent use.
 //
-// The client renews it until it is released or lost, whether or not the application still refers to it: a Hold is
-// never released by the garbage collector.
+// The client renews it until it is released or lost, whether or not the application still refers to it: the garbage
+// collector never releases a lock.
 type Hold struct{ *hold }
 
 func newHold(a *acquisition, token int64, certain time.Time) *hold {
@@ -55,11 +55,11 @@ func newHold(a *acquisition, token int64, certain time.Time) *hold {
 // establish hands a hold to the application.
 func (h *hold) establish(caller context.Context) *Hold {
 	h.client.running.Add(1)
-	h.due = h.certain.Add(h.lease/4 - sure(h.lease)) // since the lease began, not since the reply was read
+	h.due = h.certain.Add(h.lease/4 - sure(h.lease)) // counted from when the lease began, not from when the reply was read
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(caller))
 	h.kept, h.stop = context.WithCancel(context.Background())
 	h.timer = time.AfterFunc(endless, func() { h.inTurn(h.attend) })
-	h.inTurn(func() { // sets the timer, too
+	h.inTurn(func() { // which sets the timer afterwards
 		h.detach = context.AfterFunc(h.client.closing, func() { _ = (&Hold{h}).Release(context.Background()) })
 	})
 	if hook := h.client.config.Hooks.Acquired; hook != nil {
@@ -70,14 +70,16 @@ func (h *hold) establish(caller context.Context) *Hold {
 	return handle
 }
 
-// inTurn runs a task when no request about the lock is under way, unless its release has begun or it is lost.
+// inTurn runs a task when no request about the lock is under way, and then sets the timer. It does nothing if the
+// release has begun or the lock is lost.
 func (h *hold) inTurn(task func()) {
 	h.beginTurn()
 	defer h.endTurn()
-	if h.failure() != nil {
+	if h.ended() != nil {
 		return
 	}
-	if task(); h.ctx.Err() != nil {
+	task()
+	if h.ctx.Err() != nil {
 		return
 	}
 	next := h.certain
@@ -98,13 +100,13 @@ func (h *hold) beginTurn() {
 
 func (h *hold) endTurn() { <-h.busy }
 
-// attend renews the hold when that is due, and gives it up when it is no longer certain.
+// attend is called by the timer. It renews the lock, or reports it as lost if it is no longer certain.
 func (h *hold) attend() {
 	if !time.Now().Before(h.certain) {
 		h.lose(ReasonExpired)
 		return
 	}
-	if !h.renews.Load() { // Renew has lengthened it since the timer fired
+	if !h.renews.Load() { // Renew restarted the lease after the timer had fired
 		return
 	}
 	if h.dropped.CompareAndSwap(true, false) {
@@ -113,7 +115,7 @@ func (h *hold) attend() {
 	h.renew(forTimer, 0)
 }
 
-// renew sends a RENEW and judges its reply.
+// renew sends a RENEW, with another lease if lease is not 0, and acts on the reply.
 func (h *hold) renew(class priority, lease time.Duration) answer {
 	if lease > 0 {
 		h.lease = lease
@@ -144,7 +146,7 @@ func (h *hold) renew(class priority, lease time.Duration) answer {
 	return a
 }
 
-// setCertain notes until when the hold is certain, by a renewal or because the lease gets shorter.
+// setCertain notes until when the hold is certain.
 func (h *hold) setCertain(certain time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -160,13 +162,13 @@ func (h *hold) renewal() []string {
 	return h.command("RENEW", terms...)
 }
 
-// endings returns the commands that release the lock, or let it expire after a rest.
+// endings returns the commands that release the lock or, if rest is positive, let it expire after that time.
 func (h *hold) endings(rest time.Duration) (class priority, commands [][]string) {
 	token := strconv.FormatInt(h.token, 10)
 	if rest <= 0 {
 		return forRelease, [][]string{h.command("RELEASE", "TOKEN", token)}
 	}
-	// A late renewal finds another token. There is no LOCK.MRENEW with FENCE: each name has a command of its own.
+	// FENCE raises the token, so that a late renewal does not match it. LOCK.MRENEW has no FENCE: one command for each name.
 	terms := []string{h.owner, "TOKEN", token, "FENCE", strconv.FormatInt(h.token+1, 10), "LEASE", millis(rest)}
 	if h.ephemeral {
 		terms = append(terms, "UNBIND")
@@ -177,8 +179,8 @@ func (h *hold) endings(rest time.Duration) (class priority, commands [][]string)
 	return forRenew, commands
 }
 
-// send sends commands about this hold, over its own connection if it is ephemeral, and compares their replies. If a
-// request may still be on its way to the server, RELEASE ALL follows a RELEASE.
+// send sends commands about this hold, over its own connection if it is ephemeral. The answer is that of the first
+// command whose reply is not positive. If a request may still be on its way to the server, RELEASE ALL follows a RELEASE.
 func (h *hold) send(ctx context.Context, class priority, commands ...[]string) answer {
 	decisive := len(commands)
 	if class == forRelease && h.unread.Load() > 0 {
@@ -194,10 +196,11 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 			deadline = earlier(deadline, end)
 		}
 		_ = h.conn.SetDeadline(deadline)
-		if a.replies, a.err = h.conn.exchange(commands...); a.err != nil {
-			h.disown() // a late reply must not be read as that to another request
+		a.replies, a.err = h.conn.exchange(commands...)
+		if a.err != nil {
+			h.closeConn() // a late reply must not be read as that to another request
 		}
-		a = h.route.judged(a)
+		a = h.route.assess(a)
 	}
 	if a.lost() && !h.given {
 		h.unread.Add(1)
@@ -205,7 +208,7 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 	for i := 0; a.err == nil && i < decisive; i++ {
 		a.err = failure(a.replies[i])
 		if a.confirmed = a.err == nil && positive(a.replies[i]); a.err != nil {
-			a = h.route.judged(a)
+			a = h.route.assess(a)
 		} else if !a.confirmed {
 			break
 		}
@@ -213,21 +216,21 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 	return a
 }
 
-// positive reports whether no name has nil for a reply.
+// positive reports whether a reply, or each of its elements, is not nil.
 func positive(reply any) bool {
 	items, several := reply.([]any)
 	return reply != nil && !(several && slices.Contains(items, nil))
 }
 
-// disown closes the connection of an ephemeral hold.
-func (h *hold) disown() {
+// closeConn closes the connection of an ephemeral hold.
+func (h *hold) closeConn() {
 	if h.conn != nil {
 		_ = h.conn.Close()
 	}
 }
 
-// letGo releases the lock, or lets it expire after a rest, unless it is lost.
-func (h *hold) letGo(rest time.Duration) {
+// release releases the lock or, if rest is positive, lets it expire after that time. It does nothing if the lock is lost.
+func (h *hold) release(rest time.Duration) {
 	h.beginTurn()
 	defer h.endTurn()
 	if h.ctx.Err() != nil {
@@ -236,14 +239,14 @@ func (h *hold) letGo(rest time.Duration) {
 	class, commands := h.endings(rest)
 	a := repeat(h.client.ctx, time.Now().Add(h.lease), func() answer {
 		a := h.send(h.client.ctx, class, commands...)
-		if a.lost() && h.conn != nil {
+		if a.lost() && h.conn != nil { // there is no connection left to repeat it
 			a.verdict = fatal
 		}
 		return a
 	})
 	gone := a.err == nil || a.verdict == overwritten
-	released := rest <= 0 && (h.conn != nil && a.lost() || // the server releases it when its connection ends
-		gone && a.lostAt.Before(h.certain) && !a.lostAt.IsZero()) // the reply that was lost may have confirmed it
+	released := rest <= 0 && (h.conn != nil && a.lost() || // the server releases the lock when its connection ends
+		gone && a.lostAt.Before(h.certain) && !a.lostAt.IsZero()) // an earlier RELEASE, whose reply was lost, may have released it
 	switch {
 	case a.confirmed, released:
 		h.end(nil)
@@ -256,16 +259,16 @@ func (h *hold) letGo(rest time.Duration) {
 	}
 }
 
-// lose ends a hold that the server no longer has. The application is notified once.
+// lose reports the lock as lost.
 func (h *hold) lose(reason Reason) {
 	h.end(&LostError{h.name(), reason})
-	if len(h.names) > 1 { // the others may still be held
-		go h.forsake()
+	if len(h.names) > 1 { // the server may still hold the other names
+		go h.releaseLost()
 	}
 }
 
-// forsake sends a RELEASE of a lock that is lost: should the server still hold it, it does not any more.
-func (h *hold) forsake() {
+// releaseLost sends one RELEASE of a lost lock, which the server may still hold.
+func (h *hold) releaseLost() {
 	h.beginTurn()
 	defer h.endTurn()
 	class, commands := h.endings(0)
@@ -280,7 +283,7 @@ func (h *hold) end(outcome error) {
 	h.outcome = outcome
 	h.detach()
 	h.timer.Stop()
-	h.disown()
+	h.closeConn()
 	hooks := &h.client.config.Hooks
 	var loss *LostError
 	if errors.As(outcome, &loss) {
@@ -298,17 +301,17 @@ func (h *hold) end(outcome error) {
 }
 
 // Fence returns the fencing token. It is greater than that of every earlier hold of this lock: whatever the lock
-// guards can refuse a smaller one.
+// guards should refuse a smaller one.
 func (h *Hold) Fence() int64 { return h.token }
 
 // Name returns the lock's name; several names are joined by commas.
 func (h *Hold) Name() string { return h.name() }
 
-// Owner returns what identifies this acquisition at the server.
+// Owner returns the owner that the server knows this hold by.
 func (h *Hold) Owner() string { return h.owner }
 
 // Context returns a context that ends when the lock is lost or released. If it is lost, [context.Cause] is a
-// [*LostError]. It carries the values of the context that the lock was acquired with, but not its end.
+// [*LostError]. It carries the values of the context that was passed to the acquisition, but does not end with it.
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Lost returns a channel that is closed if the lock is lost.
@@ -316,13 +319,13 @@ func (h *Hold) Lost() <-chan struct{} { return h.hold.lost }
 
 // Remaining returns for how long the lock is certainly held without another renewal; 0 if it is not held.
 func (h *Hold) Remaining() time.Duration {
-	if h.failure() != nil {
+	if h.ended() != nil {
 		return 0
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	left := min(h.certain.Sub(now), h.certain.Round(0).Sub(now.Round(0))) // the wall clock advances during suspend
+	left := min(h.certain.Sub(now), h.certain.Round(0).Sub(now.Round(0))) // Round: by the wall clock, which advances during suspend
 	if left <= 0 && now.Before(h.certain) && h.renews.Load() && !h.woken {
 		h.woken = true
 		h.timer.Reset(0)
@@ -333,18 +336,18 @@ func (h *Hold) Remaining() time.Duration {
 // Held reports whether the lock is certainly held, without asking the server.
 func (h *Hold) Held() bool { return h.Remaining() > 0 }
 
-// failure is nil while the lock is held.
-func (h *hold) failure() error {
+// ended returns why the lock is no longer held: it is being released, was released, or is lost. It returns nil otherwise.
+func (h *hold) ended() error {
 	if h.ctx.Err() == nil && h.kept.Err() != nil {
 		return fmt.Errorf("holdfast: lock %s is being released", h.name())
 	}
 	return context.Cause(h.ctx)
 }
 
-// Check asks the server whether it still holds the lock for this owner. It does not renew the lease, and returns a
-// [*LostError] if the lock is lost. It cannot tell if the lock has 5,000 other holders.
+// Check asks the server whether this owner still holds the lock. It does not renew the lease, and returns a [*LostError]
+// if the lock is lost. It finds no loss if the lock has 5,000 other holders.
 func (h *Hold) Check(ctx context.Context) error {
-	if err := h.failure(); err != nil {
+	if err := h.ended(); err != nil {
 		return err
 	}
 	for _, name := range h.names {
@@ -352,11 +355,11 @@ func (h *Hold) Check(ctx context.Context) error {
 		held := func(holder Holder) bool { return holder.Owner == h.owner && holder.Token == h.token }
 		reason := ReasonGone
 		switch {
-		case err != nil && judge(err) == overwritten:
+		case err != nil && verdictOf(err) == overwritten:
 			reason = ReasonChanged
 		case err != nil:
 			return err
-		case slices.ContainsFunc(info.Holders, held), len(info.Holders) >= shown: // it may be one that is not shown
+		case slices.ContainsFunc(info.Holders, held), len(info.Holders) >= shown: // this holder may not be among those shown
 			continue
 		}
 		a := await(ctx, func() (a answer) {
@@ -367,11 +370,11 @@ func (h *Hold) Check(ctx context.Context) error {
 			return a.err
 		}
 	}
-	return h.failure()
+	return h.ended()
 }
 
-// Renew restarts the lease, with another duration if lease is not 0. It returns a [*LostError] if the lock is lost. A
-// duration that the server refuses changes nothing. Without [NoRenew], the client renews by itself.
+// Renew restarts the lease, with another duration if lease is not 0. It returns a [*LostError] if the lock is lost. If
+// the server refuses the duration, the former one stays. Without [NoRenew], the client renews by itself.
 func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if lease < 0 {
 		return fmt.Errorf("holdfast: lease must not be negative, got %v", lease)
@@ -385,20 +388,20 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 			return a
 		})
 	})
-	if lost := h.failure(); lost != nil {
-		return lost
+	if err := h.ended(); err != nil {
+		return err
 	}
 	return a.err
 }
 
-// StopRenewing leaves renewal to [Hold.Renew] from now on, as [NoRenew] does: without it, the lock ends after its lease.
+// StopRenewing leaves renewal to [Hold.Renew] from now on, as [NoRenew] does.
 func (h *Hold) StopRenewing() { h.renews.Store(false) }
 
 // Release releases the lock. It returns a [*LostError] if the lock had been lost. If ctx ends first, it returns the
-// cause, and the release continues in the background. A second release has no effect, and the same outcome.
+// cause, and the release continues in the background. A second release has no effect and returns the same outcome.
 func (h *Hold) Release(ctx context.Context) error { return h.ReleaseAfter(ctx, 0) }
 
-// ReleaseAfter stops renewing and lets the lock expire after d: for jobs that must not run twice in that time.
+// ReleaseAfter stops the renewal and lets the lock expire after d: for jobs that must not run twice within that time.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	h.mu.Lock()
 	first := h.kept.Err() == nil
@@ -407,11 +410,9 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	switch {
 	case !first:
 	case h.ctx.Err() != nil:
-		go h.forsake()
-	case ctx.Done() == nil: // the caller cannot leave before it ends
-		h.letGo(d)
+		go h.releaseLost()
 	default:
-		go h.letGo(d)
+		go h.release(d)
 	}
 	select {
 	case <-h.ctx.Done():

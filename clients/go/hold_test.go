@@ -20,7 +20,7 @@ func TestReleaseAfterRenewsEachOfSeveralNames(t *testing.T) {
 		sent    int
 	}{
 		"is done when each is renewed":        {[]any{":8\r\n"}, nil, 2},
-		"tells a loss of the second":          {[]any{":8\r\n", null}, ErrLockLost, 2},
+		"reports a loss of the second":        {[]any{":8\r\n", null}, ErrLockLost, 2},
 		"is repeated after a passing error":   {[]any{":8\r\n", "-LOADING x\r\n", ":8\r\n"}, nil, 4},
 		"returns a fatal error of the second": {[]any{":8\r\n", "-NOPERM x\r\n"}, ServerError("NOPERM x"), 2},
 		"is repeated after an end of file":    {[]any{":8\r\n", cut, ":8\r\n"}, nil, 4},
@@ -49,7 +49,7 @@ func TestReleaseAfterRenewsEachOfSeveralNames(t *testing.T) {
 	}
 }
 
-func TestEachCommandOfAPipelineFollowsARedirectWithAsking(t *testing.T) {
+func TestPipelineSendsAskingBeforeEachCommandAfterARedirect(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		second := newFake(t, script{"ASKING": {"+OK\r\n"}, "LOCK.RENEW": {":8\r\n"}})
 		first := newFake(t, script{"LOCK.MACQUIRE": {token}, "LOCK.RENEW": {"-ASK 1 " + second.addr + "\r\n"}})
@@ -66,7 +66,7 @@ func TestEachCommandOfAPipelineFollowsARedirectWithAsking(t *testing.T) {
 	})
 }
 
-func TestHookOfAReleaseMayReleaseAgain(t *testing.T) {
+func TestReleasedHookMayCallRelease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
 		var h *Hold
@@ -144,7 +144,7 @@ func TestHoldIsRenewedOnceAfterASuspend(t *testing.T) { // not in a bubble, whic
 	}
 }
 
-func TestHoldWithoutRenewalIsNeverRenewedByItsTimer(t *testing.T) {
+func TestNoRenewIsNeverRenewedByTheTimer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}})
 		h := mustLock(t, f.client(), NoRenew())
@@ -159,13 +159,13 @@ func TestCheckReportsAnOverwrittenLockAsLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {null}, "LOCK.INFO": {"-WRONGTYPE x\r\n"}})
 		h := mustLock(t, f.client())
-		if err := h.Check(context.Background()); lostFor(err) != ReasonChanged || h.Context().Err() == nil {
+		if err := h.Check(context.Background()); lossReason(err) != ReasonChanged || h.Context().Err() == nil {
 			t.Error(err)
 		}
 	})
 }
 
-func TestCheckOfALockWithMoreHoldersThanAreShownIsNoLoss(t *testing.T) {
+func TestCheckFindsNoLossWhenNotAllHoldersAreShown(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		others := strings.Repeat("*4\r\n+owner\r\n+other\r\n+token\r\n:8\r\n", shown)
 		info := fmt.Sprintf("*2\r\n+holders\r\n*%d\r\n%s", shown, others)
@@ -176,7 +176,7 @@ func TestCheckOfALockWithMoreHoldersThanAreShownIsNoLoss(t *testing.T) {
 	})
 }
 
-func TestRenewWithARefusedLeaseChangesNothing(t *testing.T) {
+func TestRenewKeepsTheFormerLeaseWhenTheNewOneIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, "-ERR LEASE must be between 1 and 60000 ms\r\n", renewal}, "LOCK.RELEASE": {one}})
 		h := mustLock(t, f.client(), Lease(time.Second))
@@ -203,7 +203,7 @@ func tokens(sent []received) []received {
 	return slices.DeleteFunc(sent, func(r received) bool { return r.option("TOKEN") == "" })
 }
 
-func TestReplyThatMakesNoSenseConfirmsNothing(t *testing.T) {
+func TestUnexpectedReplyConfirmsNothing(t *testing.T) {
 	for name, test := range map[string]struct{ renew, release any }{
 		"of another type": {"+OK\r\n", "+OK\r\n"},
 		"of another hold": {":6\r\n", one},

@@ -1,7 +1,7 @@
 // Package holdfast acquires locks of a Redis or Valkey server with the Holdfast module.
 //
-// A [Client] is made once from the application's Redis client by an adapter: holdfast/goredis, holdfast/rueidis. It
-// opens a few connections of its own, as the application's client would.
+// An adapter, holdfast/goredis or holdfast/rueidis, makes a [Client] from the application's Redis client, once. The
+// Client opens a few connections of its own, as the application's client would.
 //
 //	hold, err := client.Lock(ctx, "report")
 //	if err != nil {
@@ -12,31 +12,32 @@
 //
 // Waiters are granted the lock in the order of their requests. The client renews a lock while the process
 // runs; the locks of a killed process are free when their lease ends, by default after 10 s. [Hold.Context] ends when
-// the lock is lost. Between that moment and a pause of the process there is no certainty: what the lock guards should
+// the lock is lost. A process that was paused may continue before it notices the loss: whatever the lock guards should
 // refuse a [Hold.Fence] that is smaller than one it has seen.
 package holdfast
 
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// Lock waits for the lock. It returns [ErrNotAcquired] if ctx ends or [Wait] is over first; nothing stays behind
-// at the server then.
+// Lock waits for the lock. Its error matches [ErrNotAcquired] if ctx or [Wait] ends first; the client then withdraws
+// the request in the background.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Hold, error) {
 	return c.acquire(ctx, []string{name}, endless, options)
 }
 
-// TryLock acquires the lock if it is free, and returns [ErrNotAcquired] if it is not.
+// TryLock acquires the lock if it is free. Its error matches [ErrNotAcquired] if it is not.
 func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*Hold, error) {
 	return c.acquire(ctx, []string{name}, 0, options)
 }
 
-// LockAll waits for several locks and acquires them in one step: it holds none while it waits. In a cluster, their
-// keys must be in one slot. They are renewed, lost and released together.
+// LockAll waits until several locks are free and acquires them together: it holds none while it waits. In a cluster,
+// their keys must be in one slot. They are renewed, lost and released together.
 func (c *Client) LockAll(ctx context.Context, names []string, options ...Option) (*Hold, error) {
 	return c.acquire(ctx, names, endless, options)
 }
@@ -46,8 +47,8 @@ func (c *Client) TryLockAll(ctx context.Context, names []string, options ...Opti
 	return c.acquire(ctx, names, 0, options)
 }
 
-// Do runs fn while it holds the lock. The context of fn ends with ctx or with the lock. Do returns the error of fn,
-// joined with a [*LostError] if the lock was lost meanwhile, or with why it could not be released.
+// Do runs fn while it holds the lock. The context of fn ends with ctx, or when the lock is lost. Do returns the error
+// of fn, joined with that of the release: a [*LostError] if the lock was lost meanwhile.
 func (c *Client) Do(ctx context.Context, name string, fn func(context.Context) error, options ...Option) error {
 	hold, err := c.Lock(ctx, name, options...)
 	if err != nil {
@@ -65,7 +66,7 @@ func (h *Hold) run(ctx context.Context, fn func(context.Context) error) (err err
 		stop()
 		release, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
-		defer context.AfterFunc(ctx, func() { time.AfterFunc(late, cancel) })() // the release goes on in the background
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(late, cancel) })() // Release then continues in the background
 		if failed := h.Release(release); failed != nil {
 			err = errors.Join(err, failed)
 		}
@@ -89,7 +90,7 @@ func (l *RWLock) Lock(ctx context.Context, options ...Option) (*Hold, error) {
 
 // RLock waits for the lock as a reader.
 func (l *RWLock) RLock(ctx context.Context, options ...Option) (*Hold, error) {
-	return l.client.Lock(ctx, l.name, append(options[:len(options):len(options)], Shared())...)
+	return l.client.Lock(ctx, l.name, slices.Concat(options, []Option{Shared()})...)
 }
 
 // A Semaphore is a lock that several owners hold at once.
@@ -102,28 +103,28 @@ type Semaphore struct {
 // Semaphore returns the semaphore of this name. All its users must name the same limit.
 func (c *Client) Semaphore(name string, limit int) *Semaphore { return &Semaphore{c, name, limit} }
 
-// Acquire waits for one of the places.
+// Acquire waits until fewer than limit owners hold the semaphore.
 func (s *Semaphore) Acquire(ctx context.Context, options ...Option) (*Hold, error) {
-	return s.client.Lock(ctx, s.name, append(options[:len(options):len(options)], Limit(s.limit))...)
+	return s.client.Lock(ctx, s.name, slices.Concat(options, []Option{Limit(s.limit)})...)
 }
 
-// TryAcquire takes one of the places if one is free.
+// TryAcquire acquires the semaphore if fewer than limit owners hold it.
 func (s *Semaphore) TryAcquire(ctx context.Context, options ...Option) (*Hold, error) {
-	return s.client.TryLock(ctx, s.name, append(options[:len(options):len(options)], Limit(s.limit))...)
+	return s.client.TryLock(ctx, s.name, slices.Concat(options, []Option{Limit(s.limit)})...)
 }
 
 // A Leader is the current leader, as [Client.Leader] reports it.
 type Leader struct {
-	Value string // as given to Elect
-	Term  int64  // increases with every leader; 0: there is no leader
+	Value string // as passed to Elect
+	Term  int64  // the leader's fencing token; 0: there is no leader
 }
 
 // electionLease is how long a killed leader blocks the next one.
 const electionLease = 5 * time.Second
 
 // Elect waits until this process leads and runs fn with the term, a fencing token. The context of fn ends when the
-// lead is lost or ctx ends. If fn loses the lead, Elect stands for the next election; when fn returns otherwise, or
-// ctx ends, Elect hands over and returns. Other processes read the value with [Client.Leader].
+// lead is lost or ctx ends. If the lead is lost, Elect waits for fn to return and stands again. Otherwise, when fn
+// returns, Elect releases the lead and returns. Other processes read the value with [Client.Leader].
 func (c *Client) Elect(ctx context.Context, name, value string, fn func(ctx context.Context, term int64) error, options ...Option) error {
 	options = append([]Option{Lease(electionLease), Value(value)}, options...)
 	for {
@@ -133,7 +134,7 @@ func (c *Client) Elect(ctx context.Context, name, value string, fn func(ctx cont
 		}
 		err = hold.run(ctx, func(ctx context.Context) error { return fn(ctx, hold.Fence()) })
 		select {
-		case <-hold.Lost(): // not of another lock, whose loss fn returns
+		case <-hold.Lost(): // err may report the loss of another lock, which fn returned
 		default:
 			return err
 		}
@@ -157,12 +158,12 @@ func (c *Client) Leader(ctx context.Context, name string) (Leader, error) {
 	return Leader{value, holder.Token}, nil
 }
 
-// Observe calls fn with the leader and after every change of the leader, until ctx ends or a poll fails
-// for good, as with NOPERM. It polls at every interval, which is at least 20 ms.
+// Observe calls fn with the current leader and after every change, until ctx ends or a poll fails with an error that a
+// repetition would not mend, such as NOPERM. It polls once per interval, which is at least 20 ms.
 func (c *Client) Observe(ctx context.Context, name string, interval time.Duration, fn func(Leader)) error {
 	for last := (Leader{Term: -1}); ; {
 		leader, err := c.Leader(ctx, name)
-		if err != nil && judge(err) < passing {
+		if err != nil && verdictOf(err) < passing {
 			return err
 		}
 		if err == nil && leader != last {
@@ -198,10 +199,10 @@ type Waiter struct {
 	Limit  int
 }
 
-// shown is how many holders and waiters are asked for at most.
+// shown is how many holders or waiters a request asks for.
 const shown = 5000
 
-// Info describes a lock, with at most 5,000 holders. A lock that is neither held nor waited for has a zero Info.
+// Info describes a lock, with at most 5,000 holders. Info is zero for a lock without holders and waiters.
 func (c *Client) Info(ctx context.Context, name string) (Info, error) {
 	a := c.call(ctx, anyTimes, name, "LOCK.INFO", name, "COUNT", strconv.Itoa(shown))
 	f := fields(a.reply())
@@ -226,22 +227,23 @@ func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
 	return waiters, a.err
 }
 
-// Force releases the lock of all its holders, and reports whether it was held. The holders notice the loss. It is not
-// repeated if its reply is lost, since it would release the lock of the next holder.
+// Force releases the lock for all its holders, and reports whether it was held. The holders notice the loss. If the
+// reply is lost, Force returns an error: a repetition could release the lock of the next holder.
 func (c *Client) Force(ctx context.Context, name string) (bool, error) {
 	a := c.call(ctx, once, name, "LOCK.FORCE", name)
 	return integer(a.reply()) > 0, a.err
 }
 
-// ReleaseOwner releases the hold of an owner that was set by [Owner]. With a token of 0 it is not repeated if its reply
-// is lost, since a late copy could release a later hold. It reports whether the owner held the lock.
+// ReleaseOwner releases the hold of an owner that was set by [Owner], and reports whether the owner held the lock. A
+// token of 0 means any. Without a token, it returns an error if the reply is lost: a repetition could release a later
+// hold of the same owner.
 func (c *Client) ReleaseOwner(ctx context.Context, name, owner string, token int64) (bool, error) {
 	command, again := []string{"LOCK.RELEASE", name, owner}, once
 	if token != 0 {
 		command, again = append(command, "TOKEN", strconv.FormatInt(token, 10)), anyTimes
 	}
 	a := c.call(ctx, again, name, command...)
-	return a.err == nil && (a.reply() != nil || !a.lostAt.IsZero()), a.err // nil to a repetition: the first one released it
+	return a.err == nil && (a.reply() != nil || !a.lostAt.IsZero()), a.err // nil to a repetition: an earlier request released it
 }
 
 const (
@@ -249,7 +251,7 @@ const (
 	once     = false // it may not
 )
 
-// call sends a command, and repeats it after failures. It takes at most 5 s.
+// call sends a command, and repeats it after passing errors for at most 5 s.
 func (c *Client) call(ctx context.Context, again bool, name string, command ...string) answer {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -36,7 +36,7 @@ func TestObserve(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			f := newFake(t, script{"LOCK.INFO": {func(received) string {
-				if asked++; asked > 200 { // the bubble's clock is paused
+				if asked++; asked > 200 { // a loop without a pause: no time would pass in the bubble
 					cancel()
 				}
 				return info
@@ -122,7 +122,7 @@ func TestElect(t *testing.T) {
 				defer cancel()
 				elected := 0
 				err := c.Elect(ctx, "k", "v", func(context.Context, int64) error {
-					if elected++; elected > 100 { // the bubble's clock is paused
+					if elected++; elected > 100 { // a loop without a pause: no time would pass in the bubble
 						cancel()
 					}
 					return test.fails

@@ -8,19 +8,20 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
-	protocol       = 4 // the protocol that this client speaks
+	protocol       = 4 // the version of the protocol that this client speaks
 	minPause       = 20 * time.Millisecond
 	maxPause       = time.Second
-	connectTimeout = 2 * time.Second      // for a connection with its handshake
+	connectTimeout = 2 * time.Second      // includes Setup and LOCK.VERSION
 	reserved       = 2                    // connections that waits leave free
-	gather         = 5 * time.Millisecond // for which a renewal waits for others that share its pipeline
+	gather         = 5 * time.Millisecond // how long a renewal waits for others that share its pipeline
 )
 
-// priority orders the requests that wait for a connection; each class is first come, first served.
+// priority orders the requests that wait for a connection. Requests of one priority are served in order of arrival.
 type priority int
 
 const (
@@ -28,10 +29,9 @@ const (
 	forRenew
 	forRelease
 	forOther
-	priorities
 )
 
-// A pool holds the connections to one node, and the pause that the node's failures impose on all requests to it.
+// A pool holds the connections to one node, and the pause after the node's failures, which all requests share.
 type pool struct {
 	client *Client
 	addr   string
@@ -41,11 +41,11 @@ type pool struct {
 	idle     []*conn        // used last in, first out
 	opening  int
 	waits    int            // acquisitions that may wait at the server
-	queue    []*waiter      // requests that wait for a connection, by priority
-	proven   bool           // nothing has failed since the server's last reply; otherwise, one attempt to connect at a time
+	queue    []*waiter      // by priority
+	proven   bool           // no connection has failed since one was opened; otherwise, one attempt to connect at a time
 	failedAt time.Time      // when the last failure was noted
-	pause    time.Duration  // after it
-	timer    *time.Timer    // opens a connection when the pause is over
+	pause    time.Duration  // how long it lasts after failedAt
+	timer    *time.Timer    // opens a connection after the pause
 	confirm  time.Duration  // the server's replicas-timeout
 	renewals []timedRenewal // gathered for the next pipeline
 }
@@ -63,12 +63,12 @@ type waiter struct {
 type answer struct {
 	pool      *pool
 	sent      time.Time // zero: nothing was written
-	replies   []any     // none: nothing was read
-	err       error     // also an error reply to the first command
-	verdict   verdict   // what err means
-	at        time.Time // if the same request may succeed: not before
-	confirmed bool      // a request about a hold: the reply is positive for every name
-	lostAt    time.Time // when the first of the repetitions was sent whose reply was lost; zero: none was
+	replies   []any     // to all commands; none if one is missing
+	err       error     // of the connection, or an error reply
+	verdict   verdict   // of err
+	at        time.Time // when the request may be repeated, if the verdict allows that
+	confirmed bool      // of a request about a hold: the reply is positive for every name
+	lostAt    time.Time // when the first request was sent whose reply was lost; zero if there was none
 }
 
 // reply returns the reply to the first command, or nil.
@@ -79,14 +79,14 @@ func (a answer) reply() any {
 	return a.replies[0]
 }
 
-// passing reports whether the same request may succeed later.
+// passing reports whether the request failed and may be repeated.
 func (a answer) passing() bool { return a.err != nil && a.verdict >= passing }
 
 // lost reports whether the request was written, and its reply was not read.
 func (a answer) lost() bool { return !a.sent.IsZero() && len(a.replies) == 0 }
 
-// get returns a connection. It fails with errNoConnection if there is none in time, and with the outcome of the
-// attempt if connecting fails.
+// get returns a connection. It fails with errNoConnection if none is free in time, and with the error of the attempt if
+// connecting fails.
 func (p *pool) get(ctx context.Context, class priority, lease time.Duration, deadline time.Time) (*conn, error) {
 	p.mu.Lock()
 	if c := p.pop(); c != nil || p.closed() {
@@ -118,10 +118,10 @@ func (p *pool) get(ctx context.Context, class priority, lease time.Duration, dea
 		p.queue = slices.Delete(p.queue, i, i+1)
 		return nil, errNoConnection
 	}
-	return w.conn, w.err // served in the same moment
+	return w.conn, w.err // served at the same moment
 }
 
-// pop takes an idle connection that is alive.
+// pop takes an idle connection that is not dead, or returns nil.
 func (p *pool) pop() *conn {
 	for n := len(p.idle); n > 0; n = len(p.idle) {
 		c := p.idle[n-1]
@@ -140,7 +140,7 @@ func (p *pool) drop(c *conn) {
 	_ = c.Close()
 }
 
-// serve hands idle connections to the requests that wait, and opens as many as are missing.
+// serve hands idle connections to waiting requests, and opens as many as are missing.
 func (p *pool) serve() {
 	for len(p.queue) > 0 {
 		w := p.queue[0]
@@ -167,24 +167,21 @@ func (p *pool) serve() {
 	}
 }
 
-// connect opens a connection. All requests that wait for one share its failure.
+// connect opens a connection. All requests that wait for one share the attempt's failure.
 func (p *pool) connect() {
 	p.client.closeDead()
 	ctx, cancel := context.WithTimeout(p.client.ctx, connectTimeout)
 	defer cancel()
 	began := time.Now()
-	once := make(chan struct{}, 1)
+	var ended atomic.Bool
 	done := func(c *conn, err error) {
-		select {
-		case once <- struct{}{}:
+		if ended.CompareAndSwap(false, true) {
 			p.connected(c, began, err)
-		default:
-			if c != nil {
-				_ = c.Close()
-			}
+		} else if c != nil {
+			_ = c.Close()
 		}
 	}
-	defer context.AfterFunc(ctx, func() { // the dialer may ignore ctx
+	defer context.AfterFunc(ctx, func() { // Dial and Setup may ignore ctx
 		done(nil, fmt.Errorf("holdfast: connect to %s: %w", p.addr, os.ErrDeadlineExceeded))
 	})()
 	done(p.dial(ctx))
@@ -219,8 +216,8 @@ func (p *pool) refuse(err error) {
 	p.queue = nil
 }
 
-// dial opens a connection, sends its first commands, and reads the version of the module: a server may accept
-// connections and no more, or be another one.
+// dial opens a connection, sends its first commands, and asks for the module's version: a server may accept connections
+// without replying, and each connection may reach another server.
 func (p *pool) dial(ctx context.Context) (*conn, error) {
 	commands, err := p.client.config.Setup(ctx)
 	if err != nil {
@@ -252,7 +249,7 @@ func (p *pool) prepare(c *conn, setup [][]string) error {
 	reply := replies[len(setup)]
 	var refusal ServerError
 	if err := failure(reply); errors.As(err, &refusal) && refusal.Code() == "NOPERM" {
-		return nil // a user who only looks may have no right to ask
+		return nil // a user with few rights may call LOCK.INFO, for example
 	} else if errors.Is(err, ErrModuleNotLoaded) {
 		replies, _ = c.exchange([]string{"LOCK.ACQUIRE"})
 		if len(replies) == 1 && errors.Is(failure(replies[0]), ErrModuleNotLoaded) {
@@ -278,8 +275,8 @@ func (p *pool) prepare(c *conn, setup [][]string) error {
 	return fmt.Errorf("%w: module %v speaks protocols %v, this client %d", err, version["version"], speaks, protocol)
 }
 
-// put returns a connection after a pipeline that was sent at this time, or closes it if err is not nil. Without replies,
-// nothing was sent.
+// put returns a connection to the pool after a pipeline that was sent at this time. If err is not nil, put closes it. No
+// replies and no err mean that nothing was sent.
 func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,9 +285,9 @@ func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
 		p.drop(c)
 	case err != nil:
 		p.drop(c)
-		if judge(err) == broken {
+		if verdictOf(err) == broken {
 			p.proven = false
-			if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise it may have died while it was idle
+			if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise the connection may have ended while it was idle
 				p.fail(sent)
 			}
 		}
@@ -327,8 +324,8 @@ func (p *pool) resumeAt(lease time.Duration) time.Time {
 	return p.failedAt.Add(pause - rand.N(pause/4+1)) //nolint:gosec // jitter needs no secrecy
 }
 
-// do sends commands in one pipeline and reads their replies. When ctx has ended, nothing is sent any more; its deadline
-// bounds the wait for the replies, too.
+// do sends commands in one pipeline and reads their replies. It sends nothing once ctx has ended, and waits for replies
+// until the deadline or that of ctx.
 func (p *pool) do(ctx context.Context, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
 	silence := errSilent
 	if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
@@ -349,14 +346,15 @@ func (p *pool) do(ctx context.Context, class priority, lease time.Duration, dead
 func (p *pool) exchange(c *conn, deadline time.Time, silence error, commands ...[]string) answer {
 	a := answer{pool: p, sent: time.Now()}
 	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does the write that follows
-	if a.replies, a.err = c.exchange(commands...); errors.Is(a.err, os.ErrDeadlineExceeded) {
+	a.replies, a.err = c.exchange(commands...)
+	if errors.Is(a.err, os.ErrDeadlineExceeded) {
 		a.err = silence
 	}
 	p.put(c, a.sent, a.err, a.replies...)
 	return a
 }
 
-// A timedRenewal is a RENEW of the timer.
+// A timedRenewal is a RENEW that waits for the next pipeline.
 type timedRenewal struct {
 	ctx      context.Context
 	lease    time.Duration
@@ -365,11 +363,12 @@ type timedRenewal struct {
 	answer   chan answer
 }
 
-// renew sends a RENEW in one pipeline with those that are due within a few milliseconds.
+// renew sends a RENEW in one pipeline with others that are due within a few milliseconds.
 func (p *pool) renew(ctx context.Context, lease time.Duration, deadline time.Time, command []string) answer {
 	r := timedRenewal{ctx, lease, deadline, command, make(chan answer, 1)}
 	p.mu.Lock()
-	if p.renewals = append(p.renewals, r); len(p.renewals) == 1 {
+	p.renewals = append(p.renewals, r)
+	if len(p.renewals) == 1 {
 		time.AfterFunc(gather, p.sendRenewals)
 	}
 	p.mu.Unlock()
@@ -381,6 +380,7 @@ func (p *pool) renew(ctx context.Context, lease time.Duration, deadline time.Tim
 	}
 }
 
+// sendRenewals sends the renewals that were gathered.
 func (p *pool) sendRenewals() {
 	p.mu.Lock()
 	due := p.renewals
@@ -393,7 +393,8 @@ func (p *pool) sendRenewals() {
 				lease, deadline = min(lease, r.lease), earlier(deadline, r.deadline)
 			}
 			c, err := p.get(p.client.ctx, forTimer, lease, deadline)
-			batch = slices.DeleteFunc(batch, func(r timedRenewal) bool { return r.ctx.Err() != nil }) // released meanwhile
+			// No RENEW is sent once the release has begun.
+			batch = slices.DeleteFunc(batch, func(r timedRenewal) bool { return r.ctx.Err() != nil })
 			a := answer{pool: p, err: err}
 			if err == nil && len(batch) == 0 {
 				p.put(c, time.Time{}, nil)
@@ -426,7 +427,7 @@ func (p *pool) addWaits(n int) bool {
 	return true
 }
 
-// closeIdle closes the idle connections that a condition holds for.
+// closeIdle closes the idle connections that satisfy a condition.
 func (p *pool) closeIdle(condition func(*conn) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -441,7 +442,7 @@ func (p *pool) closeIdle(condition func(*conn) bool) {
 
 func (p *pool) closed() bool { return p.client.ctx.Err() != nil }
 
-// close closes all connections, also under requests, after the client's context.
+// close closes all connections, busy ones too. The client's context must have ended.
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

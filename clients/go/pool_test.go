@@ -56,7 +56,7 @@ func TestWaitsLeaveConnectionsFree(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		var done sync.WaitGroup
-		for range 4 { // not of a mutex, which would wait in the client
+		for range 4 { // not for a mutex: all but one would wait in the client
 			done.Add(1)
 			go func() {
 				defer done.Done()
@@ -85,8 +85,8 @@ func TestWaitsLeaveConnectionsFree(t *testing.T) {
 	})
 }
 
-// exhausted returns a client whose connections are taken by two waits, and how to end these. Polls, and waits for the empty
-// name, get the replies of a function.
+// exhausted returns a client with two waits, which have all connections that waits may have, and a function that ends
+// them. Polls, and waits for the empty name, get the replies of polled.
 func exhausted(t *testing.T, polled func() string) (*Client, func()) {
 	t.Helper()
 	release := make(chan struct{})
@@ -109,10 +109,10 @@ func exhausted(t *testing.T, polled func() string) (*Client, func()) {
 	return c, func() { close(release); done.Wait() }
 }
 
-func TestEmptyNameIsANameOfItsOwn(t *testing.T) {
+func TestEmptyNameIsANameLikeAnyOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c, end := exhausted(t, func() string { return token })
-		// It waits for its turn among requests for the same mutex, and polls.
+		// This wait takes the turn of its mutex and, to poll, that of polls: their keys must differ.
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if _, err := c.Lock(ctx, ""); err != nil {
@@ -122,7 +122,7 @@ func TestEmptyNameIsANameOfItsOwn(t *testing.T) {
 	})
 }
 
-func TestPollThatIsNotAnsweredIsRepeated(t *testing.T) {
+func TestPollWithoutAReplyIsRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		polls := []string{silent, token}
 		c, end := exhausted(t, func() string {
@@ -189,9 +189,9 @@ func TestRenewalsGoFirst(t *testing.T) {
 			})
 		}
 		p.put(busy, time.Now(), nil)
-		for want := forRenew; want < priorities; want++ {
+		for want := forRenew; want <= forOther; want++ {
 			if got := <-order; got != want {
-				t.Errorf("class %d before %d", got, want)
+				t.Errorf("priority %d before %d", got, want)
 			}
 		}
 	})
@@ -201,7 +201,7 @@ type fakeConn struct{ net.Conn }
 
 func (fakeConn) Close() error { return nil }
 
-// An outage costs few attempts, however many requests need a connection, and none outlasts its time.
+// However many requests need a connection, the client makes few attempts to connect, and no call outlasts its time.
 func TestOutageCostsFewAttempts(t *testing.T) {
 	for name, connect := range map[string]func() (net.Conn, error){
 		"of a server that refuses connections": func() (net.Conn, error) { return nil, errors.New("refused") },
@@ -214,11 +214,11 @@ func TestOutageCostsFewAttempts(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}})
 				var down atomic.Bool
-				var dials, inFlight, most atomic.Int32
+				var dials, pending, most atomic.Int32
 				c := f.client(func(config *Config) {
 					config.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-						most.Store(max(most.Load(), inFlight.Add(1)))
-						defer inFlight.Add(-1)
+						most.Store(max(most.Load(), pending.Add(1)))
+						defer pending.Add(-1)
 						if dials.Add(1); down.Load() {
 							return connect()
 						}
@@ -257,7 +257,7 @@ func TestDeadIdleConnectionIsReplacedAtOnce(t *testing.T) {
 	defer f.listen()()
 	c := f.client(func(config *Config) { config.Dial = dial })
 	for range 3 {
-		h, err := c.TryLock(context.Background(), "k") // a try is not repeated after a pause
+		h, err := c.TryLock(context.Background(), "k") // a try does not last through a pause
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +268,7 @@ func TestDeadIdleConnectionIsReplacedAtOnce(t *testing.T) {
 	}
 }
 
-func TestHangingLookUpDelaysNoRenewal(t *testing.T) {
+func TestRenewalIsNotDelayedByAHangingLookUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {cut, cut, renewal}})
 		var looks atomic.Int32
@@ -290,8 +290,7 @@ func TestHangingLookUpDelaysNoRenewal(t *testing.T) {
 	})
 }
 
-// All holds of a failed node are renewed at the node that replaces it.
-func TestRenewalsFollowAFailover(t *testing.T) {
+func TestRenewalsGoToTheNewNodeAfterAFailover(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		answers := func() script {
 			return script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}}
@@ -325,7 +324,7 @@ func TestRenewalsFollowAFailover(t *testing.T) {
 	})
 }
 
-func TestDialerThatIgnoresItsContextDelaysNobody(t *testing.T) {
+func TestCallsEndInTimeWhenTheDialerIgnoresItsContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		c, err := New(Config{Addr: "unused", Dial: func(context.Context, string) (net.Conn, error) {
@@ -371,7 +370,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func TestClosedPoolKeepsNoConnection(t *testing.T) {
+func TestPutClosesTheConnectionWhenThePoolIsClosed(t *testing.T) {
 	p := &pool{client: newFake(t, script{}).client(), conns: map[*conn]bool{}}
 	ours, theirs := net.Pipe()
 	defer func() { _ = theirs.Close() }()
@@ -381,7 +380,7 @@ func TestClosedPoolKeepsNoConnection(t *testing.T) {
 	time.Sleep(5 * time.Millisecond)
 	done.Go(func() { p.put(&conn{Conn: ours}, time.Now(), nil) })
 	time.Sleep(5 * time.Millisecond)
-	p.mu.Unlock() // a mutex that is taken from a waiter of more than 1 ms is handed over in order from then on
+	p.mu.Unlock() // a Mutex with a waiter of more than 1 ms is handed to its waiters in order
 	p.mu.Lock()
 	time.Sleep(5 * time.Millisecond)
 	p.mu.Unlock()
@@ -391,7 +390,7 @@ func TestClosedPoolKeepsNoConnection(t *testing.T) {
 	}
 }
 
-func TestUserWithoutTheRightToAskForTheVersionMayLook(t *testing.T) {
+func TestInfoNeedsNoRightToCallLockVersion(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.VERSION": {"-NOPERM x\r\n"}, "LOCK.INFO": {"*2\r\n+waiters\r\n:3\r\n"}})
 		if info, err := f.client().Info(context.Background(), "k"); err != nil || info.Waiters != 3 {
@@ -400,7 +399,7 @@ func TestUserWithoutTheRightToAskForTheVersionMayLook(t *testing.T) {
 	})
 }
 
-func TestIdleConnectionWithAReplyThatNobodyAskedForIsReplaced(t *testing.T) {
+func TestIdleConnectionWithAnUnrequestedReplyIsReplaced(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ reply, later string }{
 		"together with a reply": {"*0\r\n-ERR going away\r\n", ""},
@@ -446,7 +445,7 @@ func TestUnknownCommandOfTheSetupIsNotAMissingModule(t *testing.T) {
 	})
 }
 
-func TestConnectionsToAFormerNodeAreClosed(t *testing.T) {
+func TestDeadConnectionsToAFormerNodeAreClosed(t *testing.T) {
 	t.Parallel()
 	former := newFake(t, script{"LOCK.INFO": {"*0\r\n"}})
 	stop := former.listen()
@@ -485,7 +484,7 @@ func TestConnectionsToAFormerNodeAreClosed(t *testing.T) {
 	})
 }
 
-func TestTimeoutOfACallerIsNoFailureOfTheServer(t *testing.T) {
+func TestTimeoutOfACallerDoesNotCountAsAFailure(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.INFO": {silent}, "LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
 		c := f.client()
@@ -511,7 +510,7 @@ func TestTimeoutOfACallerIsNoFailureOfTheServer(t *testing.T) {
 	})
 }
 
-func TestCallerThatLeavesBeforeItsRequestIsSentIsNoFailureOfTheServer(t *testing.T) {
+func TestCancellationBeforeTheRequestIsSentDoesNotCountAsAFailure(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"PING": {silent}})
 		c := f.client()

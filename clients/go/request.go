@@ -18,26 +18,27 @@ const shortLease = 300 * time.Millisecond
 type request struct {
 	names                     []string
 	lease, wait               time.Duration // Renew may change the lease; wait 0: do not wait
-	manual, ephemeral, shared bool
-	replicas, limit           int
+	manual, ephemeral, shared bool          // manual: no renewal by the timer
+	replicas, limit           int           // limit 0: none was given
 	value, owner              string
 	given                     bool // the application chose the owner
+	err                       error
 }
 
-// An Option is a term of an acquisition.
+// An Option is an option of an acquisition.
 type Option func(*request)
 
-// Lease sets for how long a lock is held without a renewal; others wait that long after its holder was killed.
+// Lease sets for how long a lock is held without a renewal: a killed holder blocks others for that long.
 func Lease(d time.Duration) Option { return func(r *request) { r.lease = d } }
 
 // NoRenew leaves renewal to [Hold.Renew]. By default the client renews a lock until it is released or lost.
 func NoRenew() Option { return func(r *request) { r.manual = true } }
 
-// Wait bounds the wait, as a deadline of the context does, but lets the server end it.
+// Wait bounds the wait, as a deadline of the context does. If it is 0, the lock is only tried.
 func Wait(d time.Duration) Option { return func(r *request) { r.wait = max(d, 0) } }
 
-// Ephemeral releases the lock as soon as the server sees its connection end. The server may see that before this
-// client does: what the lock guards should check [Hold.Fence].
+// Ephemeral has the server release the lock when its connection ends. The server may notice that before this client
+// does: whatever the lock guards should check [Hold.Fence].
 func Ephemeral() Option { return func(r *request) { r.ephemeral = true } }
 
 // Replicas requires that n replicas confirm the lock and each renewal.
@@ -46,8 +47,9 @@ func Replicas(n int) Option { return func(r *request) { r.replicas = n } }
 // Limit lets n owners hold the lock at once, at least 1. All must name the same limit.
 func Limit(n int) Option {
 	return func(r *request) {
-		if r.limit = n; n == 0 { // 0 in a request: no limit was given
-			r.limit = -1
+		r.limit = n
+		if n < 1 {
+			r.err = fmt.Errorf("holdfast: Limit must be at least 1, got %d", n)
 		}
 	}
 }
@@ -58,9 +60,9 @@ func Shared() Option { return func(r *request) { r.shared = true } }
 // Value puts a readable value before the owner's random part: "value#…", where "%" and "#" in the value are "%25" and "%23".
 func Value(v string) Option { return func(r *request) { r.value = v } }
 
-// Owner sets the whole owner, for interfaces that dictate it. The lock is refused if this owner holds it already, and
-// a request whose reply was lost is not repeated: its error says that a lease may be left, and does not match
-// [ErrNotAcquired].
+// Owner sets the whole owner, for interfaces that dictate it; it is for TryLock only. The lock is refused if this owner
+// holds it already. A request whose reply was lost is not repeated: its error says that a lease may be left, and does not
+// match [ErrNotAcquired].
 func Owner(owner string) Option { return func(r *request) { r.owner, r.given = owner, owner != "" } }
 
 func (c *Client) request(names []string, wait time.Duration, options []Option) (*request, error) {
@@ -73,18 +75,18 @@ func (c *Client) request(names []string, wait time.Duration, options []Option) (
 		return nil, errors.New("holdfast: a lock needs a name")
 	case r.lease <= 0:
 		return nil, fmt.Errorf("holdfast: lease must be positive, got %v", r.lease)
-	case r.limit < 0:
-		return nil, errors.New("holdfast: Limit must be at least 1")
+	case r.err != nil:
+		return nil, r.err
 	case r.replicas < 0:
 		return nil, fmt.Errorf("holdfast: Replicas must not be negative, got %d", r.replicas)
 	case r.shared && r.limit > 0:
 		return nil, errors.New("holdfast: Limit and Shared exclude each other")
 	case len(names) > 1 && (r.shared || r.limit > 0):
-		return nil, errors.New("holdfast: several names are locked exclusively")
+		return nil, errors.New("holdfast: Shared and Limit are for one name, got " + strconv.Itoa(len(names)))
 	case r.given && r.wait != 0:
 		return nil, errors.New("holdfast: Owner is for TryLock only: a wait could not be repeated safely")
 	}
-	r.lease = max(r.lease, time.Millisecond) // as the server gets it
+	r.lease = max(r.lease, time.Millisecond) // the shortest that is sent
 	if r.lease < shortLease && !r.manual {
 		c.config.Logger.Warn("holdfast: the lease is too short to repeat a renewal", "name", r.name(), "lease", r.lease)
 	}
@@ -94,7 +96,7 @@ func (c *Client) request(names []string, wait time.Duration, options []Option) (
 	return r, nil
 }
 
-// escaped and unescaped translate the value of an owner, which contains no "#".
+// escaped and unescaped translate the value in an owner, where it contains no "#".
 var (
 	escaped   = strings.NewReplacer("%", "%25", "#", "%23")
 	unescaped = strings.NewReplacer("%25", "%", "%23", "#")
@@ -104,14 +106,15 @@ var (
 func (r *request) drawOwner() {
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
-	if r.owner = hex.EncodeToString(random[:]); r.value != "" {
+	r.owner = hex.EncodeToString(random[:])
+	if r.value != "" {
 		r.owner = escaped.Replace(r.value) + "#" + r.owner
 	}
 }
 
 func (r *request) name() string { return strings.Join(r.names, ",") }
 
-// mutex reports whether one owner at a time holds the one lock.
+// mutex reports whether the request is for one lock that one owner at a time may hold.
 func (r *request) mutex() bool { return len(r.names) == 1 && !r.shared && r.limit == 0 }
 
 // command returns LOCK.<verb> or LOCK.M<verb> for these names and this owner.
@@ -123,7 +126,7 @@ func (r *request) command(verb string, terms ...string) []string {
 	return append(append(append(command, r.names...), r.owner), terms...)
 }
 
-// acquire returns the command that requests the lock. Times of 0 are left out.
+// acquire returns the command that requests the lock. A wait of 0 means none, and so does waited.
 func (r *request) acquire(wait, waited time.Duration) []string {
 	terms := []string{"HOLDS", "1"}
 	if r.given {
@@ -151,8 +154,8 @@ func (r *request) acquire(wait, waited time.Duration) []string {
 	return r.command("ACQUIRE", append(terms, "WITHWAITED")...)
 }
 
-// answers reports whether this may be the reply to a RENEW or RELEASE: an error, or for each name nil or a number. That
-// of a RENEW is the token that the command names, or the next one. The replies to other commands are not checked.
+// answers reports whether this can be the reply to a RENEW or RELEASE: an error, or for each name nil or a number. The
+// number for RENEW is the token that the command names, or the next one. The replies to other commands are not checked.
 func answers(command []string, reply any) bool {
 	verb, several := strings.CutPrefix(command[0], "LOCK.M")
 	verb = strings.TrimPrefix(verb, "LOCK.")
@@ -185,5 +188,5 @@ func millis(d time.Duration) string {
 	return strconv.FormatInt(max(1, n), 10)
 }
 
-// sure is the part of a lease that clocks of different speeds leave.
+// sure returns the part of a lease that is certain by a clock whose speed differs from the server's.
 func sure(lease time.Duration) time.Duration { return lease / 100 * 99 }

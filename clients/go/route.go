@@ -15,11 +15,11 @@ type route struct {
 	*request // names, lease and replicas
 	client   *Client
 
-	addr    string
-	asking  string // a node to ask once, after -ASK
-	stale   bool   // the address must be looked up again
-	looking chan located
-	hops    int // redirects in a row
+	addr    string       // the node that serves the key, as far as is known
+	asking  string       // the node of the next request only, after -ASK
+	stale   bool         // addr must be looked up again
+	looking chan located // the outcome of a look-up that has begun
+	hops    int          // redirects in a row
 }
 
 type located struct {
@@ -35,8 +35,8 @@ func (c *Client) route(q *request) *route {
 	return r
 }
 
-// locate returns the pool of the node to ask, and whether ASKING goes first. The last known address is used while a
-// look-up hangs.
+// locate returns the pool of the node for the next request, and whether ASKING must go first. If a look-up takes more
+// than a quarter of the time, the last known address is used.
 func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking bool, err error) {
 	if addr := r.asking; addr != "" {
 		r.asking = ""
@@ -78,7 +78,7 @@ func (r *route) silence() time.Duration {
 	return min(max(r.lease/8, 50*time.Millisecond), time.Second) + r.confirmation()
 }
 
-// confirmation is how much longer a request may take that waits for replicas.
+// confirmation is how much longer than others a request with REPLICAS may take.
 func (r *route) confirmation() time.Duration {
 	if r.replicas == 0 || r.addr == "" {
 		return 0
@@ -94,16 +94,16 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 	deadline := time.Now().Add(r.silence())
 	p, asking, err := r.locate(ctx, deadline)
 	if err != nil {
-		return r.judged(answer{err: err})
+		return r.assess(answer{err: err})
 	}
 	if class == forTimer && !asking && r.replicas == 0 {
-		return r.judged(p.renew(ctx, r.lease, deadline, commands[0]))
+		return r.assess(p.renew(ctx, r.lease, deadline, commands[0]))
 	}
 	if !asking {
-		return r.judged(p.do(ctx, class, r.lease, deadline, commands...))
+		return r.assess(p.do(ctx, class, r.lease, deadline, commands...))
 	}
 	var asked [][]string
-	for _, command := range commands { // ASKING is for one command
+	for _, command := range commands { // ASKING is for one command only
 		asked = append(asked, []string{"ASKING"}, command)
 	}
 	a := p.do(ctx, class, r.lease, deadline, asked...)
@@ -112,11 +112,11 @@ func (r *route) do(ctx context.Context, class priority, commands ...[]string) an
 		replies = append(replies, a.replies[i])
 	}
 	a.replies = replies
-	return r.judged(a)
+	return r.assess(a)
 }
 
-// judged decides whether and when a failed request may be repeated. It never allows a loop without a pause.
-func (r *route) judged(a answer) answer {
+// assess decides whether and when a failed request may be repeated. At least every second repetition has a pause.
+func (r *route) assess(a answer) answer {
 	if a.err == nil {
 		a.err = failure(a.reply())
 	}
@@ -124,7 +124,7 @@ func (r *route) judged(a answer) answer {
 		r.hops = 0
 		return a
 	}
-	a.verdict = judge(a.err)
+	a.verdict = verdictOf(a.err)
 	switch a.verdict {
 	case fatal, overwritten:
 		return a
@@ -135,7 +135,7 @@ func (r *route) judged(a answer) answer {
 		}
 	case demoted, broken:
 		r.stale = true
-		if a.verdict == demoted || a.pool != nil && errors.Is(a.err, os.ErrDeadlineExceeded) { // idle connections would be silent, too
+		if a.verdict == demoted || a.pool != nil && errors.Is(a.err, os.ErrDeadlineExceeded) { // idle connections lead to the same server
 			a.pool.closeIdle(func(*conn) bool { return true })
 		}
 	}
@@ -145,22 +145,22 @@ func (r *route) judged(a answer) answer {
 	}
 	a.pool.mu.Lock()
 	defer a.pool.mu.Unlock()
-	if len(a.replies) > 0 { // other failures are noted where they happen
+	if len(a.replies) > 0 { // an error reply; put and connected note failures of connections
 		a.pool.fail(a.sent)
 	}
 	a.at = a.pool.resumeAt(r.lease)
 	return a
 }
 
-// follow notes the node that a redirect names.
+// follow notes the node that a redirect names. SUPERSEDED names none.
 func (r *route) follow(a answer) {
 	words := strings.Fields(a.err.Error())
 	if len(words) < 3 || words[0] == "SUPERSEDED" {
 		return
 	}
 	colon := strings.LastIndexByte(words[2], ':')
-	host := words[2][:max(colon, 0)] // an IPv6 address has no brackets
-	if host == "" {                  // the same host
+	host := words[2][:max(colon, 0)] // an IPv6 address has no brackets here
+	if host == "" {                  // the host of the node that replied
 		host, _, _ = net.SplitHostPort(a.pool.addr)
 	}
 	addr := net.JoinHostPort(host, words[2][colon+1:])
@@ -172,7 +172,7 @@ func (r *route) follow(a answer) {
 	}
 }
 
-// repeat repeats a request until there is a reply, a permanent failure, or a timeout.
+// repeat sends a request until it succeeds, fails for good, or the time is over.
 func repeat(ctx context.Context, until time.Time, ask func() answer) answer {
 	var lostAt time.Time
 	for {

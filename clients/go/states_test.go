@@ -15,7 +15,7 @@ import (
 
 type script = map[string][]any
 
-// The tests of this file are the cells of the table "states and inputs" of docs/client-protocol.md.
+// The tests of this file cover the cells of the table "states and inputs" in docs/client-protocol.md.
 
 func TestAcquire(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -25,28 +25,28 @@ func TestAcquire(t *testing.T) {
 		want    error
 		asked   int // how many ACQUIREs
 	}{
-		"is held when a token arrives":           {script: script{"LOCK.ACQUIRE": {token}}, asked: 1},
-		"is not acquired on nil":                 {script: script{"LOCK.ACQUIRE": {null}}, options: []Option{Wait(time.Second)}, want: ErrNotAcquired, asked: 1},
-		"try is not acquired on nil":             {script: script{"LOCK.ACQUIRE": {null}}, try: true, want: ErrNotAcquired, asked: 1},
-		"asks again after a passing error":       {script: script{"LOCK.ACQUIRE": {"-LOADING x\r\n", "-OOM x\r\n", "-ERR too many waiters\r\n", token}}, asked: 4},
-		"asks again after an end of file":        {script: script{"LOCK.ACQUIRE": {cut, cut, token}}, asked: 3},
-		"asks again when superseded alone":       {script: script{"LOCK.ACQUIRE": {"-SUPERSEDED x\r\n", token}}, asked: 2},
-		"takes only a token and a time":          {script: script{"LOCK.ACQUIRE": {"*2\r\n+OK\r\n:0\r\n", "*2\r\n:6\r\n$-1\r\n", token}}, asked: 3},
-		"ignores more elements":                  {script: script{"LOCK.ACQUIRE": {"*3\r\n:7\r\n:0\r\n+new\r\n"}}, asked: 1},
-		"fails on a deadlock":                    {script: script{"LOCK.ACQUIRE": {"-DEADLOCK a b\r\n"}}, want: ErrDeadlock, asked: 1},
-		"fails on a wrong type":                  {script: script{"LOCK.ACQUIRE": {"-WRONGTYPE x\r\n"}}, want: ServerError("WRONGTYPE x"), asked: 1},
-		"fails without permission":               {script: script{"LOCK.ACQUIRE": {"-NOPERM x\r\n"}}, want: ServerError("NOPERM x"), asked: 1},
-		"fails on an unknown code":               {script: script{"LOCK.ACQUIRE": {"-NEWCODE x\r\n"}}, want: ServerError("NEWCODE x"), asked: 1},
-		"fails on an unknown error":              {script: script{"LOCK.ACQUIRE": {"-ERR x\r\n"}}, want: ServerError("ERR x"), asked: 1},
-		"fails if the module is not loaded":      {script: script{"LOCK.ACQUIRE": {"-ERR unknown command 'LOCK.ACQUIRE'\r\n"}}, want: ErrModuleNotLoaded, asked: 1},
-		"fails if no LOCK command is known":      {script: script{"LOCK.VERSION": {"-ERR unknown command 'LOCK.VERSION'\r\n"}, "LOCK.ACQUIRE": {"-ERR unknown command 'LOCK.ACQUIRE'\r\n"}}, want: ErrModuleNotLoaded, asked: 1},
-		"fails if the module is too old":         {script: script{"LOCK.VERSION": {"-ERR unknown command 'LOCK.VERSION'\r\n"}, "LOCK.ACQUIRE": {"-ERR wrong number of arguments\r\n"}}, want: ErrServerTooOld, asked: 1},
-		"fails if the module's protocol is old":  {script: script{"LOCK.VERSION": {"*2\r\n+protocol\r\n*2\r\n:1\r\n:3\r\n"}}, want: ErrServerTooOld},
-		"fails if the module's protocol is new":  {script: script{"LOCK.VERSION": {"*2\r\n+protocol\r\n*2\r\n:5\r\n:9\r\n"}}, want: ErrClientTooOld},
-		"fails on a wrong password":              {script: script{"LOCK.VERSION": {"-NOAUTH x\r\n"}}, want: ServerError("NOAUTH x")},
-		"try returns a passing error":            {script: script{"LOCK.ACQUIRE": {"-LOADING x\r\n"}}, try: true, want: ServerError("LOADING x"), asked: 1},
-		"returns the last error when time ends":  {script: script{"LOCK.ACQUIRE": {"-UNCONFIRMED x\r\n"}}, options: []Option{Wait(60 * time.Millisecond)}, want: ServerError("UNCONFIRMED x")},
-		"is not acquired when time ends, either": {script: script{"LOCK.ACQUIRE": {"-UNCONFIRMED x\r\n"}}, options: []Option{Wait(60 * time.Millisecond)}, want: ErrNotAcquired},
+		"is held on a token":                    {script: script{"LOCK.ACQUIRE": {token}}, asked: 1},
+		"is not acquired on nil":                {script: script{"LOCK.ACQUIRE": {null}}, options: []Option{Wait(time.Second)}, want: ErrNotAcquired, asked: 1},
+		"try is not acquired on nil":            {script: script{"LOCK.ACQUIRE": {null}}, try: true, want: ErrNotAcquired, asked: 1},
+		"asks again after a passing error":      {script: script{"LOCK.ACQUIRE": {"-LOADING x\r\n", "-OOM x\r\n", "-ERR too many waiters\r\n", token}}, asked: 4},
+		"asks again after an end of file":       {script: script{"LOCK.ACQUIRE": {cut, cut, token}}, asked: 3},
+		"asks again when superseded alone":      {script: script{"LOCK.ACQUIRE": {"-SUPERSEDED x\r\n", token}}, asked: 2},
+		"asks again after an unexpected reply":  {script: script{"LOCK.ACQUIRE": {"*2\r\n+OK\r\n:0\r\n", "*2\r\n:6\r\n$-1\r\n", token}}, asked: 3},
+		"ignores further elements":              {script: script{"LOCK.ACQUIRE": {"*3\r\n:7\r\n:0\r\n+new\r\n"}}, asked: 1},
+		"fails on a deadlock":                   {script: script{"LOCK.ACQUIRE": {"-DEADLOCK a b\r\n"}}, want: ErrDeadlock, asked: 1},
+		"fails on a wrong type":                 {script: script{"LOCK.ACQUIRE": {"-WRONGTYPE x\r\n"}}, want: ServerError("WRONGTYPE x"), asked: 1},
+		"fails without permission":              {script: script{"LOCK.ACQUIRE": {"-NOPERM x\r\n"}}, want: ServerError("NOPERM x"), asked: 1},
+		"fails on an unknown code":              {script: script{"LOCK.ACQUIRE": {"-NEWCODE x\r\n"}}, want: ServerError("NEWCODE x"), asked: 1},
+		"fails on an unknown error":             {script: script{"LOCK.ACQUIRE": {"-ERR x\r\n"}}, want: ServerError("ERR x"), asked: 1},
+		"fails if the module is not loaded":     {script: script{"LOCK.ACQUIRE": {"-ERR unknown command 'LOCK.ACQUIRE'\r\n"}}, want: ErrModuleNotLoaded, asked: 1},
+		"fails if LOCK.VERSION is unknown, too": {script: script{"LOCK.VERSION": {"-ERR unknown command 'LOCK.VERSION'\r\n"}, "LOCK.ACQUIRE": {"-ERR unknown command 'LOCK.ACQUIRE'\r\n"}}, want: ErrModuleNotLoaded, asked: 1},
+		"fails if the module is too old":        {script: script{"LOCK.VERSION": {"-ERR unknown command 'LOCK.VERSION'\r\n"}, "LOCK.ACQUIRE": {"-ERR wrong number of arguments\r\n"}}, want: ErrServerTooOld, asked: 1},
+		"fails if the module's protocol is old": {script: script{"LOCK.VERSION": {"*2\r\n+protocol\r\n*2\r\n:1\r\n:3\r\n"}}, want: ErrServerTooOld},
+		"fails if the module's protocol is new": {script: script{"LOCK.VERSION": {"*2\r\n+protocol\r\n*2\r\n:5\r\n:9\r\n"}}, want: ErrClientTooOld},
+		"fails on a wrong password":             {script: script{"LOCK.VERSION": {"-NOAUTH x\r\n"}}, want: ServerError("NOAUTH x")},
+		"try returns a passing error":           {script: script{"LOCK.ACQUIRE": {"-LOADING x\r\n"}}, try: true, want: ServerError("LOADING x"), asked: 1},
+		"wraps the last error when time ends":   {script: script{"LOCK.ACQUIRE": {"-UNCONFIRMED x\r\n"}}, options: []Option{Wait(60 * time.Millisecond)}, want: ServerError("UNCONFIRMED x")},
+		"is not acquired when time ends":        {script: script{"LOCK.ACQUIRE": {"-UNCONFIRMED x\r\n"}}, options: []Option{Wait(60 * time.Millisecond)}, want: ErrNotAcquired},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -130,13 +130,13 @@ func TestAcquireAsksAgainOverAnotherConnectionWhenTheServerIsSilent(t *testing.T
 			t.Fatalf("asked %v", asked)
 		}
 		if asked[1].option("WAITED") == "" {
-			t.Errorf("the second request names no WAITED: %v", asked[1])
+			t.Errorf("the second request has no WAITED: %v", asked[1])
 		}
 		if between := asked[1].at.Sub(asked[0].at); between < 1900*time.Millisecond {
 			t.Errorf("asked again after %v", between)
 		}
 		_ = h.Release(context.Background())
-		eventually(t, "the superseded connection is good again", func() bool {
+		eventually(t, "the superseded connection is idle", func() bool {
 			p := c.pool(f.addr)
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -155,7 +155,7 @@ func TestAcquireClosesASupersededConnectionThatStaysSilent(t *testing.T) {
 		}
 		released := f.await("LOCK.RELEASE", 2)
 		if released[0].option("TOKEN") != "7" || released[1].command[3] != "ALL" || released[0].conn != released[1].conn {
-			t.Errorf("a stale request may be queued, but released by %v", released)
+			t.Errorf("a stale request may be queued, but the release is %v", released)
 		}
 		eventually(t, "the silent connection is closed", func() bool {
 			p := c.pool(f.addr)
@@ -203,7 +203,7 @@ func TestAcquireWithdrawsWhenCancelled(t *testing.T) {
 					t.Error("withdrawn over the connection that waits")
 				}
 				if test.reply == cut && released[1].at.Sub(released[0].at) < 900*time.Millisecond {
-					t.Error("answered twice, but not a second apart")
+					t.Error("repeated within a second")
 				}
 				_ = c.Close()
 				if n := len(f.sent("LOCK.RELEASE")); n != test.releases {
@@ -230,7 +230,7 @@ func TestAcquireIsNotAcquiredWhenItsTimeIsOver(t *testing.T) {
 	})
 }
 
-func TestAcquireThatEndsWithItsContextSaysSo(t *testing.T) {
+func TestAcquireReturnsTheCauseOfItsContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
@@ -276,7 +276,7 @@ func TestAcquireFollowsRedirects(t *testing.T) {
 	})
 }
 
-func TestAcquireFindsThePrimaryAnewWhenItIsReadOnly(t *testing.T) {
+func TestAcquireLooksUpThePrimaryAgainWhenItIsReadOnly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		second := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
 		first := newFake(t, script{"LOCK.ACQUIRE": {"-READONLY x\r\n"}})
@@ -298,21 +298,21 @@ func TestAcquireFindsThePrimaryAnewWhenItIsReadOnly(t *testing.T) {
 	})
 }
 
-func TestTryIsSilentAfterAnEighthOfItsLease(t *testing.T) {
+func TestTryTimesOutAfterAnEighthOfItsLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c := newFake(t, script{"LOCK.ACQUIRE": {silent}, "LOCK.RELEASE": {one}}).client()
-		began := time.Now() // of the bubble's clock, which moves only when all wait
+		began := time.Now()
 		if _, err := c.TryLock(context.Background(), "k", Lease(4*time.Second)); err == nil {
-			t.Error("held without an answer")
+			t.Error("held without a reply")
 		}
 		if took := time.Since(began); took != 500*time.Millisecond {
-			t.Errorf("silent after %v, want 500ms", took)
+			t.Errorf("timed out after %v, want 500ms", took)
 		}
 	})
 }
 
-func TestLateTokenIsRenewedFirst(t *testing.T) {
-	// An attempt gets the grant before its reply timeout (50 ms), with less than half of the lease left.
+func TestLateGrantIsRenewedBeforeItCounts(t *testing.T) {
+	// The reply arrives before the timeout of a try (50 ms), with less than half of the lease left.
 	const lease = 80 * time.Millisecond
 	late := func(received) string { time.Sleep(45 * time.Millisecond); return token }
 	for name, test := range map[string]struct {
@@ -324,7 +324,7 @@ func TestLateTokenIsRenewedFirst(t *testing.T) {
 		"try is held if confirmed":       {renewal, true, nil},
 		"try is not acquired on nil":     {null, true, ErrNotAcquired},
 		"try is not acquired on silence": {cut, true, ErrNotAcquired},
-		"asked again on nil":             {null, false, nil},
+		"and requested again on nil":     {null, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -377,14 +377,14 @@ func TestRenew(t *testing.T) {
 		"loses the lock on a wrong type":           {renew: []any{"-WRONGTYPE x\r\n"}, want: ReasonChanged},
 		"loses the lock when no longer certain":    {renew: []any{"-MISCONF x\r\n"}, want: ReasonExpired},
 		"loses the lock when the server is silent": {renew: []any{silent}, want: ReasonExpired},
-		"never sent: the lock expires":             {renew: []any{renewal}, options: []Option{NoRenew()}, want: ReasonExpired},
+		"is not sent without renewal":              {renew: []any{renewal}, options: []Option{NoRenew()}, want: ReasonExpired},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": test.renew, "LOCK.RELEASE": {null}})
-				told := make(chan Reason, 2)
+				reported := make(chan Reason, 2)
 				c := f.client(func(config *Config) {
-					config.Hooks.Lost = func(_ string, reason Reason) { told <- reason }
+					config.Hooks.Lost = func(_ string, reason Reason) { reported <- reason }
 				})
 				h := mustLock(t, c, append(test.options, Lease(time.Second))...)
 				if test.want == "" {
@@ -401,20 +401,20 @@ func TestRenew(t *testing.T) {
 				}
 				within(t, patience, func() any { <-h.Lost(); return nil })
 				<-h.Context().Done()
-				if got := lostFor(context.Cause(h.Context())); got != test.want {
+				if got := lossReason(context.Cause(h.Context())); got != test.want {
 					t.Errorf("lost: %q, want %q", got, test.want)
 				}
 				if h.Held() || !errors.Is(h.Check(context.Background()), ErrLockLost) || !errors.Is(h.Renew(context.Background(), 0), ErrLockLost) {
 					t.Error("a lost lock seems held")
 				}
 				for range 2 {
-					if err := h.Release(context.Background()); lostFor(err) != test.want {
+					if err := h.Release(context.Background()); lossReason(err) != test.want {
 						t.Errorf("release: %v", err)
 					}
 				}
 				f.await("LOCK.RELEASE", 1)
-				if got := <-told; got != test.want || len(told) > 0 {
-					t.Errorf("hook: %v, then %d more", got, len(told))
+				if got := <-reported; got != test.want || len(reported) > 0 {
+					t.Errorf("hook: %v, then %d more", got, len(reported))
 				}
 			})
 		})
@@ -428,12 +428,12 @@ func TestRelease(t *testing.T) {
 		sent    int
 	}{
 		"is done on 1":                               {[]any{one}, nil, 1},
-		"tells a loss on nil":                        {[]any{null}, ErrLockLost, 1},
+		"reports a loss on nil":                      {[]any{null}, ErrLockLost, 1},
 		"is done on nil to a repetition":             {[]any{cut, null, null}, nil, 3},
 		"is done on nil after silence":               {[]any{silent, null, null}, nil, 3},
-		"tells a loss of an overwritten lock":        {[]any{"-WRONGTYPE x\r\n"}, ErrLockLost, 1},
+		"reports a loss of an overwritten lock":      {[]any{"-WRONGTYPE x\r\n"}, ErrLockLost, 1},
 		"is repeated after a passing error":          {[]any{"-LOADING x\r\n", "-BUSY x\r\n", one}, nil, 3},
-		"tells a loss on nil after an error reply":   {[]any{"-LOADING x\r\n", null}, ErrLockLost, 2},
+		"reports a loss on nil after an error reply": {[]any{"-LOADING x\r\n", null}, ErrLockLost, 2},
 		"returns a fatal error":                      {[]any{"-NOPERM x\r\n"}, ServerError("NOPERM x"), 1},
 		"returns the error when the lease has ended": {[]any{"-OOM x\r\n"}, ServerError("OOM x"), 0},
 	} {
@@ -467,7 +467,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-func TestReplyOfSeveralNamesHasOneElementForEach(t *testing.T) {
+func TestReplyForSeveralNamesNeedsOneElementForEach(t *testing.T) {
 	for name, test := range map[string]struct{ command, wrong, right string }{
 		"renewal, one number":      {"LOCK.MRENEW", ":7\r\n", "*2\r\n:7\r\n:7\r\n"},
 		"renewal, three elements":  {"LOCK.MRENEW", "*3\r\n:7\r\n:7\r\n:7\r\n", "*2\r\n:7\r\n:7\r\n"},
@@ -498,7 +498,7 @@ func TestReplyOfSeveralNamesHasOneElementForEach(t *testing.T) {
 	}
 }
 
-func TestReleaseGoesOnInTheBackgroundWhenItsContextEnds(t *testing.T) {
+func TestReleaseContinuesInTheBackgroundWhenItsContextEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, when := range []string{"before", "meanwhile"} {
 			proceed := make(chan struct{})
@@ -544,7 +544,7 @@ func TestReleaseEndsWithTheLeaseIfNoConnectionIsFree(t *testing.T) {
 	})
 }
 
-func TestNoRenewalIsSentAfterARelease(t *testing.T) {
+func TestReleaseEndsTheRenewals(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {silent}, "LOCK.RELEASE": {silent}})
 		h := mustLock(t, f.client(), Lease(time.Second))
@@ -559,7 +559,7 @@ func TestNoRenewalIsSentAfterARelease(t *testing.T) {
 	})
 }
 
-func TestNoRenewalThatWaitsForAConnectionIsSentAfterARelease(t *testing.T) {
+func TestReleaseDropsARenewalThatWaitsForAConnection(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		proceed := make(chan struct{})
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}, "LOCK.INFO": {func(received) string {
@@ -615,7 +615,7 @@ func TestWithdrawalIsRepeatedUntilAnswered(t *testing.T) {
 	})
 }
 
-func TestWithdrawalIsRepeatedOverAnotherConnectionAfterAReplyThatMakesNoSense(t *testing.T) {
+func TestWithdrawalIsRepeatedOverAnotherConnectionAfterAnUnexpectedReply(t *testing.T) {
 	for names, wrong := range map[string]string{"a": "+OK\r\n", "a b": ":1\r\n"} {
 		t.Run(names, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -650,7 +650,7 @@ func TestWithdrawalEndsOnAFatalError(t *testing.T) {
 	})
 }
 
-func TestLossOfOneOfSeveralReleasesTheOthers(t *testing.T) {
+func TestLossOfOneNameReleasesTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.MACQUIRE": {token}, "LOCK.MRENEW": {"*2\r\n:7\r\n$-1\r\n"}, "LOCK.MRELEASE": {"*2\r\n:1\r\n$-1\r\n"}})
 		h, err := f.client().LockAll(context.Background(), []string{"a", "b"}, Lease(time.Second))
@@ -679,7 +679,7 @@ func TestEphemeralHoldIsLostWithItsConnection(t *testing.T) {
 		p.mu.Unlock()
 		f.cutAll()
 		within(t, patience, func() any { <-h.Lost(); return nil })
-		if got := lostFor(context.Cause(h.Context())); got != ReasonDisconnected {
+		if got := lossReason(context.Cause(h.Context())); got != ReasonDisconnected {
 			t.Errorf("lost: %q", got)
 		}
 		h = mustLock(t, c, Ephemeral())
@@ -692,7 +692,6 @@ func TestEphemeralHoldIsLostWithItsConnection(t *testing.T) {
 	})
 }
 
-// A renewal that finds no connection, because the server is loading, is repeated.
 func TestReleaseOfAnEphemeralHoldWithoutAReplyEndsItsConnection(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, reply := range []string{cut, silent} {
@@ -706,16 +705,16 @@ func TestReleaseOfAnEphemeralHoldWithoutAReplyEndsItsConnection(t *testing.T) {
 				t.Errorf("the connection is open: %v", err)
 			}
 			h = mustLock(t, c, Ephemeral())
-			if err := h.ReleaseAfter(context.Background(), time.Second); err == nil { // it may be free at once
-				t.Error("it is held for a second")
+			if err := h.ReleaseAfter(context.Background(), time.Second); err == nil { // the server may have released it
+				t.Error("reported as held for a second")
 			}
 		}
 	})
 }
 
-func TestRenewalSurvivesAServerThatLoads(t *testing.T) {
+func TestRenewIsRepeatedWhileTheServerIsLoading(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		for _, option := range []Option{Replicas(1), NoRenew()} {
+		for _, option := range []Option{Replicas(1), NoRenew()} { // renewed by the timer and by Renew
 			f := newFake(t, script{"LOCK.VERSION": {version, "-LOADING x\r\n", "-LOADING x\r\n", version}, "LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, renewal}, "LOCK.RELEASE": {one}})
 			c := f.client()
 			h := mustLock(t, c, option, Lease(2*time.Second))

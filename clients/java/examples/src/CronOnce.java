@@ -9,10 +9,9 @@ import java.util.List;
 import java.util.Optional;
 
 /**
- * A cron job that runs once in a fleet: every host's cron starts {@code CronOnce PERIOD COMMAND [ARGUMENT...]} at the same time, and one of them
- * does the work.
+ * A cron job that runs once in a fleet: cron starts {@code CronOnce PERIOD COMMAND [ARGUMENT...]} on every host at the same time, and one host does the work.
  *
- * <p>PERIOD names the run: the day, say. A host whose clock is late finds that it was done. If the host that works is killed, its lock ends a lease
+ * <p>PERIOD names the run, such as the day. A host whose clock is late finds that the work was done. If the working host is killed, its lock expires a lease
  * later, and the next start does the work: at least once, and never twice at the same time.
  */
 public class CronOnce {
@@ -27,7 +26,7 @@ public class CronOnce {
         System.exit(code);
     }
 
-    /** The exit code of the command; 0 if another host runs or has run it. */
+    /** Returns the exit code of the command, or 0 if another host runs or has run it. */
     static int once(Holdfast client, StatefulRedisConnection<String, String> data, String period, List<String> command) throws Exception {
         Optional<Hold> acquired = client.lock(LockSpec.builder("cron:report").lease(Duration.ofSeconds(5)).build()).tryAcquire();
         if (acquired.isEmpty()) {
@@ -41,7 +40,7 @@ public class CronOnce {
                 return 0;
             }
             Process work = new ProcessBuilder(command).inheritIO().start();
-            // A lock that is lost ends the work: another host may have begun it.
+            // The loss of the lock ends the work: another host may have begun it.
             hold.onLost(reason -> work.destroy());
             int code = work.waitFor();
             if (code == 0) {

@@ -10,11 +10,11 @@ import java.sql.Statement;
 import java.util.Optional;
 
 /**
- * A SQL update that is guarded by a token: {@code DATABASE_URL=postgresql://… FencedWrite AMOUNT}. A holder that lost its lock without noticing changes
- * nothing.
+ * A SQL update that is guarded by a fencing token: {@code DATABASE_URL=postgresql://… FencedWrite AMOUNT}. A holder that lost its lock without noticing
+ * changes nothing.
  *
- * <p>The row keeps the token of its last writer, and {@code fence <= token} is part of the update: one row changed, or none. The lock makes writers
- * wait for each other instead of failing; the token makes sure. A process that is killed blocks others for its lease.
+ * <p>The row keeps the token of its last writer, and {@code fence <= token} is a condition of the update: it changes one row, or none. The lock makes writers
+ * wait for each other instead of failing; the token excludes late writes. A process that is killed blocks others for its lease.
  */
 public class FencedWrite {
     public static void main(String[] arguments) throws Exception {
@@ -49,7 +49,7 @@ public class FencedWrite {
         }
     }
 
-    /** False if a later holder has written already. */
+    /** Returns false if a later holder has written already. */
     static boolean write(Connection database, int balance, long fence) throws SQLException {
         try (PreparedStatement update = database.prepareStatement("UPDATE account SET balance = ?, fence = ? WHERE id = 7 AND fence <= ?")) {
             update.setInt(1, balance);

@@ -7,14 +7,14 @@ import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
 
 /**
- * Leader election with a fenced write: of all processes that run {@code LeaderElection NAME}, one leads and writes, and the late write of a former
- * leader is refused.
+ * Leader election with a fenced write: of all processes that run {@code LeaderElection NAME}, one leads and writes. The storage refuses a late write of a former
+ * leader.
  *
- * <p>A leader that exits hands over at once; one that is killed is replaced a lease (5 s) later. One that was paused may wake up and write before it
- * learns that it no longer leads: the fence of its term is lower than the new leader's, and the storage refuses it.
+ * <p>A leader that exits hands over at once; one that is killed is replaced a lease (5 s) later. One that was paused may continue and write before it notices
+ * that it no longer leads: the fence of its term is lower than the new leader's, so the storage refuses the write.
  */
 public class LeaderElection {
-    /** The storage keeps the highest fence that it has seen, and takes no lower one. Here it is a hash; in SQL: FencedWrite. */
+    /** The storage keeps the highest fence that it has seen, and refuses a lower one. Here it is a hash; {@link FencedWrite} does it in SQL. */
     private static final String WRITE = """
         if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) then return 0 end
         redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'by', ARGV[2])

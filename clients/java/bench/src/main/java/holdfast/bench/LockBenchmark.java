@@ -22,7 +22,7 @@ import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
-/** Lock and unlock: of a lock of one's own, and of one among 16 threads. The server's address: system property {@code redis}. */
+/** Locks and unlocks: a lock of each thread's own, and one that 16 threads share. The system property {@code redis} has the server's URL. */
 @BenchmarkMode(Mode.AverageTime)
 @OutputTimeUnit(TimeUnit.MICROSECONDS)
 @Warmup(iterations = 3, time = 2)
@@ -69,7 +69,7 @@ public class LockBenchmark {
         }
     }
 
-    /** A lock that no other thread wants. */
+    /** A lock that no other thread uses. */
     @State(Scope.Thread)
     public static class Own {
         Lock lock;

@@ -11,7 +11,7 @@ import org.springframework.scheduling.annotation.Scheduled;
 
 /**
  * A job that runs on one node of a fleet at a time. Start it twice: {@code java -jar boot-cron.jar --node=a} and {@code --node=b}. The starter makes the
- * {@code LockProvider}; {@code spring.data.redis.*} says where the server is.
+ * {@code LockProvider}; {@code spring.data.redis.*} names the server.
  *
  * <p>A node that is killed during the report blocks the others for {@code lockAtMostFor}: ShedLock's locks are not renewed.
  */

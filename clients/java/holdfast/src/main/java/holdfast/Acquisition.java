@@ -17,11 +17,11 @@ import org.slf4j.event.Level;
 
 /**
  * One call of the application that requests a lock, and all that follows until the lock is released or lost: the state machine of
- * {@code docs/client-protocol.md}, whose rules (B…) the comments name. Everything runs in steps, but for what is said to be for all threads.
+ * {@code docs/client-protocol.md}, whose rules (B…) the comments name. Methods are called in steps, except those that are documented as for all threads.
  */
 final class Acquisition {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
-    /** The name of the queue of requests that can't wait at the server: one at a time polls (B30). */
+    /** The line of acquisitions without a place at the server: one at a time polls (B30). */
     private static final Object POLLS = new Object();
 
     enum State { WAITING, HELD, RELEASING, RELEASED, WITHDRAWING, LOST }
@@ -35,12 +35,12 @@ final class Acquisition {
     private final long began;
     private final long deadline;
     /**
-     * Completed in a step with this acquisition: what depends on it runs no code of the application there. Null: a try found the lock held.
-     * The client refers to acquisitions, and they to no {@link Hold}, so that a hold that is forgotten is noticed.
+     * Completed in a step with this acquisition, or with null if a try found the lock held. Its dependents must not run code of the application in that step.
+     * It is not completed with a {@link Hold}: the client refers to acquisitions, and would keep a forgotten hold from being garbage-collected.
      */
     final CompletableFuture<@Nullable Acquisition> result = new CompletableFuture<>();
 
-    /** Completed in a step when the hold is lost, or (with null) released. */
+    /** Completed in a step when the hold is lost or, with null, released. */
     final CompletableFuture<@Nullable LossReason> end = new CompletableFuture<>();
 
     volatile State state = State.WAITING;
@@ -48,34 +48,42 @@ final class Acquisition {
     volatile long lease;
     volatile long certain;
     private volatile long wallCertain;
-    /** Whether the hold is renewed: not if it was released or lost. */
+    /** Whether the hold is renewed. False once its release has begun or it is lost. */
     final AtomicBoolean renews;
 
     private final Runnable turn = this::ask;
     private final Runnable poll = this::poll;
+    /** Where this acquisition has, or waits for, a place among the waits at the server. */
     private @Nullable Pool place;
     private boolean hasPlace;
-    /** The newest request, and all whose replies have not been read. */
+    /** The newest request. */
     private @Nullable Ask current;
-    private final Set<Ask> underWay = new LinkedHashSet<>();
-    /** The next request is not the first, or it waited in this client. */
+    /** Requests whose replies have not been read. */
+    private final Set<Ask> pending = new LinkedHashSet<>();
+    /** The next request names WAITED: it is not the first, or waited for its turn in this client. */
     private boolean repeated;
     private long lastAsked;
     private @Nullable Throwable lastError;
     private Serial.@Nullable Timer deadlineTimer;
+    /** How many withdrawals were answered. */
     private int withdrawn;
 
     private long heldSince;
     private Serial.@Nullable Timer heldTimer;
+    /** When the hold is renewed next. */
     private long due;
     /** A renewal is under way, or is sent again after a pause. */
     private boolean renewing;
-    /** The lease that the newest renewal asked for, and the last one that the server accepted. */
-    private long asked;
-    private long accepted;
+    /** That of the newest renewal. */
+    private long requestedLease;
+    /** The last one that the server accepted. */
+    private long acceptedLease;
+    /** Callers that wait for a renewal. */
     private final List<CompletableFuture<Void>> renewed = new ArrayList<>();
-    private int attempts;
-    private boolean certainAtFirst;
+    /** How many releases were written. */
+    private int releases;
+    /** The hold was certain when the first release was written. */
+    private boolean wasCertain;
 
     Acquisition(Holdfast client, LockSpec spec, String owner, long wait) {
         this.client = client;
@@ -83,7 +91,7 @@ final class Acquisition {
         this.owner = owner;
         commands = new Commands(spec, owner);
         lease = Math.max(Rules.MS, (spec.lease() == null ? client.lease : spec.lease()).toNanos());
-        accepted = lease;
+        acceptedLease = lease;
         route = new Route(client, spec.names().get(0), lease, spec.replicas() > 0);
         waits = wait > 0;
         renews = new AtomicBoolean(spec.renew());
@@ -91,11 +99,11 @@ final class Acquisition {
         deadline = wait >= Rules.ENDLESS ? Rules.ENDLESS : began + (waits ? wait : client.timeout);
     }
 
-    // ---- Asking ----
+    // ---- Requesting ----
 
     void begin() {
         if (client.isClosed()) {
-            end(new IllegalStateException("the client is closed"));
+            giveUp(new IllegalStateException("the client is closed"));
             return;
         }
         client.acquisitions.add(this);
@@ -114,7 +122,7 @@ final class Acquisition {
         return state == State.WAITING && token == 0 && client.serial.now() < deadline;
     }
 
-    /** Sends a request, unless one is under way. */
+    /** Sends a request, unless one is pending. */
     private void ask() {
         if (!isAsking() || current != null && !current.request.ended) {
             return;
@@ -134,7 +142,7 @@ final class Acquisition {
         }
     }
 
-    /** The earlier requests of this client have ended: sends one with a short wait. */
+    /** Sends a request with a short wait, when it is this acquisition's turn. */
     private void poll() {
         if (isAsking() && !hasPlace && place != null && (current == null || current.request.ended)) {
             current = new Ask(place, Rules.POLL);
@@ -160,9 +168,10 @@ final class Acquisition {
     /** An ACQUIRE. */
     private final class Ask {
         private final Pool pool;
+        /** The greatest WAIT, in ms; 0: none. */
         private final long longest;
         private final Request request;
-        /** In ms. */
+        /** The WAIT that was sent, in ms. */
         private long wait;
 
         Ask(Pool pool, long longest) {
@@ -186,20 +195,20 @@ final class Acquisition {
             long waited = repeated ? Math.max(1, now - began) : 0;
             repeated = true;
             lastAsked = now;
-            underWay.add(this);
+            pending.add(this);
             return List.<byte[][]>of(commands.acquire(lease, wait, waited));
         }
 
-        /** Another request takes over its place in the queue (B11). */
+        /** No reply arrived in time: another request takes over the place in the queue (B11). */
         private void silent() {
             if (isAsking() && current == this) {
-                lastError = new UnavailableException("no answer for 2 s", null);
+                lastError = new UnavailableException("no reply for 2 s", null);
                 current = new Ask(pool, longest);
             }
             closeIn(Rules.SECOND);
         }
 
-        /** Closes the connection unless the reply has come by then. */
+        /** Closes the connection unless the reply arrives in time. */
         void closeIn(long delay) {
             closeIn(delay, () -> pool.abandon(request));
         }
@@ -209,7 +218,7 @@ final class Acquisition {
         }
 
         private void ended(Route.Answer answer) {
-            underWay.remove(this);
+            pending.remove(this);
             client.turns.leave(POLLS, poll);
             if (answer.verdict() == Verdict.YES && answer.reply() instanceof List<?> grant) {
                 granted(this, (Long) grant.get(0), (Long) grant.get(1));
@@ -225,11 +234,11 @@ final class Acquisition {
     private void refused(Ask ask, Route.Answer answer) {
         switch (answer.verdict()) {
             case NIL -> notGranted(ask);
-            case FATAL, OVERWRITTEN -> end(answer.error());
+            case FATAL, OVERWRITTEN -> giveUp(answer.error());
             default -> {
                 lastError = answer.error();
                 if (client.isClosed()) {
-                    end(lastError);
+                    giveUp(lastError);
                 } else {
                     again(route.pause(answer));
                 }
@@ -239,7 +248,7 @@ final class Acquisition {
 
     private void notGranted(Ask ask) {
         if (!waits) {
-            end(null);
+            giveUp(null);
         } else if (!hasPlace) {
             again(Rules.SECOND);
         } else if (ask.longest != Rules.LONGEST_WAIT) {
@@ -247,7 +256,7 @@ final class Acquisition {
         } else if (ask.request.sent + ask.wait * Rules.MS < deadline) {
             again(ask.pool.pause(lease));
         } else {
-            end(late());
+            giveUp(late());
         }
     }
 
@@ -257,7 +266,7 @@ final class Acquisition {
 
     private void granted(Ask ask, long granted, long waited) {
         if (state == State.WITHDRAWING || state != State.WAITING && granted != token) {
-            // The request came after the lock was released or withdrawn, or after it was lost (B20).
+            // The server executed the request after the lock was released, withdrawn or lost (B20).
             if (state == State.HELD) {
                 lose(LossReason.GONE);
             }
@@ -268,8 +277,8 @@ final class Acquisition {
         if (state != State.WAITING) {
             return;
         }
-        if (spec.ephemeral() && ask != current && underWay.contains(current)) {
-            // The server binds the hold to the connection of the newest request, whose reply decides. If that is a refusal, this grant is withdrawn.
+        if (spec.ephemeral() && ask != current && pending.contains(current)) {
+            // The server binds the hold to the connection of the newest request, whose reply decides. If that is a refusal, this grant must be withdrawn.
             route.broke = true;
             return;
         }
@@ -284,7 +293,7 @@ final class Acquisition {
         if (certain - client.serial.now() >= lease / 2 || lease < Rules.SHORT) {
             hold(from);
         } else if (isFirst) {
-            // Too old to count as held: one renewal decides (B8).
+            // Too little of the lease is certain: one renewal decides (B8).
             client.serial.after(waits ? ask.pool.pause(lease) / 2 : 0, this::renewNow);
         }
     }
@@ -294,7 +303,7 @@ final class Acquisition {
         heldSince = client.serial.now();
         leaveQueues();
         renewFrom(from);
-        client.tell(listener -> listener.acquired(spec.title(), Duration.ofNanos(heldSince - began)));
+        client.publish(listener -> listener.acquired(spec.title(), Duration.ofNanos(heldSince - began)));
         if (!result.complete(this)) {
             release(null, new CompletableFuture<>());
         }
@@ -310,10 +319,10 @@ final class Acquisition {
     }
 
     private void timeOver() {
-        if (underWay.isEmpty() && token == 0) {
-            end(late());
+        if (pending.isEmpty() && token == 0) {
+            giveUp(late());
         } else {
-            deadlineTimer = client.serial.after(Rules.GRACE, () -> end(late()));
+            deadlineTimer = client.serial.after(Rules.GRACE, () -> giveUp(late()));
         }
     }
 
@@ -324,16 +333,16 @@ final class Acquisition {
         }
         String reason = why == null ? "" : ": " + why.getMessage();
         return waits ? new NotAcquiredException("lock '" + spec.title() + "' was not acquired in time" + reason, why)
-            : new UnavailableException("lock '" + spec.title() + "': no answer of the server in time" + reason, why);
+            : new UnavailableException("lock '" + spec.title() + "': the server did not reply in time" + reason, why);
     }
 
-    /** The acquisition ends without the lock: by an error, or because the lock is held by another owner (null). */
-    private void end(@Nullable Throwable why) {
+    /** Ends the acquisition without the lock: with an error, or with null if another owner holds the lock. */
+    private void giveUp(@Nullable Throwable why) {
         state = State.WITHDRAWING;
         leaveQueues();
         disown();
-        client.tell(listener -> listener.notAcquired(spec.title(), Duration.ofNanos(client.serial.now() - began)));
-        if (route.broke || !underWay.isEmpty() || token != 0) {
+        client.publish(listener -> listener.notAcquired(spec.title(), Duration.ofNanos(client.serial.now() - began)));
+        if (route.broke || !pending.isEmpty() || token != 0) {
             withdraw();
         } else {
             withdrawalDone();
@@ -341,10 +350,10 @@ final class Acquisition {
         Holdfast.pass(null, why, result);
     }
 
-    /** The caller does not want the lock any more: cancelled, interrupted, or the client is closed. */
+    /** Withdraws the request or releases the lock: the caller cancelled, was interrupted, or closes the client. */
     void cancel(Throwable why) {
         if (state == State.WAITING) {
-            end(why);
+            giveUp(why);
         } else if (state == State.HELD) {
             release(null, new CompletableFuture<>());
         }
@@ -353,13 +362,13 @@ final class Acquisition {
     // ---- Withdrawing ----
 
     private void withdraw() {
-        underWay.forEach(ask -> ask.closeIn(Rules.SECOND + Rules.silence(lease)));
+        pending.forEach(ask -> ask.closeIn(Rules.SECOND + Rules.silence(lease)));
         route.repeat(Request.RELEASE, withdrawnUntil(), () -> List.<byte[][]>of(commands.withdraw()), this::isRelease, answer -> {
             if (answer.verdict() == Verdict.YES || answer.verdict() == Verdict.NIL) {
                 withdrawn++;
                 withdrawalMayBeDone();
             } else {
-                LOG.atLevel(answer.verdict().passes() ? Level.DEBUG : Level.WARN).log("lock '{}' could not be withdrawn", spec.title(), answer.error());
+                LOG.atLevel(answer.verdict().passes() ? Level.DEBUG : Level.WARN).log("the request for lock '{}' could not be withdrawn", spec.title(), answer.error());
                 withdrawalDone();
             }
         });
@@ -370,7 +379,7 @@ final class Acquisition {
     }
 
     private void withdrawalMayBeDone() {
-        if (withdrawn == 0 || !underWay.isEmpty()) {
+        if (withdrawn == 0 || !pending.isEmpty()) {
             return;
         }
         if (route.broke && withdrawn < 2 && client.serial.now() <= withdrawnUntil() && !client.isShut()) {
@@ -384,7 +393,7 @@ final class Acquisition {
         forget(state == State.WITHDRAWING ? State.RELEASED : state);
     }
 
-    /** Nothing is to be done for it any more. */
+    /** Ends the acquisition in this state. */
     private void forget(State last) {
         state = last;
         renews.set(false);
@@ -407,7 +416,7 @@ final class Acquisition {
         schedule();
     }
 
-    /** Renews the hold when that is due, and gives it up when it is no longer certain. */
+    /** Sets the timer for the next renewal or, if it is earlier, the end of the certainty. */
     private void schedule() {
         if (state == State.HELD) {
             if (heldTimer != null) {
@@ -429,7 +438,7 @@ final class Acquisition {
         }
     }
 
-    /** Whether a token was granted that was neither lost nor released. */
+    /** Whether a token was granted, and is neither lost nor being released. */
     private boolean isGranted() {
         return state == State.HELD || state == State.WAITING && token != 0;
     }
@@ -452,20 +461,20 @@ final class Acquisition {
         if (!isGranted()) {
             return List.of();
         }
-        asked = lease;
-        long until = client.serial.now() + Rules.certain(asked);
+        requestedLease = lease;
+        long until = client.serial.now() + Rules.certain(requestedLease);
         if (until < certain) {
-            // The lease becomes shorter, even if the reply is lost.
+            // The lease becomes shorter when the server executes this, even if the reply is lost.
             setCertain(until);
         }
-        return List.<byte[][]>of(commands.renew(token, asked));
+        return List.<byte[][]>of(commands.renew(token, requestedLease));
     }
 
     private boolean isRenewal(Object reply) {
         return Reply.answersEach(spec.names(), reply, this::isToken);
     }
 
-    /** Whether this may be the token after a RENEW, which may have raised it by one (B36). */
+    /** Whether this may be the token in a reply to RENEW, which may have raised it by one (B36). */
     private boolean isToken(long number) {
         return number == token || number == token + 1;
     }
@@ -485,14 +494,14 @@ final class Acquisition {
             case OVERWRITTEN -> gone(LossReason.CHANGED);
             default -> {
                 lastError = answer.error();
-                boolean refusesLease = answer.verdict() == Verdict.FATAL && asked == lease && asked != accepted;
+                boolean refusesLease = answer.verdict() == Verdict.FATAL && requestedLease == lease && requestedLease != acceptedLease;
                 if (refusesLease) {
-                    lease = accepted;
-                    route.lease = accepted;
+                    lease = acceptedLease;
+                    route.lease = acceptedLease;
                     endRenewals(it -> it.completeExceptionally(answer.error()));
                 }
                 if (state == State.WAITING && !waits) {
-                    end(null);
+                    giveUp(null);
                 } else if (!refusesLease || renews.get()) {
                     renewing = true;
                     client.serial.after(route.pause(answer), this::sendRenewal);
@@ -502,11 +511,11 @@ final class Acquisition {
     }
 
     private void confirmed(long sent) {
-        accepted = asked;
-        setCertain(Math.max(certain, sent + Rules.certain(asked)));
+        acceptedLease = requestedLease;
+        setCertain(Math.max(certain, sent + Rules.certain(requestedLease)));
         if (state == State.WAITING) {
             hold(sent);
-        } else if (asked != lease) {
+        } else if (requestedLease != lease) {
             renewNow();
         } else {
             endRenewals(it -> it.complete(null));
@@ -520,7 +529,7 @@ final class Acquisition {
         ended.forEach(end);
     }
 
-    /** The server does not know the token any more. */
+    /** The server does not know the token any more. A grant that did not count yet is requested again. */
     private void gone(LossReason why) {
         if (state == State.WAITING) {
             token = 0;
@@ -529,7 +538,7 @@ final class Acquisition {
             if (waits) {
                 ask();
             } else {
-                end(null);
+                giveUp(null);
             }
         } else {
             lose(why);
@@ -537,18 +546,18 @@ final class Acquisition {
     }
 
     private void lose(LossReason why) {
-        // A hold whose release has begun is renewed no more.
+        // A hold that is never renewed is expected to expire.
         Level level = renews.get() || spec.renew() ? Level.WARN : Level.INFO;
         forget(State.LOST);
         end.complete(why);
         LOG.atLevel(level).log("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
         endRenewals(it -> it.completeExceptionally(lost()));
-        client.tell(listener -> listener.lost(spec.title(), why));
+        client.publish(listener -> listener.lost(spec.title(), why));
         disown();
-        if (route.broke || !underWay.isEmpty()) {
+        if (route.broke || !pending.isEmpty()) {
             withdraw();
         } else if (spec.names().size() > 1) {
-            // The others may still be held (B35).
+            // The server may still hold the other names (B35).
             route.send(Request.RELEASE, () -> List.<byte[][]>of(commands.release(token)), this::isRelease, answer -> { });
         }
     }
@@ -574,12 +583,15 @@ final class Acquisition {
         return new LockLostException("lock '" + spec.title() + "' of owner '" + owner + "' is lost: " + why, why);
     }
 
-    /** For all threads: whether the lock is held by the monotonic clock. */
+    /** For all threads: whether the lock is certainly held, by the monotonic clock. */
     boolean isCertain() {
         return state == State.HELD && client.serial.now() < certain;
     }
 
-    /** For all threads. If only the wall clock says that the time is over, the machine was suspended: not certain, and renewed at once (B7). */
+    /**
+     * For all threads: whether the lock is certainly held, by both clocks. If only the wall clock says that the time is over, the machine was suspended: the
+     * hold is renewed at once (B7).
+     */
     boolean isHeld() {
         if (!isCertain()) {
             return false;
@@ -591,15 +603,15 @@ final class Acquisition {
         return isHeld;
     }
 
-    /** Restarts the lease, with this duration from now on, and renews it from now on if {@code goesOn}. */
-    void renew(Duration length, boolean goesOn, CompletableFuture<Void> future) {
+    /** Restarts the lease, with this duration from now on. If {@code keepsRenewing}, the client renews it from now on. */
+    void renew(Duration length, boolean keepsRenewing, CompletableFuture<Void> future) {
         if (state != State.HELD) {
             future.completeExceptionally(state == State.LOST ? lost() : released());
             return;
         }
         lease = Math.max(Rules.MS, length.toNanos());
         route.lease = lease;
-        renews.compareAndSet(false, goesOn);
+        renews.compareAndSet(false, keepsRenewing);
         renewed.add(future);
         renewNow();
     }
@@ -631,7 +643,7 @@ final class Acquisition {
         });
     }
 
-    /** Whether the server's description of the lock has this hold, or may have it: it may list fewer holders than there are. */
+    /** Whether the reply to LOCK.INFO shows this hold, or may have left it out: it may show fewer holders than there are. */
     private boolean holds(@Nullable Object info) {
         Map<String, Object> map = Reply.map(info);
         List<Map<String, Object>> holders = Reply.maps(map.get("holders"));
@@ -641,7 +653,7 @@ final class Acquisition {
 
     // ---- Releasing ----
 
-    /** Releases the lock, or (with a time) keeps it for so long without renewing it (B36). */
+    /** Releases the lock or, with a time, lets it expire after that time (B36). */
     void release(@Nullable Duration keep, CompletableFuture<Void> future) {
         if (state == State.LOST) {
             future.completeExceptionally(lost());
@@ -653,7 +665,6 @@ final class Acquisition {
             future.completeExceptionally(released());
             return;
         }
-        attempts = 0;
         long until = client.serial.now() + Math.max(lease, Rules.SECOND);
         Consumer<Route.Answer> then = answer -> {
             LossReason loss = null;
@@ -662,12 +673,12 @@ final class Acquisition {
                 case YES -> { }
                 case NIL, OVERWRITTEN -> {
                     // Nil to a repetition may mean that the reply to the first attempt was lost (B17).
-                    if (attempts == 1 || !certainAtFirst || keep != null) {
+                    if (releases == 1 || !wasCertain || keep != null) {
                         loss = answer.verdict() == Verdict.NIL ? LossReason.GONE : LossReason.CHANGED;
                     }
                 }
                 case BROKEN -> {
-                    // The server releases an ephemeral hold when its connection ends.
+                    // If an ephemeral hold's connection ended, the server releases it.
                     if (route.dedicated == null || keep != null) {
                         error = new UnavailableException("lock '" + spec.title() + "': the release was not confirmed", answer.error());
                     }
@@ -680,7 +691,7 @@ final class Acquisition {
                 forget(State.RELEASED);
                 disown();
                 end.complete(null);
-                client.tell(listener -> listener.released(spec.title(), Duration.ofNanos(client.serial.now() - heldSince)));
+                client.publish(listener -> listener.released(spec.title(), Duration.ofNanos(client.serial.now() - heldSince)));
             }
             if (loss != null || error != null) {
                 future.completeExceptionally(loss == null ? error : lost());
@@ -689,13 +700,13 @@ final class Acquisition {
             }
         };
         if (keep == null) {
-            route.repeat(Request.RELEASE, until, this::releases, this::isRelease, then);
+            route.repeat(Request.RELEASE, until, this::releaseCommands, this::isRelease, then);
         } else {
             keep(keep.toNanos(), until, then);
         }
     }
 
-    /** Sends a RENEW for each name; the pool writes them in one pipeline. The first answer that is not positive is the outcome. */
+    /** Sends a RENEW for each name; the pool writes them in one pipeline. If an answer is not positive, the first such is the outcome. */
     private void keep(long time, long until, Consumer<Route.Answer> then) {
         List<Route.Answer> answers = new ArrayList<>();
         for (String name : spec.names()) {
@@ -709,12 +720,12 @@ final class Acquisition {
         }
     }
 
-    private List<byte[][]> releases() {
-        if (++attempts == 1) {
-            certainAtFirst = client.serial.now() < certain;
+    private List<byte[][]> releaseCommands() {
+        if (++releases == 1) {
+            wasCertain = client.serial.now() < certain;
         }
-        if (route.broke || !underWay.isEmpty()) {
-            // A stale request may still be in the queue (B18).
+        if (route.broke || !pending.isEmpty()) {
+            // A stale ACQUIRE may still be in the queue (B18).
             return List.of(commands.release(token), commands.withdraw());
         }
         return List.<byte[][]>of(commands.release(token));

@@ -1,16 +1,16 @@
 package holdfast;
 
-/** Where a client's time comes from. */
+/** The clocks of a client. */
 interface Clock {
-    /** The monotonic clock in ns, from an origin of its own. */
+    /** Returns the time of the monotonic clock, in ns. */
     long now();
 
-    /** The wall clock in ms. */
+    /** Returns the time of the wall clock, in ms. */
     long wall();
 
     /** Runs a task once, at this time of the monotonic clock or soon after. */
     void at(long time, Runnable task);
 
-    /** No task runs any more. */
+    /** Drops all tasks. */
     void close();
 }

@@ -3,7 +3,7 @@ package holdfast;
 import java.util.ArrayList;
 import java.util.List;
 
-/** The commands of one acquisition. Times are in ns, but for waits. */
+/** The commands of one acquisition. Times are in ns, except {@code wait}. */
 final class Commands {
     private final LockSpec spec;
     private final String owner;
@@ -13,7 +13,7 @@ final class Commands {
         this.owner = owner;
     }
 
-    /** Requests the lock. A wait of 0 ms is left out, and so is an earlier waiting time of 0. */
+    /** Requests the lock, with WAIT and WAITED only if these are not 0. */
     byte[][] acquire(long lease, long wait, long waited) {
         List<Object> terms = new ArrayList<>(List.of("HOLDS", 1, "LEASE", Rules.ms(lease)));
         if (wait > 0) {
@@ -41,7 +41,7 @@ final class Commands {
         return command("RENEW", terms);
     }
 
-    /** Keeps one name of the lock for a last time; a late renewal finds another token. LOCK.MRENEW has no FENCE (B36). */
+    /** Lets one name of the lock expire after a time. FENCE raises the token, so that a late renewal does not match it; LOCK.MRENEW has no FENCE (B36). */
     byte[][] keep(String name, long token, long time) {
         List<Object> words = new ArrayList<>(List.of("LOCK.RENEW", name, owner, "TOKEN", token, "FENCE", token + 1, "LEASE", Rules.ms(time)));
         if (spec.ephemeral()) {
@@ -54,7 +54,7 @@ final class Commands {
         return command("RELEASE", List.of("TOKEN", token));
     }
 
-    /** Releases whatever any request of this owner has been granted or will be. */
+    /** Releases every grant of this owner, and withdraws its requests. */
     byte[][] withdraw() {
         return command("RELEASE", List.of("ALL"));
     }

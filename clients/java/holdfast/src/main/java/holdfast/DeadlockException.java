@@ -1,6 +1,6 @@
 package holdfast;
 
-/** Waiting would close a cycle of waits, so the request was refused. */
+/** The request was refused because its wait would never end: owners would wait for each other, or a thread for itself. */
 public final class DeadlockException extends HoldfastException {
     private static final long serialVersionUID = 1L;
 

@@ -6,7 +6,7 @@ import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.LoggerFactory;
 
-/** A candidate of an election, until it is closed. A normal exit hands over at once; a killed leader is replaced a lease (5 s) later. */
+/** A candidate in an election, until it is closed. A leader that exits normally hands over at once; one that is killed is replaced a lease (5 s) later. */
 public final class Election implements AutoCloseable {
     private final NamedLock lock;
     private final Consumer<Hold> onElected;
@@ -34,7 +34,7 @@ public final class Election implements AutoCloseable {
         next.whenComplete((hold, why) -> {
             if (hold == null) {
                 if (!closed && !lock.client.isClosed()) {
-                    LoggerFactory.getLogger(Holdfast.class).error("the candidacy for '{}' failed; again in a second", lock.spec().title(), why);
+                    LoggerFactory.getLogger(Holdfast.class).error("the candidacy for '{}' failed; it is repeated in a second", lock.spec().title(), why);
                     lock.client.inASecond(this::stand);
                 }
                 return;
@@ -50,7 +50,7 @@ public final class Election implements AutoCloseable {
 
     private void lead(Hold hold) {
         boolean isOver = hold.lossReason() != null;
-        // Here, since executors do not keep an order. Not after onElected, which may last as long as the term.
+        // Only from here on, since executors may run callbacks in any order; and before onElected, which may last as long as the term.
         hold.acquisition.end.thenAccept(loss -> lock.client.callback(() -> {
             term = null;
             if (!closed) {
@@ -68,13 +68,13 @@ public final class Election implements AutoCloseable {
         }
     }
 
-    /** Whether this candidate certainly leads now. */
+    /** Returns whether this candidate certainly leads now. */
     public boolean isLeader() {
         Hold hold = term;
         return hold != null && hold.isHeld();
     }
 
-    /** Withdraws the candidacy, or hands over. */
+    /** Withdraws the candidacy or releases the lead. */
     @Override
     public void close() {
         closed = true;
@@ -88,7 +88,7 @@ public final class Election implements AutoCloseable {
             try {
                 hold.close();
             } catch (LockLostException lost) {
-                LoggerFactory.getLogger(Holdfast.class).debug("closed after the loss", lost);
+                LoggerFactory.getLogger(Holdfast.class).debug("the term had ended before it was closed", lost);
             }
         }
     }
@@ -96,8 +96,8 @@ public final class Election implements AutoCloseable {
     /**
      * The current leader.
      *
-     * @param value what the candidate gave; empty if it gave nothing
-     * @param fence the number of its term
+     * @param value what the candidate has set; empty if it set nothing
+     * @param fence the number of the leader's term
      */
     public record Leader(String value, long fence) {
         static Leader of(LockInfo.Holder holder) {
@@ -132,7 +132,7 @@ public final class Election implements AutoCloseable {
                     onChange.accept(now);
                 }
             } catch (HoldfastException unknown) {
-                LoggerFactory.getLogger(Holdfast.class).debug("the leader of '{}' is unknown", name, unknown);
+                LoggerFactory.getLogger(Holdfast.class).debug("the leader of '{}' could not be read", name, unknown);
             } finally {
                 client.inASecond(this::look);
             }

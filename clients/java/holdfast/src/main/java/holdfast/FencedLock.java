@@ -9,24 +9,24 @@ import java.util.concurrent.locks.Lock;
 import org.jspecify.annotations.Nullable;
 
 /**
- * A re-entrant lock that belongs to the thread that acquired it, with a fencing token. Objects of the same client and name are the same lock.
+ * A re-entrant lock with a fencing token, which belongs to the thread that acquired it. Objects of the same client and name are the same lock.
  *
- * <p>The methods are those of {@link Lock}, with names that Redisson's {@code RLock} and Hazelcast's {@code FencedLock} use. A lease of 0 or
- * less means: renewed until it is unlocked. A lease that is given is not renewed; the lock is then released when it ends. Re-entry is counted
- * in the client, without a request: it keeps the token, never shortens the lease, and does not notice that another client has just forced the
- * lock. A thread that lost the lock and locks again begins anew, with one hold and a greater token.
+ * <p>The methods are those of {@link Lock}, and others with the names that Redisson's {@code RLock} and Hazelcast's {@code FencedLock} use. With a lease of
+ * 0 or less, the client renews the lock until it is unlocked. A positive lease is not renewed: the lock is released when it ends. Re-entry is counted in the
+ * client, usually without a request: it keeps the token, never shortens the lease, and does not notice that another client has just forced the lock. If a
+ * thread lost the lock and locks again, it has one hold with a greater token.
  *
- * <p>Waiting throws {@link DeadlockException} if it would never end, and {@link UnavailableException} stands for a server that does not answer.
+ * <p>Locking throws {@link DeadlockException} if the wait would never end, and {@link UnavailableException} if the server does not reply.
  */
 public final class FencedLock implements Lock {
-    /** Where a thread's holds of a name are kept. */
+    /** The key of a thread's holding of a name. */
     record Place(String name, long thread) {}
 
     /**
-     * What a thread holds of a name. Changed by its own thread only.
+     * A thread's hold of a name. Only that thread changes it.
      *
-     * @param thread its thread
-     * @param counts how often the thread has locked and not unlocked it: to read, and to write
+     * @param thread the thread
+     * @param counts how often the thread has locked and not unlocked it, as a reader and as a writer
      */
     record Holding(Thread thread, Hold hold, AtomicIntegerArray counts) {}
 
@@ -57,7 +57,7 @@ public final class FencedLock implements Lock {
         lock(-1, TimeUnit.MILLISECONDS);
     }
 
-    /** Waits until the lock is granted, whether or not the thread is interrupted; it is released when the lease ends. */
+    /** Waits until the lock is granted, whether or not the thread is interrupted. The lock is released when the lease ends. */
     public void lock(long leaseTime, TimeUnit unit) {
         lockAndGetFence(leaseTime, unit);
     }
@@ -83,9 +83,9 @@ public final class FencedLock implements Lock {
     }
 
     /**
-     * Waits for at most {@code waitTime} (less than 1 ms: not at all).
+     * Waits for at most {@code waitTime}; if that is less than 1 ms, not at all.
      *
-     * @return whether the lock is held now; it is released when {@code leaseTime} is over
+     * @return whether the lock was acquired; it is released when {@code leaseTime} is over
      */
     public boolean tryLock(long waitTime, long leaseTime, TimeUnit unit) throws InterruptedException {
         return acquire(wait(waitTime, unit), leaseTime, unit, true) != 0;
@@ -111,7 +111,7 @@ public final class FencedLock implements Lock {
         return acquire(wait(waitTime, unit), -1, unit, true);
     }
 
-    /** The server counts whole milliseconds: a shorter wait is none. */
+    /** Converts to ns. The server counts whole milliseconds: a shorter time is no wait. */
     private static long wait(long time, TimeUnit unit) {
         long nanos = unit.toNanos(time);
         return nanos < Rules.MS ? AT_ONCE : Math.min(nanos, Rules.ENDLESS);
@@ -140,7 +140,7 @@ public final class FencedLock implements Lock {
             } catch (NotAcquiredException late) {
                 return 0;
             } catch (LockLostException lost) {
-                // As if it had been lost before.
+                // Continue as if the loss had been noticed before.
                 wait = wait == AT_ONCE ? AT_ONCE : Math.max(1, until - client.serial.now());
             }
         }
@@ -149,7 +149,7 @@ public final class FencedLock implements Lock {
         try {
             hold = request(terms, wait, actor, interruptibly);
         } catch (DeadlockException why) {
-            // What this thread has lost or withdrawn can be at the server for a moment more. It ends by itself: no deadlock.
+            // The server may still have a hold or request of this thread that it has lost or withdrawn. That ends by itself: no deadlock.
             if (client.info(name).filter(info -> info.holders().stream().noneMatch(it -> it.owner().startsWith(actor + "##"))).isPresent()) {
                 throw why;
             }
@@ -187,17 +187,17 @@ public final class FencedLock implements Lock {
         if (!hold.acquisition.renews.get() && (terms.renew() || longer)) {
             renew(hold, longer ? lease : left, terms.renew(), wait, interruptibly);
         } else if (!hold.isHeld()) {
-            // Only the wall clock says that its time is over.
+            // Only the wall clock says that the lease is over.
             renew(hold, Duration.ofNanos(hold.acquisition.lease), false, wait, interruptibly);
         }
         mine.counts.updateAndGet(kind, Math::incrementExact);
         return hold.fence();
     }
 
-    /** Renews the hold within the caller's time; as any try, one without a time takes the client's timeout at most. */
-    private void renew(Hold hold, Duration lease, boolean goesOn, long wait, boolean interruptibly) throws InterruptedException {
+    /** Renews the hold within the caller's time or, as for any try and if that is shorter, the client's timeout. */
+    private void renew(Hold hold, Duration lease, boolean keepsRenewing, long wait, boolean interruptibly) throws InterruptedException {
         boolean isShort = wait != AT_ONCE && wait < client.timeout;
-        CompletableFuture<Void> renewed = hold.renew(lease, goesOn, isShort ? wait : client.timeout,
+        CompletableFuture<Void> renewed = hold.renew(lease, keepsRenewing, isShort ? wait : client.timeout,
             () -> isShort ? new NotAcquiredException("lock '" + name + "' was not renewed in time", null) : hold.acquisition.notRenewed());
         try {
             if (interruptibly) {
@@ -206,8 +206,8 @@ public final class FencedLock implements Lock {
                 Holdfast.await(renewed);
             }
         } catch (NotAcquiredException | UnavailableException | InterruptedException why) {
-            if (goesOn) {
-                // The thread has not entered it: the lease ends, as before.
+            if (keepsRenewing) {
+                // The thread has not entered the lock again: its lease ends, as before.
                 client.serial.run(() -> hold.acquisition.renews.set(false));
             }
             throw why;
@@ -218,7 +218,7 @@ public final class FencedLock implements Lock {
         return terms.lease() == null ? client.lease : terms.lease();
     }
 
-    /** What a thread holds, unless it was lost meanwhile. */
+    /** Returns what a thread holds, unless that was lost. */
     private @Nullable Holding holding(long thread) {
         Holding holding = client.holdings.get(new Place(name, thread));
         return holding != null && holding.hold.acquisition.isCertain() ? holding : null;
@@ -242,9 +242,9 @@ public final class FencedLock implements Lock {
     // ---- Unlocking ----
 
     /**
-     * Gives up one hold of the current thread.
+     * Undoes one lock of the current thread, and releases the lock with the last.
      *
-     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it (then the cause says why); a next holder is left alone
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it, which is then the cause; the next holder keeps the lock
      */
     @Override
     public void unlock() {
@@ -267,9 +267,9 @@ public final class FencedLock implements Lock {
     }
 
     /**
-     * Restarts the lease of the current thread's hold, with this duration (0 or less: the lock's own lease) from now on.
+     * Restarts the lease of the current thread's hold, with this duration from now on; 0 or less means the lock's own lease.
      *
-     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it (then the cause says why)
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it, which is then the cause
      */
     public void renew(long leaseTime, TimeUnit unit) {
         try {
@@ -286,7 +286,7 @@ public final class FencedLock implements Lock {
         return holding != null && !holding.hold.acquisition.isCertain() && client.holdings.remove(place, holding);
     }
 
-    /** Releases the lock of all its holders; returns whether it was held. */
+    /** Releases the lock for all its holders; returns whether it was held. */
     public boolean forceUnlock() {
         return client.force(name);
     }
@@ -297,29 +297,29 @@ public final class FencedLock implements Lock {
         throw new UnsupportedOperationException("a distributed lock has no conditions");
     }
 
-    // ---- Asking; by the server's word of now ----
+    // ---- Queries, which ask the server ----
 
-    /** Whether any thread of any client holds the lock. */
+    /** Returns whether any thread of any client holds the lock. */
     public boolean isLocked() {
         return isHeldByCurrentThread() || client.info(name).filter(info -> info.holderCount() > 0 && info.limit().orElse(1L) == spec.limit()).isPresent();
     }
 
-    /** Whether this thread of this client holds the lock. */
+    /** Returns whether this thread of this client holds the lock. */
     public boolean isHeldByThread(long threadId) {
         return holds(threadId) > 0;
     }
 
-    /** Whether the current thread holds the lock. */
+    /** Returns whether the current thread holds the lock. */
     public boolean isHeldByCurrentThread() {
         return getHoldCount() > 0;
     }
 
-    /** Whether the current thread holds the lock. */
+    /** Returns whether the current thread holds the lock. */
     public boolean isLockedByCurrentThread() {
         return isHeldByCurrentThread();
     }
 
-    /** How often the current thread holds the lock; 0 if it does not. */
+    /** Returns how often the current thread holds the lock; 0 if it does not. */
     public int getHoldCount() {
         return holds(Thread.currentThread().getId());
     }
@@ -329,14 +329,14 @@ public final class FencedLock implements Lock {
         return holding != null && holding.hold.check() ? holding.counts.get(kind) : 0;
     }
 
-    /** How often the current thread holds the lock; if it does not: 1 if another thread does, however often, or 0. */
+    /** Returns how often the current thread holds the lock. If it does not, returns 1 if another thread does, however often, or 0. */
     public int getLockCount() {
         int mine = getHoldCount();
         return mine == 0 && isLocked() ? 1 : mine;
     }
 
     /**
-     * The fencing token of the current thread's hold.
+     * Returns the fencing token of the current thread's hold, without asking the server.
      *
      * @throws IllegalMonitorStateException if the current thread does not hold the lock
      */
@@ -344,7 +344,7 @@ public final class FencedLock implements Lock {
         return mine().fence();
     }
 
-    /** Until the lease of the lock ends, in ms; -1 if it does not end; -2 if no thread holds the lock. */
+    /** Returns the time until the lease of the lock ends, in ms; -1 if it does not end; -2 if no thread holds the lock. */
     public long remainTimeToLive() {
         return client.info(name).filter(info -> info.holderCount() > 0).map(info -> info.timeToLive().map(Duration::toMillis).orElse(-1L)).orElse(-2L);
     }

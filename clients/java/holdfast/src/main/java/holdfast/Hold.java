@@ -10,8 +10,8 @@ import org.jspecify.annotations.Nullable;
 import org.slf4j.LoggerFactory;
 
 /**
- * A lock that is held. It may be used and released by any thread. Garbage collection does not release it: a hold that is forgotten is
- * logged, and is still renewed.
+ * A lock that is held. Any thread may use and release it. The garbage collector never releases a lock: a hold that was forgotten is logged, and is still
+ * renewed.
  */
 public final class Hold implements AutoCloseable {
     private static final Cleaner CLEANER = Cleaner.create(Holdfast.threads("holdfast-forgotten"));
@@ -23,21 +23,21 @@ public final class Hold implements AutoCloseable {
         CLEANER.register(this, ifForgotten(acquisition.spec.title(), acquisition.renews));
     }
 
-    /** The cleaner keeps this action: it must not refer to the acquisition, whose callbacks may refer to the hold. */
+    /** The cleaner refers to this action, so it must not refer to the acquisition, whose callbacks may refer to the hold. */
     private static Runnable ifForgotten(String title, AtomicBoolean renews) {
         return () -> {
             if (renews.get()) {
-                LoggerFactory.getLogger(Holdfast.class).warn("the hold of lock '{}' was forgotten without a release; it goes on being renewed", title);
+                LoggerFactory.getLogger(Holdfast.class).warn("the hold of lock '{}' was forgotten without a release; it is still renewed", title);
             }
         };
     }
 
-    /** The fencing token: greater than that of any earlier hold of any lock on this server. */
+    /** Returns the fencing token, which is greater than that of any earlier hold of any lock on this server. */
     public long fence() {
         return acquisition.token;
     }
 
-    /** The owner by which the server knows this hold. */
+    /** Returns the owner by which the server knows this hold. */
     public String owner() {
         return acquisition.owner;
     }
@@ -46,30 +46,30 @@ public final class Hold implements AutoCloseable {
         return acquisition.spec;
     }
 
-    /** Whether the lock is certainly held now, without asking the server. */
+    /** Returns whether the lock is certainly held now, without asking the server. */
     public boolean isHeld() {
         return acquisition.isHeld();
     }
 
-    /** For how long the lock is certain unless it is renewed; zero if it is not held. */
+    /** Returns for how long the lock is certainly held without another renewal; zero if it is not held. */
     public Duration remaining() {
         return isHeld() ? Duration.ofNanos(Math.max(0, acquisition.certain - acquisition.client.serial.now())) : Duration.ZERO;
     }
 
-    /** Why the hold was lost; null if it was not. */
+    /** Returns why the hold was lost; null if it was not. */
     public @Nullable LossReason lossReason() {
         return acquisition.end.getNow(null);
     }
 
     /**
-     * Asks the server whether this hold has the lock, without renewing it. If thousands of owners hold it and the server does not list this one, the answer
-     * is that of {@link #isHeld}.
+     * Asks the server whether it still has this hold, without renewing it. If thousands of owners hold the lock and the reply does not show this one, returns
+     * {@link #isHeld}.
      */
     public boolean check() {
         return Holdfast.await(acquisition.client.check(acquisition));
     }
 
-    /** Calls back once, on a thread for callbacks, when the lock is lost; at once if it is lost already. */
+    /** Calls {@code action} once, on a thread for callbacks, when the lock is lost; at once if it is lost already. */
     public Hold onLost(Consumer<LossReason> action) {
         acquisition.end.thenAccept(why -> {
             if (why != null) {
@@ -88,19 +88,20 @@ public final class Hold implements AutoCloseable {
         renew(Duration.ofNanos(acquisition.lease));
     }
 
-    /** Restarts the lease with this duration, which may be shorter, from now on. One that the server refuses changes nothing. */
+    /** Restarts the lease with this duration, which may be shorter, from now on. If the server refuses the duration, the former one stays. */
     public void renew(Duration lease) {
         Holdfast.await(renew(lease, false, acquisition.client.timeout, acquisition::notRenewed));
     }
 
-    /** The same. The client renews the lease from now on if {@code goesOn}; the future fails after the limit, in ns. */
-    CompletableFuture<Void> renew(Duration lease, boolean goesOn, long limit, Supplier<Throwable> late) {
-        LockSpec.checkLease(lease);
-        return acquisition.client.call(limit, future -> acquisition.renew(lease, goesOn, future), late);
+    /** The same. If {@code keepsRenewing}, the client renews the lease from now on. The future fails after {@code limit}, in ns. */
+    CompletableFuture<Void> renew(Duration lease, boolean keepsRenewing, long limit, Supplier<Throwable> late) {
+        LockSpec.checkTime("lease", lease);
+        return acquisition.client.call(limit, future -> acquisition.renew(lease, keepsRenewing, future), late);
     }
 
     /**
-     * Releases the lock. Returns within the client's timeout; if the server does not reply, the release continues in the background.
+     * Releases the lock. If the server does not reply within the client's timeout, throws {@link UnavailableException}, and the release continues in the
+     * background.
      *
      * @throws LockLostException if the lock had been lost
      * @throws IllegalStateException if it was released before
@@ -109,26 +110,26 @@ public final class Hold implements AutoCloseable {
         Holdfast.await(releaseAsync(null));
     }
 
-    /** Releases the lock without waiting for it. The future is completed on a thread for callbacks. */
+    /** Releases the lock without waiting for the reply. The future is completed on a thread for callbacks. */
     public CompletableFuture<Void> releaseAsync() {
         CompletableFuture<Void> future = new CompletableFuture<>();
         releaseAsync(null).whenComplete((released, why) -> acquisition.client.deliver(() -> Holdfast.pass(released, why, future)));
         return future;
     }
 
-    /** Instead of a release: the lock stays held for so long, counted from now, and is renewed no more. */
+    /** Stops the renewal and lets the lock expire after this time, counted from now: for jobs that must not run twice within it. */
     public void releaseAfter(Duration time) {
-        LockSpec.checkLease(time);
+        LockSpec.checkTime("time", time);
         Holdfast.await(releaseAsync(time));
     }
 
     private CompletableFuture<Void> releaseAsync(@Nullable Duration keep) {
         return acquisition.client.call(future -> acquisition.release(keep, future),
-            () -> new UnavailableException("lock '" + acquisition.spec.title() + "': the release was not confirmed in time and goes on in the background", null));
+            () -> new UnavailableException("lock '" + acquisition.spec.title() + "': the release was not confirmed in time and continues in the background", null));
     }
 
     /**
-     * Releases the lock, if it was not released before.
+     * Releases the lock, unless it was released before.
      *
      * @throws LockLostException if the lock had been lost
      */

@@ -32,10 +32,10 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A client of distributed locks in Redis or Valkey, made once for an application from its Redis client.
+ * A client for distributed locks in Redis or Valkey. An application makes one from its Redis client.
  *
  * <p>It opens connections of its own, as the Redis client does. It is safe for use by many threads, platform or virtual.
- * {@link #close} releases what it holds, as does a normal exit of the program unless {@link Builder#closeAtExit} says otherwise.
+ * {@link #close} releases its locks, as does a normal exit of the program unless {@link Builder#closeAtExit} says otherwise.
  */
 public final class Holdfast implements AutoCloseable {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
@@ -48,23 +48,25 @@ public final class Holdfast implements AutoCloseable {
     final RedisConnector connector;
     final int maxConnections;
     final Duration lease;
-    /** Bounds calls that have no time of their own, in ns. */
+    /** Of calls that have no time of their own, in ns. */
     final long timeout;
     final ExecutorService worker;
     final Set<Acquisition> acquisitions = ConcurrentHashMap.newKeySet();
     final String id = random();
     final Map<FencedLock.Place, FencedLock.Holding> holdings = new ConcurrentHashMap<>();
-    /** The number of holdings above which those of ended threads are dropped. */
+    /** The number of holdings above which those of ended threads are removed. */
     private volatile int sweepAbove = FEWEST_SWEPT;
     private final Executor callbacks;
     private final List<HoldfastListener> listeners;
     private final Map<Node, Pool> pools = new HashMap<>();
     private final Map<Integer, Node> moved = new HashMap<>();
     final Turns turns;
-    /** What callers wait for, at most for the client's timeout. */
+    /** Calls that have not ended. */
     private final Set<CompletableFuture<?>> calls = ConcurrentHashMap.newKeySet();
+    /** {@link #close} has begun. */
     private final AtomicBoolean closed = new AtomicBoolean();
     private final @Nullable Thread hook;
+    /** The connections are closed. */
     private volatile boolean shut;
 
     private Holdfast(Builder builder) {
@@ -84,15 +86,15 @@ public final class Holdfast implements AutoCloseable {
     }
 
     /**
-     * A client with the defaults.
+     * Makes a client with default settings.
      *
-     * @param redisClient of Lettuce or Jedis; the module {@code holdfast-lettuce} or {@code holdfast-jedis} has to be there
+     * @param redisClient a client of Lettuce or Jedis; {@code holdfast-lettuce} or {@code holdfast-jedis} must be on the class path or module path
      */
     public static Holdfast create(Object redisClient) {
         return builder(redisClient).build();
     }
 
-    /** Begins a client of this Redis client. */
+    /** Returns a builder of a client that opens connections as this client of Lettuce or Jedis does. */
     public static Builder builder(Object redisClient) {
         for (ConnectorProvider provider : ServiceLoader.load(ConnectorProvider.class, Holdfast.class.getClassLoader())) {
             Optional<RedisConnector> connector = provider.connector(redisClient);
@@ -100,53 +102,53 @@ public final class Holdfast implements AutoCloseable {
                 return new Builder(connector.get());
             }
         }
-        throw new IllegalArgumentException("no module for a Redis client of " + redisClient.getClass() + " is there: add holdfast-lettuce or holdfast-jedis");
+        throw new IllegalArgumentException("no module supports a Redis client of " + redisClient.getClass() + ": add holdfast-lettuce or holdfast-jedis");
     }
 
-    /** Begins a client over this connector. */
+    /** Returns a builder of a client that uses this connector. */
     public static Builder builder(RedisConnector connector) {
         return new Builder(connector);
     }
 
-    /** A renewed mutex of this name. */
+    /** Returns the mutex of this name, which the client renews while it is held. */
     public NamedLock lock(String name) {
         return lock(LockSpec.of(name));
     }
 
-    /** The lock of this description. */
+    /** Returns the lock that this describes. */
     public NamedLock lock(LockSpec spec) {
         return new NamedLock(this, spec);
     }
 
-    /** Several mutexes that are acquired all together or not at all; in a cluster they are in one slot. */
+    /** Returns several mutexes that are acquired together or not at all; in a cluster, their names must be in one slot. */
     public NamedLock lockAll(String... names) {
         return lock(LockSpec.of(names));
     }
 
-    /** Acquires several mutexes all together, and waits for at most this time. */
+    /** Acquires several mutexes together, and waits for at most this time. */
     public Hold acquireAll(List<String> names, Duration wait) throws InterruptedException {
         return lockAll(names.toArray(new String[0])).acquire(wait);
     }
 
-    /** A semaphore: each hold is one of so many permits. All clients have to name the same number. */
+    /** Returns a semaphore: each hold takes one permit. All clients must name the same number of permits. */
     public NamedLock semaphore(String name, int permits) {
         return lock(LockSpec.builder(name).limit(permits).build());
     }
 
-    /** A re-entrant lock of the current thread, as {@code java.util.concurrent.locks} has them. */
+    /** Returns a re-entrant lock that belongs to the thread that acquires it, as those of {@code java.util.concurrent.locks} do. */
     public FencedLock fencedLock(String name) {
         return fencedLock(LockSpec.of(name));
     }
 
-    /** A re-entrant lock of the current thread on these terms. */
+    /** Returns a re-entrant lock with these terms: one name, a mutex or shared. */
     public FencedLock fencedLock(LockSpec spec) {
         if (spec.names().size() != 1 || spec.limit() > 1) {
-            throw new IllegalArgumentException("a lock of a thread has one name and is a mutex or shared");
+            throw new IllegalArgumentException("a FencedLock must have one name, and be a mutex or shared, got " + spec);
         }
         return new FencedLock(this, spec);
     }
 
-    /** A lock for readers and a writer, whose two locks are re-entrant and belong to threads. */
+    /** Returns a reader-writer lock, whose two locks are re-entrant and belong to threads. */
     public FencedReadWriteLock readWriteLock(String name) {
         return new FencedReadWriteLock(fencedLock(LockSpec.builder(name).shared().build()), fencedLock(name));
     }
@@ -154,55 +156,56 @@ public final class Holdfast implements AutoCloseable {
     /**
      * Takes part in the election of a leader until the returned object is closed.
      *
-     * @param name the election's name, a key of the server
-     * @param value what {@link #leader} tells of this candidate, such as its address; at most 400 bytes
+     * @param name the name of the election, a key of the server
+     * @param value identifies this candidate to readers of {@link #leader}, such as its address; at most 400 bytes
      * @param onElected is called with the term's hold when this candidate leads; its fence is the term's number
-     * @param onLost is called when it leads no more without having been closed; alone, if the term was over before {@code onElected} could begin
+     * @param onLost is called when this candidate has lost the lead; without {@code onElected}, if the term had ended before that could be called
      */
     public Election elect(String name, String value, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
         return elect(LockSpec.builder(name).lease(Duration.ofSeconds(5)).label(value).build(), onElected, onLost);
     }
 
-    /** The same on these terms, such as another lease, {@code ephemeral} or {@code replicas}: a renewed mutex, whose label is the value. */
+    /** The same with other terms, such as another lease, {@code ephemeral} or {@code replicas}: a renewed mutex, whose label is the value. */
     public Election elect(LockSpec spec, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
         if (!spec.isMutex() || !spec.renew()) {
-            throw new IllegalArgumentException("an election is a renewed mutex of one name");
+            throw new IllegalArgumentException("an election must be a renewed mutex of one name, got " + spec);
         }
         return new Election(lock(spec), onElected, onLost);
     }
 
-    /** The current leader, read from the server. */
+    /** Returns the current leader, as the server says. */
     public Optional<Election.Leader> leader(String name) {
         return info(name).filter(info -> !info.holders().isEmpty()).map(info -> Election.Leader.of(info.holders().get(0)));
     }
 
-    /** Calls back with the leader of now, and whenever another one is seen; it looks every second. */
+    /** Reads the leader every second until the returned object is closed, and calls {@code onChange} with the first one and after every change. */
     public AutoCloseable observe(String name, Consumer<Optional<Election.Leader>> onChange) {
         return new Election.Observer(this, name, onChange);
     }
 
-    /** What the server says of a lock; empty if it is neither held nor waited for. */
+    /** Returns the state of a lock at the server; empty if the lock is neither held nor waited for. */
     public Optional<LockInfo> info(String name) {
         return Optional.ofNullable(query("LOCK.INFO", name)).map(LockInfo::of);
     }
 
-    /** The waiters of a lock, in order; at most 1,000. */
+    /** Returns the waiters of a lock in the order of the queue; at most 1,000. */
     public List<LockInfo.Waiter> waiters(String name) {
         return Reply.maps(query("LOCK.WAITERS", name)).stream().map(LockInfo.Waiter::of).toList();
     }
 
     /**
-     * Releases the lock of all its holders. Returns whether it was held.
+     * Releases the lock for all its holders. Returns whether it was held.
      *
-     * @throws UnavailableException if the server did not answer: whether the lock was released is unknown
+     * @throws UnavailableException if the server did not reply: whether the lock was released is unknown
      */
     public boolean force(String name) {
-        boolean forced = query(FORCE, name) instanceof Long broken && broken > 0;
+        boolean forced = query(FORCE, name) instanceof Long released && released > 0;
+        // This client's own holds notice the loss before the call returns.
         acquisitions.stream().filter(it -> it.spec.names().contains(name)).map(this::check).forEach(checked -> checked.handle((still, why) -> null).join());
         return forced;
     }
 
-    /** What this client holds now, for inspection. */
+    /** Returns the locks that this client certainly holds now. */
     public List<HeldLock> holds() {
         return acquisitions.stream().filter(Acquisition::isHeld).map(it -> new HeldLock(it.spec.names(), it.owner, it.token, Duration.ofNanos(Math.max(0, it.certain - serial.now())))).toList();
     }
@@ -210,11 +213,11 @@ public final class Holdfast implements AutoCloseable {
     /**
      * A lock that this client holds.
      *
-     * @param remaining for how long it is certain
+     * @param remaining for how long it is certainly held without another renewal
      */
     public record HeldLock(List<String> names, String owner, long fence, Duration remaining) {}
 
-    /** Cancels what waits and releases what is held; returns after at most two seconds. */
+    /** Cancels waits, releases holds, and closes the connections. Returns within four seconds. */
     @Override
     public void close() {
         if (!closed.compareAndSet(false, true)) {
@@ -231,7 +234,7 @@ public final class Holdfast implements AutoCloseable {
             shut = true;
             pools.values().forEach(Pool::close);
             acquisitions.forEach(Acquisition::disown);
-            calls.forEach(call -> call.completeExceptionally(new UnavailableException("the client was closed before the server answered", null)));
+            calls.forEach(call -> call.completeExceptionally(new UnavailableException("the client was closed before the server replied", null)));
             serial.clock.close();
             ended.complete(null);
         });
@@ -263,7 +266,7 @@ public final class Holdfast implements AutoCloseable {
         return shut;
     }
 
-    /** Notes what the current thread holds, and drops what threads held that ended without unlocking it whenever the number of entries has doubled. */
+    /** Notes what the current thread holds. When the number of entries has doubled, removes those of threads that ended without unlocking. */
     void keep(FencedLock.Place place, FencedLock.Holding holding) {
         holdings.put(place, holding);
         if (holdings.size() > sweepAbove) {
@@ -272,7 +275,7 @@ public final class Holdfast implements AutoCloseable {
         }
     }
 
-    // ---- What acquisitions use; in steps ----
+    // ---- Acquisitions and requests ----
 
     Acquisition start(LockSpec spec, long wait, @Nullable String actor) {
         String label = spec.label();
@@ -295,17 +298,17 @@ public final class Holdfast implements AutoCloseable {
         moved.put(slot, node);
     }
 
-    /** A connection to the node broke, or could not be opened: its slots may be elsewhere now. */
+    /** A connection to the node broke or could not be opened: another node may serve its slots now. */
     void connectionLost(Node node) {
         moved.values().removeIf(node::equals);
         connector.refresh();
     }
 
-    /** Sends a command, and repeats it within the client's timeout. */
+    /** Sends a command in a step, and repeats it within the client's timeout. */
     CompletableFuture<@Nullable Object> ask(String name, Object... command) {
         CompletableFuture<@Nullable Object> future = new CompletableFuture<>();
         Route route = new Route(this, name, lease.toNanos(), false);
-        // A repetition could break the hold of the next owner.
+        // A repetition could release the hold of the next owner.
         route.repeatsLost = !command[0].equals(FORCE);
         route.repeat(Request.OTHER, serial.now() + timeout, () -> List.<byte[][]>of(Reply.command(command)), reply -> true, answer -> {
             if (answer.verdict() == Verdict.YES || answer.verdict() == Verdict.NIL) {
@@ -318,7 +321,7 @@ public final class Holdfast implements AutoCloseable {
     }
 
     private static UnavailableException late(Object command, @Nullable Throwable why) {
-        return new UnavailableException(command + ": no answer of the server in time", why);
+        return new UnavailableException(command + ": the server did not reply in time", why);
     }
 
     private @Nullable Object query(String command, String name) {
@@ -332,12 +335,12 @@ public final class Holdfast implements AutoCloseable {
         return call(acquisition::check, () -> late("LOCK.INFO", null));
     }
 
-    /** Runs a step that completes a future, which ends within the client's timeout in any case. */
+    /** Runs a step that completes a future. After the client's timeout, the future fails. */
     <T> CompletableFuture<T> call(Consumer<CompletableFuture<T>> step, Supplier<Throwable> late) {
         return call(timeout, step, late);
     }
 
-    /** The same with another limit, in ns. */
+    /** The same with another timeout, in ns. */
     <T> CompletableFuture<T> call(long limit, Consumer<CompletableFuture<T>> step, Supplier<Throwable> late) {
         CompletableFuture<T> future = new CompletableFuture<>();
         calls.add(future);
@@ -356,14 +359,14 @@ public final class Holdfast implements AutoCloseable {
         return future;
     }
 
-    /** Returns whether the future was not completed before. */
+    /** Completes a future with an outcome. Returns false if it was completed before. */
     static <T> boolean pass(@Nullable T outcome, @Nullable Throwable why, CompletableFuture<T> to) {
         return why == null ? to.complete(outcome) : to.completeExceptionally(why);
     }
 
     /**
-     * Runs a callback of the application on a thread for callbacks. If the application's executor fails (it is full, say), or would run it in this step, it
-     * runs on a thread of the client, so that no loss is unreported and no step blocks or fails. Returns false if there is none, as when the client is closed.
+     * Runs a callback of the application on a thread for callbacks. If the application's executor fails, since it is full for example, or would run the
+     * callback in this step, a thread of the client runs it. Returns false if no thread can be had.
      */
     boolean callback(Runnable action) {
         Runnable guarded = () -> {
@@ -390,28 +393,27 @@ public final class Holdfast implements AutoCloseable {
         return false;
     }
 
-    /** Completes a future of the application on a thread for callbacks, and in any case. */
+    /** Completes a future of the application on a thread for callbacks, or here if no thread can be had. */
     void deliver(Runnable completion) {
         if (!callback(completion)) {
             completion.run();
         }
     }
 
-    /** Runs an action on a thread for callbacks in a second. */
+    /** Runs an action as {@link #callback} does, in a second. */
     void inASecond(Runnable action) {
         serial.run(() -> serial.after(Rules.SECOND, () -> callback(action)));
     }
 
-    void tell(Consumer<HoldfastListener> event) {
-        if (!listeners.isEmpty()) {
-            // One that throws keeps the event from no other.
-            listeners.forEach(listener -> callback(() -> event.accept(listener)));
-        }
+    /** Calls the listeners. */
+    void publish(Consumer<HoldfastListener> event) {
+        // One callback for each: the others are called even if one throws.
+        listeners.forEach(listener -> callback(() -> event.accept(listener)));
     }
 
-    // ---- Waiting for what a step completes ----
+    // ---- Waiting for futures ----
 
-    /** Waits, whether or not the thread is interrupted; what is waited for ends within a bounded time. */
+    /** Waits for a future, whether or not the thread is interrupted. */
     static <T> @Nullable T await(CompletableFuture<@Nullable T> future) {
         try {
             return future.join();
@@ -420,7 +422,7 @@ public final class Holdfast implements AutoCloseable {
         }
     }
 
-    /** Waits for the outcome of an acquisition, which is withdrawn if the thread is interrupted. Null: a try found the lock held. */
+    /** Waits for the outcome of an acquisition, which is withdrawn if the thread is interrupted. Returns null if a try found the lock held. */
     @Nullable Hold granted(Acquisition acquisition) throws InterruptedException {
         try {
             return holdOf(result(acquisition.result));
@@ -448,6 +450,7 @@ public final class Holdfast implements AutoCloseable {
 
     private static RuntimeException failure(Throwable cause) {
         if (cause instanceof RuntimeException known) {
+            // The trace of the caller says more than that of the step.
             known.fillInStackTrace();
             return known;
         }
@@ -485,47 +488,50 @@ public final class Holdfast implements AutoCloseable {
             this.connector = connector;
         }
 
-        /** At most so many connections to a node, at least 3 (default 32). */
+        /** Sets the greatest number of connections to a node: at least 3, by default 32. */
         public Builder maxConnections(int maxConnections) {
             if (maxConnections < 3) {
-                throw new IllegalArgumentException("at least 3 connections, not " + maxConnections);
+                throw new IllegalArgumentException("maxConnections must be at least 3, got " + maxConnections);
             }
             this.maxConnections = maxConnections;
             return this;
         }
 
-        /** The lease of locks that name none (default 10 s). A killed process blocks others for at most that long. */
+        /** Sets the lease of locks that name none, by default 10 s. A killed process blocks others for at most that long. */
         public Builder lease(Duration lease) {
-            this.lease = LockSpec.builder("any").lease(lease).build().lease();
+            this.lease = LockSpec.checkTime("lease", lease);
             return this;
         }
 
-        /** Bounds calls that have no time of their own: tries, releases, renewals, questions (default 5 s). */
+        /** Sets the timeout of calls that have no time of their own, by default 5 s: tries, releases, renewals and queries. */
         public Builder timeout(Duration timeout) {
             this.timeout = timeout;
             return this;
         }
 
-        /** Where callbacks of the application run (default: daemon threads of the client, which also run those that this executor rejects or runs in the calling thread). */
+        /**
+         * Sets the executor of the application's callbacks. By default they run on daemon threads of the client, as do those that this executor rejects or
+         * would run in the calling thread.
+         */
         public Builder callbacks(Executor callbacks) {
             this.callbacks = callbacks;
             return this;
         }
 
-        /** Whether an exit of the program closes the client (default: yes). Say no if the program itself closes it, after all that uses its locks has ended. */
+        /** Sets whether an exit of the program closes the client, by default true. Set it to false if the program closes the client after the last use of its locks. */
         public Builder closeAtExit(boolean closesAtExit) {
             this.closesAtExit = closesAtExit;
             return this;
         }
 
-        /** For tests: time passes as they say, and connections are opened where they say. */
+        /** For tests: sets the clock, and the executor that opens connections. */
         Builder controlledBy(Clock clock, ExecutorService worker) {
             this.clock = clock;
             this.worker = worker;
             return this;
         }
 
-        /** Adds hooks for metrics and logs. */
+        /** Adds a listener, for metrics and logs. */
         public Builder listener(HoldfastListener listener) {
             listeners.add(listener);
             return this;

@@ -2,7 +2,7 @@ package holdfast;
 
 import org.jspecify.annotations.Nullable;
 
-/** What every error of the client extends. As it is: the server refused a command, or the client is closed. */
+/** The superclass of the client's exceptions. An instance of this class itself means that the server refused a command, or that the client was closed during a call. */
 public class HoldfastException extends RuntimeException {
     private static final long serialVersionUID = 1L;
 

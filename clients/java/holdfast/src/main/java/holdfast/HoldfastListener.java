@@ -2,12 +2,12 @@ package holdfast;
 
 import java.time.Duration;
 
-/** Hooks for metrics and logs. The methods are called on a thread for callbacks and may block. */
+/** Receives events, for metrics and logs. The methods are called on a thread for callbacks and may block. */
 public interface HoldfastListener {
-    /** A lock was acquired after this time. */
+    /** A lock was acquired after this wait. */
     default void acquired(String name, Duration waited) {}
 
-    /** A lock was not acquired within this time, or the acquisition failed or was cancelled. */
+    /** An acquisition ended without the lock after this wait: the lock was held, or the acquisition failed or was cancelled. */
     default void notAcquired(String name, Duration waited) {}
 
     /** A hold was lost. */

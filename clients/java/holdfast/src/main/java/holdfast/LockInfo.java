@@ -6,14 +6,14 @@ import java.util.Map;
 import java.util.Optional;
 
 /**
- * What the server says of a lock.
+ * The state of a lock at the server.
  *
  * @param limit how many owners may hold it; 0: any number; empty while no owner holds it
  * @param fence the newest fencing token; empty if unknown
  * @param timeToLive until the last lease ends; empty if it does not end, or while no owner holds the lock
- * @param holders those whose leases end last, at most 1,000
- * @param holderCount how many hold it
- * @param waiterCount how many wait for it
+ * @param holders the holders whose leases end last, at most 1,000
+ * @param holderCount how many owners hold it
+ * @param waiterCount how many requests wait for it
  */
 public record LockInfo(Optional<Long> limit, Optional<Long> fence, Optional<Duration> timeToLive, List<Holder> holders, long holderCount, long waiterCount) {
     /** Reads the reply to LOCK.INFO; unknown fields are ignored. */
@@ -27,8 +27,8 @@ public record LockInfo(Optional<Long> limit, Optional<Long> fence, Optional<Dura
     /**
      * An owner that holds the lock.
      *
-     * @param token its fencing token; 0 if unknown (a lock that Redisson wrote)
-     * @param holds how often it was taken and not yet released
+     * @param token its fencing token; 0 if unknown, as for a lock that Redisson wrote
+     * @param holds its hold count
      */
     public record Holder(String owner, long token, long holds, Optional<Duration> timeToLive) {
         private static Holder of(Map<String, Object> map) {
@@ -39,7 +39,7 @@ public record LockInfo(Optional<Long> limit, Optional<Long> fence, Optional<Dura
     /**
      * A request that waits.
      *
-     * @param waited for how long
+     * @param waited for how long it has waited
      * @param remaining for how long it will wait at most; empty: without a limit
      */
     public record Waiter(String owner, Duration waited, Optional<Duration> remaining) {

@@ -1,6 +1,6 @@
 package holdfast;
 
-/** The server does not know the commands: the module is not loaded there. */
+/** The server does not know the LOCK commands: it has not loaded the module. */
 public final class ModuleNotLoadedException extends HoldfastException {
     private static final long serialVersionUID = 1L;
 

@@ -8,7 +8,7 @@ import java.util.concurrent.CompletionException;
 import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 
-/** A lock that is described but not held. Each acquisition is independent of all others: it is not re-entrant and not bound to a thread. */
+/** A lock that can be acquired. Each acquisition is independent of all others: the lock is neither re-entrant nor bound to a thread. */
 public final class NamedLock {
     final Holdfast client;
     private final LockSpec spec;
@@ -38,14 +38,14 @@ public final class NamedLock {
         return granted(client.granted(client.start(spec, nanos(wait), null)));
     }
 
-    /** Acquires the lock if it is free now. */
+    /** Acquires the lock if it is free; returns empty if it is not. */
     public Optional<Hold> tryAcquire() {
         return Optional.ofNullable(client.grantedUninterruptibly(client.start(spec, 0, null)));
     }
 
     /**
-     * Waits for at most this time without a thread. The future is completed on a thread for callbacks, with what {@link #acquire(Duration)}
-     * returns or throws. If the application ends it otherwise, by cancelling it say, the request is withdrawn.
+     * Waits for at most this time without blocking a thread. The future is completed on a thread for callbacks with what {@link #acquire(Duration)} returns or
+     * throws. If the application completes or cancels it first, the request is withdrawn.
      */
     public CompletableFuture<Hold> acquireAsync(Duration wait) {
         return async(nanos(wait), this::granted);
@@ -55,14 +55,14 @@ public final class NamedLock {
         return async(Rules.ENDLESS, this::granted);
     }
 
-    /** Acquires the lock if it is free now; the future is completed with empty if it is not. */
+    /** Acquires the lock if it is free; the future is completed with empty if it is not. */
     public CompletableFuture<Optional<Hold>> tryAcquireAsync() {
         return async(0, Optional::ofNullable);
     }
 
     private Hold granted(@Nullable Hold hold) {
         if (hold == null) {
-            throw new NotAcquiredException("lock '" + spec.title() + "' is held", null);
+            throw new NotAcquiredException("lock '" + spec.title() + "' is held by another owner", null);
         }
         return hold;
     }
@@ -76,7 +76,7 @@ public final class NamedLock {
                     client.serial.run(() -> acquisition.cancel(new CancellationException()));
                 }
             }));
-        // Ended by the application: cancelled, say, or by a timeout of its own.
+        // The application may have cancelled the future, or completed it, for example by a timeout of its own.
         future.whenComplete((value, why) -> client.serial.run(() -> {
             if (why != null || acquisition.state == Acquisition.State.WAITING) {
                 acquisition.cancel(why == null ? new CancellationException() : why);
@@ -85,7 +85,7 @@ public final class NamedLock {
         return future;
     }
 
-    /** What the server says of the lock (of its first name). */
+    /** Returns the state of the lock at the server; of several names, that of the first. */
     public Optional<LockInfo> info() {
         return client.info(spec.names().get(0));
     }

@@ -14,26 +14,28 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 
-/** The connections to one server node, the requests that need one, and the pause after errors. Everything runs in steps of the client. */
+/** The connections to one node, the requests that wait for one, and the pause after failures, which all requests share. All methods are called in steps. */
 final class Pool {
     private static final int PIPELINE = 256;
     private static final long FIRST_PAUSE = 20 * Rules.MS;
     private static final long LONGEST_PAUSE = Rules.SECOND;
     private static final long CONNECT = 2 * Rules.SECOND;
-    /** At most so many attempts to connect that were given up but have not returned yet. */
+    /** The greatest number of attempts to connect that were not in time and have not returned. */
     private static final int HUNG = 4;
 
-    /** A connection, which may still be opening, and the requests whose replies it owes. */
+    /** A connection, which may not be open yet, and its pending requests. */
     final class Connection {
         private @Nullable RedisConnection raw;
-        private final Deque<Request> owed = new ArrayDeque<>();
+        /** Requests whose replies have not been read. */
+        private final Deque<Request> pending = new ArrayDeque<>();
         private boolean used;
-        /** It was idle before the commands that are under way. */
+        /** It had been idle before the pending commands were written. */
         private boolean reused;
         /** It was not open in time. */
         private boolean late;
-        /** Requests of the application go over it. */
+        /** Its version was checked, or need not be: it takes requests of the application. */
         private boolean greeted;
+        /** Of an ephemeral hold. */
         private @Nullable Runnable whenClosed;
         boolean closed;
 
@@ -53,7 +55,7 @@ final class Pool {
                     }
                 });
             } catch (RuntimeException | Error why) {
-                // No thread is to be had.
+                // No thread can be had.
                 returned(limit, null, why);
             }
         }
@@ -65,7 +67,7 @@ final class Pool {
                 opened.close();
             }
             if (late) {
-                // A late connection is as good as any other one.
+                // A connection that is open after all is used.
                 hung--;
                 opening += isOpen ? 1 : 0;
             }
@@ -88,7 +90,7 @@ final class Pool {
             refuse(why);
         }
 
-        /** The first connection, and one after an outage, has to show that the server answers before others are opened. */
+        /** The first connection, and the first after an outage, must show that the server replies before others are opened. */
         private void greet() {
             if (proven) {
                 opening--;
@@ -134,7 +136,7 @@ final class Pool {
             return reused;
         }
 
-        /** Writes requests in one pipeline; returns false if none of them is wanted any more. */
+        /** Writes requests in one pipeline. Returns false if none of them has commands any more. */
         boolean send(List<Request> requests) {
             List<byte[][]> written = new ArrayList<>();
             reused = used;
@@ -148,14 +150,14 @@ final class Pool {
                 }
                 for (byte[][] command : commands) {
                     if (request.asking) {
-                        // It is for one command.
+                        // ASKING is for one command only.
                         written.add(Reply.command("ASKING"));
                     }
                     written.add(command);
                 }
                 request.connection = this;
                 request.unread = request.asking ? 2 * commands.size() : commands.size();
-                owed.add(request);
+                pending.add(request);
             }
             if (!written.isEmpty()) {
                 used = true;
@@ -165,20 +167,20 @@ final class Pool {
         }
 
         private void read(@Nullable Object reply) {
-            Request request = owed.peek();
+            Request request = pending.peek();
             if (closed || request == null) {
                 return;
             }
             request.unread--;
-            if (request.asking && request.unread % 2 == 1) {
-                // This is the reply to ASKING.
+            boolean isReplyToAsking = request.asking && request.unread % 2 == 1;
+            if (isReplyToAsking) {
                 return;
             }
             if (request.unread == 0) {
-                owed.remove();
+                pending.remove();
             }
             if (greeted && !(reply instanceof RedisError)) {
-                // A reply to a request of the application, not to LOCK.VERSION.
+                // A successful reply to a request of the application ends the outage; one to LOCK.VERSION does not.
                 pause = 0;
                 pauseUntil = 0;
                 proven = true;
@@ -187,9 +189,9 @@ final class Pool {
             release();
         }
 
-        /** Others may use it, unless it is still being used. */
+        /** Makes the connection idle, unless it has pending requests or belongs to an ephemeral hold. */
         private void release() {
-            if (greeted && owed.isEmpty() && whenClosed == null && !closed) {
+            if (greeted && pending.isEmpty() && whenClosed == null && !closed) {
                 idle.addFirst(this);
                 wake();
             }
@@ -199,7 +201,7 @@ final class Pool {
             close(new UnavailableException("the connection to " + node + " was closed", null));
         }
 
-        /** Closes it; what it owes fails. */
+        /** Closes the connection; its pending requests fail. */
         void close(Throwable cause) {
             if (closed) {
                 return;
@@ -210,11 +212,12 @@ final class Pool {
             if (raw != null) {
                 raw.close();
             }
-            // Also when the last one ends without a command under way: the server may be gone.
-            proven &= !all.isEmpty() && owed.isEmpty();
-            if (!owed.isEmpty()) {
+            // Without pending requests too, if this was the last connection: the server may be gone.
+            proven &= !all.isEmpty() && pending.isEmpty();
+            if (!pending.isEmpty()) {
                 outage();
                 if (reused) {
+                    // They are as old as this one.
                     dropIdle();
                 }
                 client.connectionLost(node);
@@ -222,8 +225,8 @@ final class Pool {
             if (whenClosed != null) {
                 whenClosed.run();
             }
-            List<Request> failed = new ArrayList<>(owed);
-            owed.clear();
+            List<Request> failed = new ArrayList<>(pending);
+            pending.clear();
             failed.forEach(request -> {
                 request.unread = 0;
                 request.end(cause);
@@ -245,17 +248,22 @@ final class Pool {
     private final Deque<Connection> idle = new ArrayDeque<>();
     private final List<Deque<Request>> queues = List.of(new ArrayDeque<>(), new ArrayDeque<>(), new ArrayDeque<>());
     private int opening;
+    /** Attempts to connect that were not in time and have not returned. */
     private int hung;
-    /** The server has answered since the last connection broke or could not be opened. Until it has, one attempt to connect is made at a time. */
+    /** The server has replied since the last connection broke or could not be opened. Until it has, one attempt to connect is made at a time. */
     private boolean proven;
+    /** {@link #serve} is a queued step. */
     private boolean waking;
     private long pause;
     private long pauseUntil;
+    /** Opens a connection after the pause. */
     private Serial.@Nullable Timer attempt;
+    /** In ms. */
     long replicasTimeout = 1000;
 
-    /** How many waits have a place, and the acquisitions that have none, in the order of arrival. */
+    /** How many acquisitions may wait at the server. */
     private int places;
+    /** Acquisitions that wait for a place, in order of arrival. */
     private final LinkedHashSet<Acquisition> placeless = new LinkedHashSet<>();
 
     Pool(Holdfast client, Node node) {
@@ -272,9 +280,9 @@ final class Pool {
         }
     }
 
-    /** Forgets a request that has not been written; closes the connection of one that has. */
+    /** Ends a request that was not answered in time. If it was written, closes its connection. */
     void abandon(Request request) {
-        UnavailableException why = new UnavailableException("no answer of " + node + " in time", null);
+        UnavailableException why = new UnavailableException(node + " did not reply in time", null);
         if (request.connection != null) {
             request.connection.close(why);
         } else {
@@ -328,7 +336,7 @@ final class Pool {
         }
     }
 
-    /** What the server says of credentials is no outage. */
+    /** Finds an error reply about credentials, which is fatal, among the causes of a failed attempt to connect. */
     private static Throwable refusal(Throwable why) {
         for (Throwable cause = why; cause != null; cause = cause.getCause()) {
             String message = String.valueOf(cause.getMessage());
@@ -339,7 +347,7 @@ final class Pool {
         return why;
     }
 
-    /** All that need a connection share the outcome of the attempt. */
+    /** Fails all requests that wait for a connection: they share the outcome of the attempt. */
     private void refuse(Throwable why) {
         for (Deque<Request> queue : queues) {
             List<Request> waiting = new ArrayList<>(queue);
@@ -362,7 +370,7 @@ final class Pool {
         return null;
     }
 
-    /** An error that passes, or a broken connection: the pause doubles, once for each outage. */
+    /** Begins a pause after a failure, unless there is one: it is twice as long as the one before. */
     private void outage() {
         long now = client.serial.now();
         if (now >= pauseUntil) {
@@ -371,7 +379,7 @@ final class Pool {
         }
     }
 
-    /** How long a request waits before it is sent again, in ns. */
+    /** Begins a pause after a failure. Returns how long a request with this lease waits before it is sent again, in ns. */
     long pause(long lease) {
         outage();
         long most = Math.max(lease / 16, Rules.MS);
@@ -393,7 +401,7 @@ final class Pool {
         return hasPlace;
     }
 
-    /** The place goes to the acquisition that has waited for one longest. */
+    /** Passes the place to the acquisition that has waited for one longest. */
     void leavePlace(Acquisition acquisition) {
         if (placeless.remove(acquisition)) {
             return;

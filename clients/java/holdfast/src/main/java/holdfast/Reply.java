@@ -3,15 +3,15 @@ package holdfast;
 import static java.nio.charset.StandardCharsets.UTF_8;
 
 import holdfast.spi.RedisError;
+import java.time.Duration;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
-import java.time.Duration;
 import java.util.function.LongPredicate;
 import org.jspecify.annotations.Nullable;
 
-/** How commands are written and replies are read. */
+/** Converts commands and replies. */
 final class Reply {
     private Reply() {}
 
@@ -20,11 +20,7 @@ final class Reply {
     }
 
     static byte[][] command(List<?> parts) {
-        byte[][] command = new byte[parts.size()][];
-        for (int i = 0; i < command.length; i++) {
-            command[i] = parts.get(i) instanceof byte[] bytes ? bytes : parts.get(i).toString().getBytes(UTF_8);
-        }
-        return command;
+        return parts.stream().map(part -> part.toString().getBytes(UTF_8)).toArray(byte[][]::new);
     }
 
     static @Nullable String text(@Nullable Object reply) {
@@ -49,18 +45,18 @@ final class Reply {
         return reply instanceof Long number ? Optional.of(number) : Optional.empty();
     }
 
-    /** Whether this is a token, and for how long the request waited, in ms. More elements are ignored. */
+    /** Returns whether a reply is a token and the time that the request waited, in ms. Further elements are ignored. */
     static boolean isGrant(Object reply) {
         return reply instanceof List<?> list && list.size() > 1 && list.get(0) instanceof Long && list.get(1) instanceof Long;
     }
 
-    /** Whether a reply has one element for each name, each nil or a number that {@code confirms}. For one name it is that element. */
+    /** Returns whether a reply has one element for each name, each nil or a number that {@code confirms}. For one name, the reply is that element. */
     static boolean answersEach(List<String> names, Object reply, LongPredicate confirms) {
         List<?> elements = names.size() == 1 ? List.of(reply) : reply instanceof List<?> list ? list : List.of();
         return elements.size() == names.size() && elements.stream().allMatch(it -> it == null || it instanceof Long number && confirms.test(number));
     }
 
-    /** A time in ms; -1 means that there is no end. */
+    /** Reads a time in ms; empty if it is negative, which means without an end. */
     static Optional<Duration> time(@Nullable Object reply) {
         return number(reply).filter(ms -> ms >= 0).map(Duration::ofMillis);
     }
@@ -75,7 +71,7 @@ final class Reply {
         return Verdict.of(error).passes() ? new UnavailableException(error.message(), null) : new HoldfastException(error.message(), null);
     }
 
-    /** The slot of a key in a cluster: CRC16 of the text between the first braces, or of the whole key. */
+    /** Returns the slot of a key in a cluster: the CRC16 of the text between the first braces or, if there is none, of the whole key. */
     static int slot(byte[] key) {
         int open = indexOf(key, '{', 0);
         int close = open < 0 ? -1 : indexOf(key, '}', open);

@@ -5,33 +5,34 @@ import java.util.function.BiConsumer;
 import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 
-/** Commands that go over one connection in one pipeline; the reply to the first one is the outcome. Everything runs in steps. */
+/** Commands that go over one connection in one pipeline. The reply to the first one is the outcome. All methods are called in steps. */
 final class Request {
     static final int RENEW = 0;
     static final int RELEASE = 1;
     static final int OTHER = 2;
 
     final int priority;
-    /** Makes the commands when they are about to be written; none, if they are not wanted any more. */
+    /** Returns the commands when they are about to be written; none, if the request is no longer needed. */
     final Supplier<List<byte[][]>> commands;
     private final BiConsumer<Request, @Nullable Object> then;
-    /** It goes to a node that is only importing the slot. */
+    /** ASKING goes before each command: the node is importing the slot. */
     boolean asking;
-    /** The connection that it was written to, and when. */
+    /** The connection that the commands were written to; null before. */
     Pool.@Nullable Connection connection;
+    /** When they were written. */
     long sent;
-    /** How many of its replies have not been read. */
+    /** How many replies have not been read. */
     int unread;
     private Serial.@Nullable Timer limit;
-    /** It found no connection in its time. */
+    /** No connection was free in time. */
     boolean expired;
-    /** The outcome is known, or not wanted any more. */
+    /** The outcome was passed on, or the request is no longer needed. */
     boolean ended;
 
     /**
-     * A request.
+     * Makes a request.
      *
-     * @param then receives the outcome: the reply, or a {@link Throwable} if none came
+     * @param then receives the outcome: the reply, or a {@link Throwable} if no reply arrived
      */
     Request(int priority, Supplier<List<byte[][]>> commands, BiConsumer<Request, @Nullable Object> then) {
         this.priority = priority;
@@ -39,7 +40,7 @@ final class Request {
         this.then = then;
     }
 
-    /** What is to be done unless all replies have been read by then. */
+    /** Sets the timer of the action that follows unless all replies are read in time. */
     void limit(Serial.Timer timer) {
         forgetLimit();
         limit = timer;

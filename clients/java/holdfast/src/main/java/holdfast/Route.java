@@ -1,5 +1,7 @@
 package holdfast;
 
+import static java.nio.charset.StandardCharsets.UTF_8;
+
 import holdfast.spi.Node;
 import holdfast.spi.RedisError;
 import java.util.List;
@@ -10,19 +12,19 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.jspecify.annotations.Nullable;
 
-/** Sends requests to the node that serves a key, follows the key when it moves, and says when a request may be repeated. Everything runs in steps. */
+/** Sends requests to the node that serves a key, follows redirects, and decides when a request may be repeated. All methods are called in steps. */
 final class Route {
     /**
      * The outcome of a request.
      *
-     * @param reply the reply; an error reply or an exception if it failed
+     * @param reply the reply, or an exception if no reply arrived
      */
     record Answer(Request request, Pool pool, Verdict verdict, @Nullable Object reply) {
-        /** What the application is to learn of a failure. */
+        /** The exception that the application gets. */
         HoldfastException error() {
             return reply instanceof RedisError error ? Reply.exception(error)
                 : reply instanceof HoldfastException why ? why
-                : new UnavailableException("no answer of " + pool.node, (Throwable) reply);
+                : new UnavailableException(pool.node + " could not be reached", (Throwable) reply);
         }
     }
 
@@ -31,47 +33,49 @@ final class Route {
     private final Holdfast client;
     private final int slot;
     private final boolean replicas;
-    /** Of the lock; times of requests depend on it. */
+    /** The lease of the lock, which timeouts and pauses depend on. */
     long lease;
-    /** The connection of an ephemeral hold: all requests go over it. */
+    /** The connection of an ephemeral hold, which takes all its requests. */
     Pool.@Nullable Connection dedicated;
-    /** A connection broke under a request: a stale one may still be on its way. */
+    /** A connection broke under a request, which may still be on its way to the server. */
     boolean broke;
-    /** Whether a request is repeated whose reply was lost: not one that would do something else the second time. */
+    /** Whether requests whose replies were lost are repeated. */
     boolean repeatsLost = true;
+    /** The node that the next request goes to, after ASK. */
     private @Nullable Node importing;
+    /** The last repetition had no pause: the next one must have one. */
     private boolean hurried;
 
     Route(Holdfast client, String key, long lease, boolean replicas) {
         this.client = client;
         this.lease = lease;
         this.replicas = replicas;
-        slot = client.connector.isCluster() ? Reply.slot(Reply.command(key)[0]) : 0;
+        slot = client.connector.isCluster() ? Reply.slot(key.getBytes(UTF_8)) : 0;
     }
 
-    /** The connections to the node that the next request goes to. */
+    /** Returns the pool of the node that the next request goes to. */
     Pool pool() {
         return importing == null ? client.poolOf(slot) : client.pool(importing);
     }
 
-    /** How much longer a request may take that waits for replicas. */
+    /** Returns how much longer than others a request with REPLICAS may take, in ns. */
     long confirmation(Pool pool) {
         return replicas ? pool.replicasTimeout * Rules.MS : 0;
     }
 
     /**
-     * A request to the node that {@link #pool} returned.
+     * Makes a request to the node that {@link #pool} returned.
      *
-     * @param isReply whether this is a reply to it, if it is neither nil nor an error: if not, its connection counts as broken
+     * @param isReply whether the request can have this reply, which is neither nil nor an error; if it can't, its connection is closed
      */
     Request request(Pool pool, int priority, Supplier<List<byte[][]>> commands, Predicate<Object> isReply, Consumer<Answer> then) {
-        Request request = new Request(priority, commands, (it, outcome) -> then.accept(judged(it, pool, checked(it, outcome, isReply))));
+        Request request = new Request(priority, commands, (it, outcome) -> then.accept(answer(it, pool, checked(it, outcome, isReply))));
         request.asking = importing != null;
         importing = null;
         return request;
     }
 
-    /** Sends a request that does not wait at the server. Its connection is closed if it is silent. */
+    /** Sends a request that does not wait at the server. If no reply arrives in time, its connection is closed. */
     void send(int priority, Supplier<List<byte[][]>> commands, Predicate<Object> isReply, Consumer<Answer> then) {
         Pool pool = pool();
         Request request = request(pool, priority, commands, isReply, then);
@@ -86,7 +90,7 @@ final class Route {
         }
     }
 
-    /** Sends a request again and again until it is answered, a failure does not pass, or the time is over. */
+    /** Sends a request, and repeats it until it is answered, fails for good, or the time is over. */
     void repeat(int priority, long until, Supplier<List<byte[][]>> commands, Predicate<Object> isReply, Consumer<Answer> then) {
         send(priority, commands, isReply, answer -> {
             boolean lost = answer.verdict == Verdict.BROKEN && answer.request.connection != null;
@@ -104,12 +108,12 @@ final class Route {
         if (outcome == null || outcome instanceof RedisError || outcome instanceof Throwable || isReply.test(outcome)) {
             return outcome;
         }
-        UnavailableException why = new UnavailableException("the server answered what is no reply to this request", null);
+        UnavailableException why = new UnavailableException("protocol error: unexpected reply", null);
         request.connection.close(why);
         return why;
     }
 
-    private Answer judged(Request request, Pool pool, @Nullable Object outcome) {
+    private Answer answer(Request request, Pool pool, @Nullable Object outcome) {
         Answer answer = new Answer(request, pool, Verdict.of(outcome), outcome);
         switch (answer.verdict) {
             case YES, NIL -> hurried = false;
@@ -127,8 +131,8 @@ final class Route {
     }
 
     /**
-     * How long to wait before a request is repeated. A request that waited for a connection without success needs no further pause. A redirect is followed at
-     * once, and a dead idle connection is replaced at once: once (B25).
+     * Returns how long to wait before a request is repeated. A request that waited for a connection in vain needs no further pause. A redirect is followed,
+     * and a dead idle connection is replaced, without a pause: but not twice in a row (B25).
      */
     long pause(Answer answer) {
         if (answer.request.expired) {
@@ -144,7 +148,7 @@ final class Route {
         return hurries ? 0 : answer.pool.pause(lease);
     }
 
-    /** One without a host leads to another port of the node that answered. */
+    /** Follows a redirect. One without a host leads to another port of the node that replied. */
     private void follow(RedisError redirect, Node from) {
         Matcher words = REDIRECT.matcher(redirect.message());
         if (client.connector.isCluster() && words.matches()) {

@@ -9,15 +9,15 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Runs the steps of a client's state machine one after another, on whatever thread brings an input, and its timers.
+ * Runs the steps of a client's state machine one at a time, and its timers.
  *
- * <p>A thread that finds another one active queues its step there and continues, so nothing ever blocks: no thread waits for a monitor,
- * and no virtual thread is pinned. Steps are short and run no code of the application.
+ * <p>A step runs on the thread that requests it or, if another thread is running steps, on that one afterwards. So no thread waits for a monitor, and no virtual
+ * thread is pinned. Steps are short and run no code of the application.
  */
 final class Serial {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
 
-    /** Something to be done at a time. */
+    /** A step that runs at a time, unless it is cancelled. */
     final class Timer implements Comparable<Timer> {
         final long at;
         private @Nullable Runnable step;
@@ -30,7 +30,7 @@ final class Serial {
         void cancel() {
             if (step != null) {
                 step = null;
-                // Those that were cancelled long before their time would pile up.
+                // Timers that are cancelled long before their time would accumulate.
                 if (++cancelled > 1000 && cancelled > timers.size() / 2) {
                     timers.removeIf(timer -> timer.step == null);
                     cancelled = 0;
@@ -48,9 +48,11 @@ final class Serial {
     private final AtomicInteger pending = new AtomicInteger();
     private final PriorityQueue<Timer> timers = new PriorityQueue<>();
     final Clock clock;
-    /** The thread that runs steps. A thread can rely on whether it is itself. */
+    /** The thread that runs steps. Other threads may read an old value, but each knows whether it is this one. */
     private @Nullable Thread active;
+    /** How many of the timers are cancelled. */
     private int cancelled;
+    /** When the next task of the clock runs. */
     private long armed = Long.MAX_VALUE;
 
     Serial(Clock clock) {
@@ -80,12 +82,12 @@ final class Serial {
         }
     }
 
-    /** Whether the current thread runs a step now. */
+    /** Returns whether the current thread is running a step. */
     boolean isStep() {
         return active == Thread.currentThread();
     }
 
-    /** To be called in a step only, as {@link Timer#cancel}. */
+    /** Sets a timer. Must be called in a step, as must {@link Timer#cancel}. */
     Timer after(long nanos, Runnable step) {
         Timer timer = new Timer(now() + Math.max(0, nanos), step);
         timers.add(timer);
@@ -105,7 +107,7 @@ final class Serial {
 
     private void fire() {
         if (now() < armed) {
-            // A timer that was earlier than those before it has been served: the task of this one is on its way.
+            // An earlier timer replaced this task, and was served. The task for the next timer follows.
             return;
         }
         armed = Long.MAX_VALUE;

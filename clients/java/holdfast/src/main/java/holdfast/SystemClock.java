@@ -3,7 +3,7 @@ package holdfast;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 
-/** The machine's clocks. */
+/** The clocks of the Java virtual machine. */
 final class SystemClock implements Clock {
     private static final long BASE = System.nanoTime();
 

@@ -4,7 +4,7 @@ import java.util.HashMap;
 import java.util.LinkedHashSet;
 import java.util.Map;
 
-/** Lines of tasks, of which the first one is served until it leaves. Everything runs in steps. */
+/** Lines of tasks: the first task of a line has its turn until it leaves. All methods are called in steps. */
 final class Turns {
     private final Serial serial;
     private final Map<Object, LinkedHashSet<Runnable>> lines = new HashMap<>();
@@ -13,7 +13,7 @@ final class Turns {
         this.serial = serial;
     }
 
-    /** Joins a line; the task runs when it is the first one. Returns whether it waits for that. */
+    /** Joins a line, unless the task is in it. The task runs when it becomes the first. Returns whether another task is the first. */
     boolean join(Object name, Runnable task) {
         LinkedHashSet<Runnable> line = lines.computeIfAbsent(name, it -> new LinkedHashSet<>());
         boolean isNew = line.add(task);

@@ -4,21 +4,22 @@ import holdfast.spi.RedisError;
 import java.util.List;
 import org.jspecify.annotations.Nullable;
 
-/** What a reply means, or an error that came instead of one: the table of errors in {@code docs/client-protocol.md}. */
+/** What an outcome means: a reply, or an exception if no reply arrived. The table of errors in {@code docs/client-protocol.md}. */
 enum Verdict {
+    /** A positive reply. */
     YES,
     NIL,
-    /** The key holds something that is not a lock. */
+    /** The key holds a value that is not a lock. */
     OVERWRITTEN,
     /** The same request may succeed after a pause. */
     PASSING,
-    /** A later request of the same owner has taken over the place in the queue. */
+    /** Another request of the same owner has taken over the place in the queue. */
     SUPERSEDED,
-    /** The key is served by another node. */
+    /** Another node serves the key. */
     MOVED,
-    /** The node is not the primary any more. */
+    /** The node is no longer the primary. */
     DEMOTED,
-    /** No reply came. */
+    /** No reply arrived. */
     BROKEN,
     /** A repetition would fail, too. */
     FATAL;
@@ -39,11 +40,11 @@ enum Verdict {
         if (outcome instanceof Throwable) {
             return outcome instanceof HoldfastException && !(outcome instanceof UnavailableException) ? FATAL : BROKEN;
         }
-        // One nil of several keys is a loss of all (B35).
+        // A nil for one of several keys is a loss of all (B35).
         return outcome == null || outcome instanceof List<?> list && list.stream().anyMatch(it -> it == null) ? NIL : YES;
     }
 
-    /** Whether the same request may succeed later. */
+    /** Returns whether the same request may succeed later. */
     boolean passes() {
         return this == PASSING || this == SUPERSEDED || this == MOVED || this == DEMOTED || this == BROKEN;
     }

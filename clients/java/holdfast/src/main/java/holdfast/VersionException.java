@@ -1,6 +1,6 @@
 package holdfast;
 
-/** The module of the server is too old for this client, or this client too old for it. */
+/** The server's module is too old for this client, or this client is too old for the module. */
 public final class VersionException extends HoldfastException {
     private static final long serialVersionUID = 1L;
 

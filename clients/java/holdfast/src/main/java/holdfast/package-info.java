@@ -1,4 +1,4 @@
-/** Distributed locks in Redis and Valkey. {@link holdfast.Holdfast} is where to begin. */
+/** Distributed locks in Redis and Valkey. Begin with {@link holdfast.Holdfast}. */
 @NullMarked
 package holdfast;
 

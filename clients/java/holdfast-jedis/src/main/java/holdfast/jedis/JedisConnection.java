@@ -15,12 +15,13 @@ import redis.clients.jedis.Connection;
 import redis.clients.jedis.exceptions.JedisDataException;
 import redis.clients.jedis.util.KeyValue;
 
-/** A connection of Jedis, with a thread that writes commands and reads replies, since Jedis blocks while it does. */
+/** A connection of Jedis. A thread of its own writes commands and reads replies, since Jedis blocks meanwhile. */
 final class JedisConnection implements RedisConnection {
     private static final Logger LOG = LoggerFactory.getLogger(JedisConnection.class);
 
     private record Batch(List<byte[][]> commands, Consumer<@Nullable Object> replies) {}
 
+    /** Wakes the thread up when the connection is closed. */
     private static final Batch END = new Batch(List.of(), reply -> { });
 
     private final Connection connection;
@@ -51,8 +52,8 @@ final class JedisConnection implements RedisConnection {
     private void disconnect() {
         try {
             connection.disconnect();
-        } catch (RuntimeException closing) {
-            connection.setBroken();
+        } catch (RuntimeException why) {
+            LOG.debug("a connection was closed without a flush", why);
         }
     }
 
@@ -82,13 +83,10 @@ final class JedisConnection implements RedisConnection {
         }
     }
 
-    /** Maps of RESP3 as flat lists; errors in arrays. */
+    /** Converts a reply to the types of {@link RedisConnection#send}: maps of RESP3 become flat lists. */
     private static @Nullable Object plain(@Nullable Object reply) {
-        if (reply instanceof JedisDataException error) {
-            return new RedisError(String.valueOf(error.getMessage()));
-        }
         if (!(reply instanceof List<?> list)) {
-            return reply instanceof Boolean value ? Long.valueOf(value ? 1 : 0) : reply;
+            return reply;
         }
         List<@Nullable Object> flat = new ArrayList<>(list.size());
         for (Object element : list) {

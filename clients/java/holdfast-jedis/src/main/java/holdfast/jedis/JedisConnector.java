@@ -18,8 +18,7 @@ import redis.clients.jedis.exceptions.JedisConnectionException;
 import redis.clients.jedis.util.Pool;
 
 /**
- * Opens connections as an application's Jedis client opens its own: TLS, credentials and database come along. They have no read timeout,
- * and no command is repeated.
+ * Opens connections as an application's Jedis client does, with its TLS, credentials and database. They have no read timeout, and repeat no command.
  */
 public final class JedisConnector implements RedisConnector {
     /** Opens a connection to a node. */
@@ -36,17 +35,17 @@ public final class JedisConnector implements RedisConnector {
         this.cluster = cluster;
     }
 
-    /** Connections made as the pool makes its own; {@code RedisClient.getPool()} and {@code JedisPooled.getPool()} return one. */
+    /** Opens connections as this pool does, but outside of it. {@code RedisClient.getPool()} and {@code JedisPooled.getPool()} return one. */
     public static JedisConnector of(Pool<Connection> pool) {
         return new JedisConnector(node -> pool.getFactory().makeObject().getObject(), false);
     }
 
-    /** Connections to one server. */
+    /** Opens connections to one server. */
     public static JedisConnector of(HostAndPort server, JedisClientConfig config) {
         return new JedisConnector(node -> new Connection(server, config), false);
     }
 
-    /** Connections to the primary that Sentinel names; each new connection looks it up. */
+    /** Opens connections to the primary that a Sentinel names, which is looked up for each connection. */
     public static JedisConnector sentinel(String name, Set<HostAndPort> sentinels, JedisClientConfig config, JedisClientConfig sentinelConfig) {
         return new JedisConnector(node -> {
             HostAndPort primary = first(sentinels, sentinel -> primary(name, sentinel, sentinelConfig));
@@ -54,13 +53,13 @@ public final class JedisConnector implements RedisConnector {
         }, false);
     }
 
-    /** Connections to the nodes of a cluster, which redirects make known. */
+    /** Opens connections to the nodes of a cluster. The client learns the nodes from redirects. */
     public static JedisConnector cluster(Set<HostAndPort> seeds, JedisClientConfig config) {
         return new JedisConnector(node -> node.equals(Node.PRIMARY) ? first(seeds, seed -> new Connection(seed, config))
             : new Connection(new HostAndPort(node.host(), node.port()), config), true);
     }
 
-    /** The outcome of the first server that answers. */
+    /** Returns the outcome of the first server that can be reached. */
     private static <T> T first(Set<HostAndPort> servers, Function<HostAndPort, T> ask) {
         JedisConnectionException last = new JedisConnectionException("no server is known");
         for (HostAndPort server : servers) {
@@ -90,11 +89,11 @@ public final class JedisConnector implements RedisConnector {
         try {
             connection.connect();
             connection.setTimeoutInfinite();
-        } catch (RuntimeException why) {
+            return new JedisConnection(connection, onClose);
+        } catch (RuntimeException | Error why) {
             connection.close();
             throw why;
         }
-        return new JedisConnection(connection, onClose);
     }
 
     @Override
@@ -102,7 +101,7 @@ public final class JedisConnector implements RedisConnector {
         return cluster;
     }
 
-    /** Finds this module for {@code Holdfast.create}: for clients of one server, which have a pool. */
+    /** Lets {@code Holdfast.create} find this module for clients of one server, which have a pool. */
     public static final class Provider implements ConnectorProvider {
         @Override
         public Optional<RedisConnector> connector(Object redisClient) {
@@ -113,7 +112,7 @@ public final class JedisConnector implements RedisConnector {
             }
         }
 
-        /** {@code RedisClient} has it since Jedis 7, {@code JedisPooled} before. */
+        /** {@code RedisClient}, since Jedis 7, and {@code JedisPooled} have this method, but no common type that declares it. */
         @SuppressWarnings("unchecked")
         private static @Nullable Pool<Connection> pool(UnifiedJedis client) {
             try {

@@ -23,7 +23,7 @@ import org.jspecify.annotations.Nullable;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** A connection of Lettuce that is used by one request at a time. */
+/** A connection of Lettuce, closed for good when it breaks. */
 final class LettuceConnection implements RedisConnection {
     private static final Logger LOG = LoggerFactory.getLogger(LettuceConnection.class);
 
@@ -37,7 +37,7 @@ final class LettuceConnection implements RedisConnection {
         connection.addListener(new RedisConnectionStateListener() {
             @Override
             public void onRedisDisconnected(RedisChannelHandler<?, ?> handler) {
-                // Otherwise Lettuce would reconnect and send a blocked command again.
+                // Otherwise Lettuce would reconnect, and send a pending command again.
                 close();
             }
         });
@@ -91,7 +91,7 @@ final class LettuceConnection implements RedisConnection {
         }
     }
 
-    /** Reads any reply: integers, strings, nil, errors, arrays; maps and sets of RESP3 as flat lists. */
+    /** Reads any reply: an integer, a string, nil, an error, or an array. Maps and sets of RESP3 become flat lists. */
     private static final class AnyOutput extends CommandOutput<byte[], byte[], Object> {
         private final Deque<List<@Nullable Object>> open = new ArrayDeque<>();
 

@@ -19,8 +19,8 @@ import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 
 /**
- * Opens connections from an application's Lettuce client, so that TLS, credentials, database, Sentinel and cluster come along. On these
- * connections Lettuce neither reconnects, nor repeats commands, nor ends them by a timeout of its own.
+ * Opens connections as an application's Lettuce client does, with its TLS, credentials and database, to its server, Sentinel's primary or cluster. On these
+ * connections, Lettuce does not reconnect, repeat commands, or end them by a timeout.
  */
 public final class LettuceConnector implements RedisConnector {
     private static final long REFRESH_EVERY = 500_000_000L;
@@ -39,7 +39,7 @@ public final class LettuceConnector implements RedisConnector {
 
     private LettuceConnector(RedisClusterClient cluster) {
         this.cluster = cluster;
-        // Lettuce gives out one connection for each node of a cluster; a wait needs one of its own. The threads are those of the application's client.
+        // A cluster client shares one connection for each node, but a wait needs one of its own. This client shares the threads of the cluster client.
         nodes = RedisClient.create(cluster.getResources());
         opener = node -> {
             RedisURI uri = uri(cluster, node);
@@ -48,17 +48,17 @@ public final class LettuceConnector implements RedisConnector {
         };
     }
 
-    /** Connections to the server, or by Sentinel to the primary, that the client was made for. */
+    /** Opens connections to the server, or to the primary of the Sentinels, that the client was made for. */
     public static LettuceConnector of(RedisClient client) {
         return new LettuceConnector(node -> client.connect(ByteArrayCodec.INSTANCE));
     }
 
-    /** Connections to this server, for a client that was made without one. */
+    /** Opens connections to this server, for a client that was made without one. */
     public static LettuceConnector of(RedisClient client, RedisURI uri) {
         return new LettuceConnector(node -> client.connect(ByteArrayCodec.INSTANCE, uri));
     }
 
-    /** Connections to the nodes of a cluster. */
+    /** Opens connections to the nodes of a cluster. */
     public static LettuceConnector of(RedisClusterClient client) {
         return new LettuceConnector(client);
     }
@@ -114,7 +114,7 @@ public final class LettuceConnector implements RedisConnector {
         }
     }
 
-    /** Finds this module for {@code Holdfast.create}. */
+    /** Lets {@code Holdfast.create} find this module. */
     public static final class Provider implements ConnectorProvider {
         @Override
         public Optional<RedisConnector> connector(Object redisClient) {

@@ -19,9 +19,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Lets each fire time of a trigger run on one node of a fleet whose schedulers have the same jobs, without a job store that they share.
- * All nodes have to give the trigger the same fire times: a cron expression, or the same start, and a misfire instruction that ignores misfires.
- * A job whose class has {@code @DisallowConcurrentExecution} runs on one node at a time. If the server can't be reached, the job does not run.
+ * Runs each fire time of a trigger on one node of a fleet whose schedulers have the same jobs and share no job store. On all nodes, the trigger must have the
+ * same fire times: by a cron expression or the same start, and with a misfire instruction that ignores misfires. A job whose class has
+ * {@code @DisallowConcurrentExecution} runs on one node at a time. If the server can't be reached, the job does not run.
  *
  * <p>Add it with {@code scheduler.getListenerManager().addTriggerListener(listener)}. A job may read its fence, a {@code Long}, by
  * {@code context.get(FleetTriggerListener.FENCE)}.
@@ -32,9 +32,9 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
     private static final Logger LOG = LoggerFactory.getLogger(FleetTriggerListener.class);
 
     /**
-     * An execution that this node has the locks for.
+     * An execution of a job on this node, and its locks.
      *
-     * @param thread executes it, and nothing else until it has ended
+     * @param thread executes the job, and no other until this execution has ended
      */
     private record Run(String job, Thread thread, Hold fire, Optional<Hold> exclusive) {
         boolean isHeld() {
@@ -46,7 +46,7 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
     private final String prefix;
     private final Duration keep;
     private final Map<String, Run> runs = new ConcurrentHashMap<>();
-    /** Quartz does not report a completion of an execution that another trigger listener vetoed. */
+    /** Ends executions that another trigger listener vetoes: Quartz does not report their completion. */
     private final JobListener vetoed = new JobListenerSupport() {
         @Override
         public String getName() {
@@ -59,15 +59,15 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
         }
     };
 
-    /** Locks with the names {@code quartz:…}; a fire time stays taken for a minute after its run, for nodes whose clocks are late. */
+    /** Makes a listener whose locks have the names {@code quartz:…}. It holds the lock of a fire time until a minute after the run, for nodes whose clocks are late. */
     public FleetTriggerListener(Holdfast client) {
         this(client, "quartz:", Duration.ofMinutes(1));
     }
 
     /**
-     * Locks with names of this beginning.
+     * Makes a listener whose locks have names that begin with this prefix.
      *
-     * @param keep for how long a fire time stays taken after its run: longer than the clocks of the nodes differ; at least 1 ms
+     * @param keep for how long the lock of a fire time is held after the run: longer than the clocks of the nodes differ; at least 1 ms
      */
     public FleetTriggerListener(Holdfast client, String prefix, Duration keep) {
         this.client = client;
@@ -83,7 +83,7 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
     @Override
     public boolean vetoJobExecution(Trigger trigger, JobExecutionContext context) {
         String instance = context.getFireInstanceId();
-        // The end of an earlier execution by this thread is not reported if a job listener threw.
+        // Quartz did not report the end of an earlier execution by this thread if a job listener threw.
         runs.forEach((id, run) -> {
             if (run.thread == Thread.currentThread() && !id.equals(instance)) {
                 end(id);
@@ -91,7 +91,7 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
         });
         Run again = runs.get(instance);
         if (again != null) {
-            // The job asked to be executed again immediately.
+            // The job requested to be executed again immediately.
             boolean isHeld = again.isHeld();
             if (!isHeld) {
                 end(instance);
@@ -118,7 +118,7 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
             runs.put(instance, new Run(job, Thread.currentThread(), fire.get(), exclusive));
             return false;
         } catch (RuntimeException | SchedulerException why) {
-            // Quartz would never end an execution whose listener threw, as after the client was closed.
+            // If this threw, as it would after the client was closed, Quartz would never end the execution.
             LOG.error("job '{}' does not run: its lock could not be acquired", job, why);
             fire.ifPresent(Hold::releaseAsync);
             return true;
@@ -140,13 +140,13 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
         try {
             run.exclusive.ifPresent(Hold::close);
         } catch (HoldfastException why) {
-            LOG.warn("job '{}' was not exclusive to its end", run.job, why);
+            LOG.warn("job '{}' may not have been exclusive to its end", run.job, why);
         }
         try {
             run.fire.releaseAfter(keep);
         } catch (HoldfastException | IllegalStateException why) {
-            // Also if the client was closed meanwhile. Quartz would never end an execution whose listener threw.
-            LOG.warn("the fire time of job '{}' was not held to its end", run.job, why);
+            // IllegalStateException: the client was closed meanwhile. If this threw, Quartz would never end the execution.
+            LOG.warn("the lock of a fire time of job '{}' may not have been held to the end", run.job, why);
         }
     }
 }

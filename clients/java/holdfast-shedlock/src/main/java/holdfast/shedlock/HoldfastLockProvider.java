@@ -16,9 +16,9 @@ import net.javacrumbs.shedlock.core.SimpleLock;
 import net.javacrumbs.shedlock.support.LockException;
 
 /**
- * Locks of scheduled tasks. A lock is held until {@code lockAtMostUntil} or until it is unlocked, whichever is earlier, but never shorter than
- * until {@code lockAtLeastUntil}. It is not renewed by itself; {@code KeepAliveLockProvider} may be put around this provider.
- * {@code lockAtMostFor} is at most 3,650 days. A request without an answer of the server ends in a {@link LockException}.
+ * A lock provider for ShedLock. A lock is held until it is unlocked, but until {@code lockAtLeastUntil} at least and {@code lockAtMostUntil} at most. It is not
+ * renewed; {@code KeepAliveLockProvider} may wrap this provider. {@code lockAtMostFor} is at most 3,650 days. A request without a reply of the server ends in a
+ * {@link LockException}. Closing the client releases its locks, also those that should be held longer.
  */
 public final class HoldfastLockProvider implements ExtensibleLockProvider {
     private static final Duration SHORTEST = Duration.ofMillis(1);
@@ -26,12 +26,12 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
     private final Holdfast client;
     private final String prefix;
 
-    /** Locks with the names {@code job-lock:<name>}. */
+    /** Makes a provider of locks with the names {@code job-lock:<name>}. */
     public HoldfastLockProvider(Holdfast client) {
         this(client, "job-lock:");
     }
 
-    /** Locks with names of this beginning. */
+    /** Makes a provider of locks whose names begin with this prefix. */
     public HoldfastLockProvider(Holdfast client, String prefix) {
         this.client = client;
         this.prefix = prefix;
@@ -47,7 +47,7 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
         }
     }
 
-    /** A moment that is over counts as a millisecond from now. */
+    /** Returns the time until a moment; a millisecond if it is past. */
     private static Duration until(Instant moment) {
         Duration time = Duration.between(ClockProvider.now(), moment);
         return time.compareTo(SHORTEST) < 0 ? SHORTEST : time;
@@ -71,10 +71,10 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
                     hold.releaseAfter(rest);
                 }
             } catch (LockLostException expired) {
-                // Its time was over: the lock is free, or another node's, which stays untouched.
+                // The time was over, and the lock may be another node's.
                 return;
             } catch (HoldfastException why) {
-                throw new LockException("lock '" + lockConfiguration.getName() + "' could not be released; it ends with its lease", why);
+                throw new LockException("lock '" + lockConfiguration.getName() + "' could not be released; it expires with its lease", why);
             }
         }
 

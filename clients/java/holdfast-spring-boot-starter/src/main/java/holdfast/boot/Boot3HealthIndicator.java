@@ -4,12 +4,12 @@ import holdfast.Holdfast;
 import org.springframework.boot.actuate.health.AbstractHealthIndicator;
 import org.springframework.boot.actuate.health.Health;
 
-/** Whether the server answers and has the module, for Spring Boot 3. */
+/** Reports whether the server replies and has the module, for Spring Boot 3. */
 public class Boot3HealthIndicator extends AbstractHealthIndicator {
     private final Holdfast client;
 
     public Boot3HealthIndicator(Holdfast client) {
-        super("The server does not answer, or has no module holdfast");
+        super("The server does not reply, or has not loaded the module holdfast");
         this.client = client;
     }
 

@@ -4,12 +4,12 @@ import holdfast.Holdfast;
 import org.springframework.boot.health.contributor.AbstractHealthIndicator;
 import org.springframework.boot.health.contributor.Health;
 
-/** Whether the server answers and has the module, for Spring Boot 4. */
+/** Reports whether the server replies and has the module, for Spring Boot 4. */
 public class Boot4HealthIndicator extends AbstractHealthIndicator {
     private final Holdfast client;
 
     public Boot4HealthIndicator(Holdfast client) {
-        super("The server does not answer, or has no module holdfast");
+        super("The server does not reply, or has not loaded the module holdfast");
         this.client = client;
     }
 

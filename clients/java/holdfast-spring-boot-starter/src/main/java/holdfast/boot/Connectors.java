@@ -7,6 +7,8 @@ import io.lettuce.core.RedisClient;
 import io.lettuce.core.cluster.RedisClusterClient;
 import java.util.Set;
 import java.util.stream.Collectors;
+import java.util.stream.StreamSupport;
+import org.jspecify.annotations.Nullable;
 import org.springframework.data.redis.connection.RedisConnectionFactory;
 import org.springframework.data.redis.connection.RedisNode;
 import org.springframework.data.redis.connection.RedisPassword;
@@ -19,7 +21,7 @@ import org.springframework.util.ClassUtils;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 
-/** Connections as Spring's factory opens them, with either driver. */
+/** Makes a connector that opens connections as Spring's connection factory does, with either driver. */
 final class Connectors {
     private Connectors() {}
 
@@ -30,7 +32,7 @@ final class Connectors {
         if (ClassUtils.isPresent("redis.clients.jedis.Connection", null) && factory instanceof JedisConnectionFactory jedis) {
             return Jedis.of(jedis);
         }
-        throw new IllegalStateException("holdfast needs Lettuce or Jedis, not " + factory.getClass().getName() + "; or declare a bean of type RedisConnector");
+        throw new IllegalStateException("holdfast needs a connection factory of Lettuce or Jedis, got " + factory.getClass().getName() + ": declare a bean of type RedisConnector");
     }
 
     private static final class Lettuce {
@@ -71,13 +73,13 @@ final class Connectors {
             return config;
         }
 
-        private static void credentials(DefaultJedisClientConfig.Builder config, @org.jspecify.annotations.Nullable String user, RedisPassword password) {
+        private static void credentials(DefaultJedisClientConfig.Builder config, @Nullable String user, RedisPassword password) {
             config.user(user);
             password.toOptional().map(String::new).ifPresent(config::password);
         }
 
         private static Set<HostAndPort> hosts(Iterable<RedisNode> nodes) {
-            return java.util.stream.StreamSupport.stream(nodes.spliterator(), false).map(node -> new HostAndPort(String.valueOf(node.getHost()), node.getPort() == null ? 6379 : node.getPort()))
+            return StreamSupport.stream(nodes.spliterator(), false).map(node -> new HostAndPort(String.valueOf(node.getHost()), node.getPort() == null ? 6379 : node.getPort()))
                 .collect(Collectors.toSet());
         }
     }

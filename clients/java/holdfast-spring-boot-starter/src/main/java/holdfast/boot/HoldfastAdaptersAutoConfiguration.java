@@ -15,7 +15,7 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.integration.support.locks.LockRegistry;
 
-/** What of the application's libraries can use the client: ShedLock, Spring Integration, Actuator. */
+/** Beans for those of the application's libraries that can use the client: ShedLock, Spring Integration, Actuator. */
 @AutoConfiguration(after = HoldfastAutoConfiguration.class)
 @ConditionalOnBean(Holdfast.class)
 public class HoldfastAdaptersAutoConfiguration {

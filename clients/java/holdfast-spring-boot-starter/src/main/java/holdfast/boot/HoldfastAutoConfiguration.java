@@ -14,7 +14,7 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.data.redis.connection.RedisConnectionFactory;
 
-/** A client of the server that {@code spring.data.redis.*} names. */
+/** Makes a client of the server that {@code spring.data.redis.*} names. */
 @AutoConfiguration(afterName = {
     "org.springframework.boot.autoconfigure.data.redis.RedisAutoConfiguration",
     "org.springframework.boot.data.redis.autoconfigure.DataRedisAutoConfiguration",

@@ -5,7 +5,7 @@ import java.util.List;
 import org.springframework.boot.actuate.endpoint.annotation.Endpoint;
 import org.springframework.boot.actuate.endpoint.annotation.ReadOperation;
 
-/** The locks that this process holds. */
+/** Shows the locks that this process holds. */
 @Endpoint(id = "holdfast")
 public class HoldfastEndpoint {
     private final Holdfast client;
@@ -15,7 +15,7 @@ public class HoldfastEndpoint {
     }
 
     /**
-     * What the endpoint shows.
+     * The content of the endpoint.
      *
      * @param holds the locks that this process certainly holds now
      */

@@ -4,8 +4,8 @@ import holdfast.Holdfast;
 import org.springframework.context.SmartLifecycle;
 
 /**
- * Closes the client when the application context is closed: after the web server and the schedulers have waited for what runs, and before the connection
- * factory (phase 0) shuts down the Redis client, over which locks are released. A destroy method would run too late for that.
+ * Closes the client when the application context is closed: after the web server and the schedulers have waited for running tasks, and before the connection
+ * factory (phase 0) shuts down the Redis client, which releases need. A destroy method would run too late.
  */
 final class HoldfastLifecycle implements SmartLifecycle {
     private final Holdfast client;
@@ -37,7 +37,7 @@ final class HoldfastLifecycle implements SmartLifecycle {
         return 1;
     }
 
-    /** Spring 7 pauses the contexts of tests; a client that was closed can't be started again. */
+    /** Spring 7 would pause the contexts of tests by stopping this, but a closed client can't be started again. */
     public boolean isPauseable() {
         return false;
     }

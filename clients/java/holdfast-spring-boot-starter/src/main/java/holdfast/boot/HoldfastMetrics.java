@@ -7,8 +7,8 @@ import java.time.Duration;
 import java.util.Locale;
 
 /**
- * Metrics of a client: {@code holdfast.acquire} (time until a lock was acquired or not, by {@code outcome}), {@code holdfast.hold} (time from
- * the grant to the release), {@code holdfast.lost} (by {@code reason}). Names of locks are no tags: there may be any number of them.
+ * Metrics of a client: the timer {@code holdfast.acquire} (until an acquisition ended, by {@code outcome}), the timer {@code holdfast.hold} (from the grant to
+ * the release), and the counter {@code holdfast.lost} (by {@code reason}). Names of locks are no tags: there may be any number of them.
  */
 public final class HoldfastMetrics implements HoldfastListener {
     private final MeterRegistry registry;

@@ -5,11 +5,11 @@ import org.springframework.boot.context.properties.ConfigurationProperties;
 import org.springframework.boot.context.properties.bind.DefaultValue;
 
 /**
- * Settings of the client; where the server is, {@code spring.data.redis.*} says.
+ * Settings of the client. {@code spring.data.redis.*} names the server.
  *
  * @param lease the lease of locks that name none
- * @param timeout bounds calls that have no time of their own
- * @param maxConnections at most so many connections to a server
+ * @param timeout the timeout of calls that have no time of their own
+ * @param maxConnections the greatest number of connections to a node
  * @param shedlockPrefix the beginning of the names of ShedLock's locks
  * @param registryPrefix the beginning of the names of the lock registry's locks
  */

@@ -7,15 +7,15 @@ import java.util.concurrent.TimeUnit;
 import org.springframework.integration.support.locks.DistributedLock;
 
 /**
- * Locks of Holdfast for Spring Integration 7. A lock is renewed until it is unlocked, unless a time to live is given. It is re-entrant and
- * belongs to a thread. For Spring Integration 6, {@link PlainHoldfastLockRegistry} does the same without {@link DistributedLock}.
+ * A lock registry for Spring Integration 7. A lock is renewed until it is unlocked, unless a time to live is given. It is re-entrant and belongs to a thread.
+ * For Spring Integration 6, {@link PlainHoldfastLockRegistry} does the same without {@link DistributedLock}.
  *
- * <p>{@code unlock} throws {@link java.util.ConcurrentModificationException} if the thread lost the lock, and
- * {@link IllegalMonitorStateException} if it did not have it. The first {@code tryLock} of a thread that lost the lock and has not unlocked it
- * returns false, also if the lock is free: so a {@code LockRegistryLeaderInitiator} learns of the loss.
+ * <p>{@code unlock} throws {@link java.util.ConcurrentModificationException} if the thread lost the lock, and {@link IllegalMonitorStateException} if it did not
+ * hold it. If a thread lost the lock and has not unlocked it, its first {@code tryLock} returns false even if the lock is free: this is how a
+ * {@code LockRegistryLeaderInitiator} notices the loss.
  */
 public final class HoldfastLockRegistry extends Registry<DistributedLock> {
-    /** Locks with the names {@code <prefix><key>}. */
+    /** Makes a registry of locks with the names {@code <prefix><key>}. */
     public HoldfastLockRegistry(Holdfast client, String prefix) {
         super(client, prefix, TimedLock::new);
     }

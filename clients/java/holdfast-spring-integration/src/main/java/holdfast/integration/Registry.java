@@ -19,7 +19,7 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
     private final Holdfast client;
     private final String prefix;
     private final Function<FencedLock, L> adapter;
-    /** One object for a key. The objects have no state: one that is dropped changes nothing for the lock. */
+    /** One object for each key, of the keys that were used last. The objects have no state: a lock is the same with another object. */
     private final Map<String, L> locks = Collections.synchronizedMap(new LinkedHashMap<>(16, 0.75f, true) {
         @Override
         protected boolean removeEldestEntry(Map.Entry<String, L> eldest) {
@@ -33,7 +33,7 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
         this.adapter = adapter;
     }
 
-    /** The lock of this key, a String. */
+    /** Returns the lock of this key, which must be a String. */
     @Override
     public L obtain(Object lockKey) {
         return locks.computeIfAbsent(name(lockKey), name -> adapter.apply(client.fencedLock(name)));
@@ -41,12 +41,12 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
 
     private String name(Object key) {
         if (!(key instanceof String name)) {
-            throw new IllegalArgumentException("a lock key is a String, not " + key);
+            throw new IllegalArgumentException("a lock key must be a String, got " + key);
         }
         return prefix + name;
     }
 
-    /** Does nothing: a lock that is not held takes no memory but that of its object, and there are at most 10,000 objects. */
+    /** Does nothing: an unused lock takes only the memory of its object, and there are at most 10,000 objects. */
     @Override
     public void expireUnusedOlderThan(long age) {}
 

@@ -7,7 +7,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.Lock;
 
-/** A lock of a registry, which differs from {@link FencedLock} after a loss, as {@link HoldfastLockRegistry} says. */
+/** A lock of a registry. After a loss, it differs from {@link FencedLock}: see {@link HoldfastLockRegistry}. */
 class RegistryLock implements Lock {
     final FencedLock lock;
 

@@ -1,8 +1,8 @@
 package holdfast.spi;
 
-/** A server of a cluster, or the one primary that a connector without a cluster knows. */
+/** A node of a cluster or, without a cluster, the primary. */
 public record Node(String host, int port) {
-    /** The primary, wherever it is now: what connectors without a cluster serve all keys with. */
+    /** The present primary, which serves all keys of a connector without a cluster. */
     public static final Node PRIMARY = new Node("", 0);
 
     @Override

@@ -1,30 +1,29 @@
 package holdfast.spi;
 
-/** Opens connections as the application's own Redis client opens its own: TLS, credentials, database, Sentinel and cluster come along. */
+/** Opens connections as the application's Redis client does: with its TLS, credentials and database, to its server, Sentinel's primary or cluster. */
 public interface RedisConnector {
     /**
-     * Opens a new connection and returns when commands can be sent. May block; the client calls it on a thread of its own and stops
-     * waiting after two seconds.
+     * Opens a connection and returns when commands can be sent. May block: the client calls it on a thread of its own, and waits for two seconds.
      *
-     * @param node what {@link #locate} returned, or a node that a redirect of the server named
-     * @param onClose to be run when the connection has ended for whatever reason: no reply follows. It returns at once
+     * @param node the result of {@link #locate}, or the target of a redirect
+     * @param onClose must be run when the connection has ended for any reason, after the last reply. It returns at once
      * @throws Exception if the connection can't be opened
      */
     RedisConnection open(Node node, Runnable onClose) throws Exception;
 
-    /** The node that serves a slot by the last known map of the cluster. Must not block. */
+    /** Returns the node that serves a slot, by the last known map of the cluster. Must not block. */
     default Node locate(int slot) {
         return Node.PRIMARY;
     }
 
-    /** Whether keys are spread over the slots of a cluster. */
+    /** Returns whether this connects to a cluster. */
     default boolean isCluster() {
         return false;
     }
 
-    /** The primary or the map of the cluster may have changed: look it up again, in the background. Must not block. */
+    /** Looks up the primary or the map of the cluster again, in the background: it may have changed. Must not block. */
     default void refresh() {}
 
-    /** The client has closed its connections. The application's client stays open. */
+    /** Frees resources of the connector, after the client has closed its connections. Must not close the application's client. */
     default void close() {}
 }

@@ -1,4 +1,4 @@
-/** What a Redis library has to provide so that the client can use its connections. */
+/** The interfaces that a module for a Redis library implements, so that the client can use the library's connections. */
 @NullMarked
 package holdfast.spi;
 

@@ -22,8 +22,8 @@ import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.function.Consumer;
 
 /**
- * A server that follows a script, within the process: it replies immediately, in the requesting thread, and all its times are those of the test's
- * clock. The next answers to each command are queued, and an answer may be silence or a cut. All that it reads is kept.
+ * A server within the process that follows a script. It replies immediately, in the requesting thread, and takes its times from the test's clock. A script has
+ * the next answers to each command, which may be silence or a cut.
  */
 class FakeServer implements RedisConnector {
     /** Leaves the command unanswered until {@link #answer} is called. */
@@ -36,7 +36,7 @@ class FakeServer implements RedisConnector {
     /** What the server does with attempts to connect. */
     enum Door { OPEN, REFUSES, ACCEPTS_AND_CLOSES }
 
-    /** A command that was read, and when, in ms. */
+    /** A command that was read, its connection, and the time in ms. */
     record Command(int connection, long at, List<String> words) {
         String name() {
             return words.get(0);
@@ -46,7 +46,7 @@ class FakeServer implements RedisConnector {
             return words.contains(word);
         }
 
-        /** The number that follows a word. */
+        /** Returns the number that follows a word. */
         long number(String word) {
             return Long.parseLong(words.get(words.indexOf(word) + 1));
         }
@@ -57,7 +57,7 @@ class FakeServer implements RedisConnector {
     }
 
     final List<Command> commands = new CopyOnWriteArrayList<>();
-    /** When each attempt to connect was made, in ms. */
+    /** The times of the attempts to connect, in ms. */
     final List<Long> attempts = new ArrayList<>();
     Door door = Door.OPEN;
     boolean cluster;
@@ -83,25 +83,25 @@ class FakeServer implements RedisConnector {
         return "*2\r\n:" + token + "\r\n:" + waited + "\r\n";
     }
 
-    /** The answers to the next commands of this name. */
+    /** Adds answers to the next commands of this name. */
     FakeServer next(String command, String... answers) {
         scripts.computeIfAbsent(command, name -> new ArrayDeque<>()).addAll(List.of(answers));
         return this;
     }
 
-    /** The answer to all commands of this name for which nothing else is queued. */
+    /** Sets the answer to commands of this name for which no other was added. */
     FakeServer always(String command, String answer) {
         defaults.put(command, answer);
         return this;
     }
 
-    /** The node of the cluster at this port. */
+    /** Makes this a node of a cluster, and adds the node at this port. */
     void node(int port, FakeServer other) {
         cluster = true;
         others.put(port, other);
     }
 
-    /** How many connections it has accepted so far. */
+    /** Returns how many connections were accepted. */
     int accepted() {
         return accepted;
     }
@@ -114,7 +114,7 @@ class FakeServer implements RedisConnector {
         return Set.copyOf(open.keySet());
     }
 
-    /** The commands of this name that were read so far. */
+    /** Returns the commands of this name that were read. */
     List<Command> read(String name) {
         return commands.stream().filter(command -> command.name().equals(name)).toList();
     }

@@ -7,14 +7,14 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
 
-/** Time that passes when a test says so, from one thing that is to be done to the next: no test depends on how fast the machine is. */
+/** A clock that a test advances, from one task to the next: no test depends on how fast the machine is. */
 final class ManualClock implements Clock {
     private record Task(long at, long number, Runnable action) {}
 
     private final PriorityQueue<Task> tasks = new PriorityQueue<>(Comparator.comparingLong(Task::at).thenComparingLong(Task::number));
     private long now;
     private long scheduled;
-    /** By how many ms the wall clock is ahead: for so long the machine was suspended. */
+    /** For how long the machine was suspended, in ms: the wall clock is ahead by that. */
     volatile long suspended;
 
     @Override
@@ -37,7 +37,7 @@ final class ManualClock implements Clock {
         tasks.clear();
     }
 
-    /** How many tasks are to be run. */
+    /** Returns how many tasks have not run. */
     synchronized int tasks() {
         return tasks.size();
     }
@@ -66,7 +66,7 @@ final class ManualClock implements Clock {
         }
     }
 
-    /** Lets time pass until a condition holds; it must within ten minutes. */
+    /** Advances the clock until a condition holds, by ten minutes at most. */
     void until(BooleanSupplier condition) {
         long most = now() + Duration.ofMinutes(10).toNanos();
         while (!condition.getAsBoolean()) {
@@ -76,7 +76,7 @@ final class ManualClock implements Clock {
         }
     }
 
-    /** Lets time pass until a future is completed, and returns its result or throws what it failed with. */
+    /** Advances the clock until a future is completed, and returns its result or throws its exception. */
     <T> T get(CompletableFuture<T> future) throws InterruptedException {
         until(future::isDone);
         return Holdfast.result(future);

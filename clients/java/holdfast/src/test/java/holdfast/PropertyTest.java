@@ -10,13 +10,16 @@ import java.util.Optional;
 import net.jqwik.api.Arbitraries;
 import net.jqwik.api.Arbitrary;
 import net.jqwik.api.ForAll;
+import net.jqwik.api.From;
 import net.jqwik.api.Property;
 import net.jqwik.api.Provide;
+import net.jqwik.api.constraints.AlphaChars;
 import net.jqwik.api.constraints.IntRange;
 import net.jqwik.api.constraints.LongRange;
+import net.jqwik.api.constraints.NotEmpty;
 import net.jqwik.api.constraints.Size;
 
-/** Whatever a server answers, an acquisition ends in time, keeps its owner, and leaves nothing behind. */
+/** Properties that hold for all answers of a server, and for all arguments. */
 class PropertyTest {
     @Provide
     Arbitrary<String> answers() {
@@ -24,7 +27,7 @@ class PropertyTest {
     }
 
     @Property(tries = 200)
-    void acquisition_ends_in_time_and_is_released_or_withdrawn(@ForAll @Size(max = 5) List<@net.jqwik.api.From("answers") String> acquires, @ForAll @Size(max = 2) List<@net.jqwik.api.From("answers") String> releases)
+    void acquisition_ends_in_time_and_is_released_or_withdrawn(@ForAll @Size(max = 5) List<@From("answers") String> acquires, @ForAll @Size(max = 2) List<@From("answers") String> releases)
             throws Exception {
         ManualClock clock = new ManualClock();
         FakeServer server = new FakeServer(clock);
@@ -56,14 +59,14 @@ class PropertyTest {
     }
 
     @Property
-    void slot_is_that_of_what_stands_between_the_first_braces(@ForAll String before, @ForAll @net.jqwik.api.constraints.NotEmpty @net.jqwik.api.constraints.AlphaChars String tag, @ForAll String after) {
+    void slot_is_that_of_the_text_between_the_first_braces(@ForAll String before, @ForAll @NotEmpty @AlphaChars String tag, @ForAll String after) {
         String prefix = before.replace("{", "").replace("}", "");
         int slot = Reply.slot((prefix + "{" + tag + "}" + after).getBytes(StandardCharsets.UTF_8));
         assertThat(slot).isBetween(0, 16383).isEqualTo(Reply.slot(tag.getBytes(StandardCharsets.UTF_8)));
     }
 
     @Property
-    void lock_spec_takes_what_the_server_takes(@ForAll @IntRange(min = -2, max = 5) int limit, @ForAll @LongRange(min = -5, max = 5) long lease) {
+    void lock_spec_accepts_what_the_server_accepts(@ForAll @IntRange(min = -2, max = 5) int limit, @ForAll @LongRange(min = -5, max = 5) long lease) {
         if (limit >= 1 && lease >= 1) {
             assertThat(LockSpec.builder("k").limit(limit).lease(Duration.ofMillis(lease)).build().limit()).isEqualTo(limit);
         } else {
@@ -72,7 +75,7 @@ class PropertyTest {
     }
 
     @Property(tries = 200)
-    void owners_never_repeat_and_do_not_look_like_fields() {
+    void owners_never_repeat_and_contain_no_hash_sign() {
         String owner = Holdfast.random();
         assertThat(owner).hasSize(32).doesNotContain("#").isNotEqualTo(Holdfast.random());
     }

@@ -40,7 +40,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Each cell of the table of states and inputs in {@code docs/client-protocol.md}, against a server that follows a script, on the test's own clock. */
+/** The cells of the table of states and inputs in {@code docs/client-protocol.md}, with a server that follows a script and a clock that the test advances. */
 @Timeout(value = 120, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
 class StateMachineTest {
     private static final Duration WAIT = Duration.ofSeconds(5);
@@ -54,9 +54,17 @@ class StateMachineTest {
 
     /** Runs tasks immediately, in the calling thread. */
     static ExecutorService direct() {
+        return direct(() -> false);
+    }
+
+    /** The same, but fails while no thread can be had. */
+    private static ExecutorService direct(BooleanSupplier isExhausted) {
         return new ThreadPoolExecutor(0, 1, 0, TimeUnit.SECONDS, new SynchronousQueue<>()) {
             @Override
             public void execute(Runnable task) {
+                if (isExhausted.getAsBoolean()) {
+                    throw new OutOfMemoryError("unable to create native thread");
+                }
                 task.run();
             }
         };
@@ -75,7 +83,7 @@ class StateMachineTest {
         Thread closing = new Thread(client::close);
         closing.start();
         while (closing.isAlive()) {
-            // No time passes while it works: if the thread were paused, the lease would be over when it continues.
+            // No time passes while the thread works: otherwise a paused thread could find that the lease is over.
             if (closing.getState() == Thread.State.WAITING) {
                 clock.advance(200);
             }
@@ -112,7 +120,7 @@ class StateMachineTest {
         }
     }
 
-    /** Lets time pass while a call waits, until it is over. */
+    /** Advances the clock while a call waits, until the call has ended. */
     private void finish(Call call) throws InterruptedException {
         while (!call.done.isDone()) {
             if (call.thread.getState() == Thread.State.WAITING) {
@@ -144,7 +152,7 @@ class StateMachineTest {
     // ---- Waiting ----
 
     @Test
-    void token_makes_the_lock_held() throws Exception {
+    void lock_is_held_on_a_token() throws Exception {
         Hold hold = acquired(client.lock("k"));
         assertThat(hold.fence()).isEqualTo(1000);
         assertThat(hold.isHeld()).isTrue();
@@ -156,13 +164,13 @@ class StateMachineTest {
     }
 
     @Test
-    void later_elements_of_the_reply_are_ignored() throws Exception {
+    void further_elements_of_the_reply_are_ignored() throws Exception {
         server.next(ACQUIRE, "*3\r\n:1000\r\n:0\r\n$1\r\nx\r\n");
         assertThat(acquired(client.lock("k")).isHeld()).isTrue();
     }
 
     @Test
-    void version_is_asked_once_before_the_first_acquisition() throws Exception {
+    void lock_version_is_sent_once_before_the_first_acquisition() throws Exception {
         release(acquired(client.lock("k")));
         release(acquired(client.lock("k")));
         assertThat(server.commands.get(0).name()).isEqualTo("LOCK.VERSION");
@@ -186,7 +194,7 @@ class StateMachineTest {
     @ParameterizedTest
     @ValueSource(strings = {"LOADING x", "BUSY x", "TRYAGAIN x", "MASTERDOWN x", "MISCONF x", "NOREPLICAS x", "CLUSTERDOWN x", "OOM x", "UNCONFIRMED x", "READONLY x", "UNBLOCKED x",
         "ERR too many waiters", "ERR another request is being confirmed", "ERR max number of clients reached"})
-    void passing_error_is_asked_again_after_a_pause(String error) throws Exception {
+    void acquire_is_repeated_after_a_pause_on_a_passing_error(String error) throws Exception {
         server.next(ACQUIRE, "-" + error + "\r\n", "-" + error + "\r\n", granted(7, 0));
         Hold hold = acquired(client.lock("k"));
         assertThat(hold.fence()).isEqualTo(7);
@@ -208,7 +216,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"+NONSENSE\r\n", ":7\r\n", "*1\r\n:7\r\n", "*2\r\n+OK\r\n:0\r\n"})
-    void reply_that_is_neither_token_nor_nil_is_asked_again_over_another_connection(String reply) throws Exception {
+    void acquire_is_repeated_over_another_connection_when_reply_is_neither_token_nor_nil(String reply) throws Exception {
         server.next(ACQUIRE, reply, granted(7, 0));
         assertThat(acquired(client.lock("k")).fence()).isEqualTo(7);
         List<FakeServer.Command> asked = server.read(ACQUIRE);
@@ -218,7 +226,7 @@ class StateMachineTest {
     }
 
     @Test
-    void end_of_file_is_asked_again_over_another_connection_with_waited() throws Exception {
+    void acquire_is_repeated_with_waited_over_another_connection_after_an_end_of_file() throws Exception {
         server.next(ACQUIRE, CUT, granted(7, 0));
         assertThat(acquired(client.lock("k")).fence()).isEqualTo(7);
         List<FakeServer.Command> asked = server.read(ACQUIRE);
@@ -228,7 +236,7 @@ class StateMachineTest {
     }
 
     @Test
-    void silence_of_a_wait_is_asked_again_after_two_seconds_and_takes_over_the_place() throws Exception {
+    void wait_is_requested_again_after_two_seconds_of_silence_and_keeps_its_place() throws Exception {
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
         List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
@@ -246,7 +254,7 @@ class StateMachineTest {
     }
 
     @Test
-    void connection_that_is_not_superseded_is_closed_after_a_second() throws Exception {
+    void connection_is_closed_after_a_second_when_its_request_is_not_superseded() throws Exception {
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
         List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
@@ -255,14 +263,14 @@ class StateMachineTest {
         server.answer(asked.get(1).connection(), granted(9, 5));
         Hold hold = get(pending);
         release(hold);
-        // A stale request may be in the queue: withdrawn in the pipeline of the release.
+        // A stale request may be in the queue: the pipeline of the release withdraws it.
         List<FakeServer.Command> released = server.read(RELEASE);
         assertThat(released.get(0).words()).containsSequence("TOKEN", "9");
         assertThat(eventually(RELEASE, 2).get(1).has("ALL")).isTrue();
     }
 
     @Test
-    void superseded_only_request_is_asked_again() throws Exception {
+    void acquire_is_repeated_when_the_only_request_is_superseded() throws Exception {
         server.next(ACQUIRE, "-SUPERSEDED x\r\n", granted(3, 0));
         assertThat(acquired(client.lock("k")).fence()).isEqualTo(3);
     }
@@ -278,7 +286,7 @@ class StateMachineTest {
         assertThat(withdrawn.owner()).isEqualTo(asked.owner());
         assertThat(withdrawn.connection()).isNotEqualTo(asked.connection());
         server.answer(asked.connection(), NIL);
-        // Its connection is good again.
+        // Its connection is used again.
         server.always(ACQUIRE, granted(5, 0));
         acquired(client.lock("k"));
         assertThat(server.isOpen(asked.connection())).isTrue();
@@ -286,7 +294,7 @@ class StateMachineTest {
     }
 
     @Test
-    void acquire_async_that_the_application_times_out_is_withdrawn() {
+    void acquire_async_is_withdrawn_when_the_application_times_out() {
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
@@ -295,7 +303,7 @@ class StateMachineTest {
     }
 
     @Test
-    void acquire_async_that_the_application_completes_is_withdrawn() {
+    void acquire_async_is_withdrawn_when_the_application_completes_its_future() {
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
@@ -306,7 +314,7 @@ class StateMachineTest {
     }
 
     @Test
-    void grant_that_the_application_did_not_wait_for_is_released() throws Exception {
+    void grant_is_released_when_the_application_has_completed_its_future() throws Exception {
         close(client);
         Deque<Runnable> callbacks = new ConcurrentLinkedDeque<>();
         client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks::add).build();
@@ -340,7 +348,7 @@ class StateMachineTest {
     }
 
     @Test
-    void token_that_release_all_has_overtaken_is_released_once_more() throws Exception {
+    void release_all_is_repeated_when_it_has_overtaken_the_grant() throws Exception {
         server.always(ACQUIRE, SILENCE);
         server.always(RELEASE, NIL);
         CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
@@ -352,7 +360,7 @@ class StateMachineTest {
     }
 
     @Test
-    void time_over_is_not_acquired_after_250_ms_and_withdrawn() {
+    void acquire_ends_250_ms_after_its_time_and_is_withdrawn() {
         server.always(ACQUIRE, SILENCE);
         assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ofMillis(300)))).isInstanceOf(NotAcquiredException.class);
         assertThat(withdrawal().at()).isEqualTo(550);
@@ -363,14 +371,14 @@ class StateMachineTest {
         server.always(ACQUIRE, "-LOADING x\r\n");
         assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ofSeconds(2)))).isInstanceOf(NotAcquiredException.class).hasRootCauseMessage("LOADING x");
         int asked = server.read(ACQUIRE).size();
-        // A pause is at least half of what it doubles to, or of lease / 16.
+        // A pause has jitter: it is at least half as long as without.
         assertThat(asked).isBetween(5, 14);
         clock.advance(60_000);
         assertThat(server.read(ACQUIRE)).hasSize(asked);
     }
 
     @Test
-    void try_against_an_unreachable_server_throws_within_the_timeout() throws Exception {
+    void try_throws_within_the_timeout_when_the_server_is_unreachable() throws Exception {
         server.door = FakeServer.Door.REFUSES;
         assertThatThrownBy(() -> get(client.lock("k").tryAcquireAsync())).isInstanceOf(UnavailableException.class);
         assertThat(clock.now()).isLessThanOrEqualTo(3_250_000_000L);
@@ -378,7 +386,7 @@ class StateMachineTest {
     }
 
     @Test
-    void acquisition_that_ends_after_a_broken_connection_is_withdrawn_until_it_was_answered_twice() {
+    void acquisition_is_withdrawn_twice_when_it_ends_after_a_broken_connection() {
         server.next(ACQUIRE, CUT, NIL);
         assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(NotAcquiredException.class);
         List<FakeServer.Command> released = eventually(RELEASE, 2);
@@ -387,7 +395,7 @@ class StateMachineTest {
     }
 
     @Test
-    void grant_that_is_read_late_is_renewed_before_it_counts() throws Exception {
+    void grant_is_renewed_before_it_counts_when_it_is_read_late() throws Exception {
         server.next(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = lease(2400).acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
@@ -398,7 +406,7 @@ class StateMachineTest {
     }
 
     @Test
-    void waited_counts_for_the_certainty() throws Exception {
+    void waited_lengthens_the_certainty() throws Exception {
         server.next(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = lease(10_000).acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
@@ -408,14 +416,14 @@ class StateMachineTest {
     }
 
     @Test
-    void acquire_async_without_a_time_asks_without_a_wait() throws Exception {
+    void acquire_async_sends_no_wait_when_its_time_is_zero() throws Exception {
         server.next(ACQUIRE, NIL);
         assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ZERO))).isInstanceOf(NotAcquiredException.class);
         assertThat(server.read(ACQUIRE).get(0).words()).doesNotContain("WAIT", "WAITED");
     }
 
     @Test
-    void ephemeral_grant_whose_connection_breaks_before_it_counts_is_asked_for_again() throws Exception {
+    void ephemeral_lock_is_requested_again_when_its_connection_breaks_before_the_grant_counts() throws Exception {
         server.next(ACQUIRE, SILENCE).next(RENEW, SILENCE);
         CompletableFuture<Hold> pending = client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(2400)).build()).acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
@@ -427,7 +435,7 @@ class StateMachineTest {
     }
 
     @Test
-    void cancelled_ephemeral_grant_that_does_not_count_yet_is_withdrawn_and_leaves_its_place() throws Exception {
+    void ephemeral_grant_is_withdrawn_and_leaves_its_place_when_cancelled_before_it_counts() throws Exception {
         close(client);
         client = build(server, 3);
         server.next(ACQUIRE, SILENCE).next(RENEW, SILENCE);
@@ -444,7 +452,7 @@ class StateMachineTest {
     }
 
     @Test
-    void time_over_without_a_connection_says_so() {
+    void acquire_says_that_there_was_no_connection_when_its_time_is_over() {
         server.always("LOCK.VERSION", SILENCE);
         assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ofMillis(300)))).isInstanceOf(NotAcquiredException.class)
             .hasMessageEndingWith("was not acquired in time: no connection to the server").hasCauseInstanceOf(UnavailableException.class);
@@ -464,7 +472,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {NIL, "-WRONGTYPE x\r\n"})
-    void renewal_that_finds_nothing_is_a_loss_that_is_told_once(String answer) throws Exception {
+    void loss_is_reported_once_when_a_renewal_finds_no_hold(String answer) throws Exception {
         List<LossReason> reported = new ArrayList<>();
         Hold hold = acquired(lease(1600));
         hold.onLost(reported::add);
@@ -483,7 +491,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"-UNCONFIRMED x\r\n", "-LOADING x\r\n", "-ERR strange\r\n", CUT, SILENCE})
-    void renewal_that_fails_is_repeated_while_the_hold_is_certain(String answer) throws Exception {
+    void failed_renewal_is_repeated_while_the_hold_is_certain(String answer) throws Exception {
         Hold hold = acquired(lease(2400));
         server.next(RENEW, answer, answer);
         assertThat(eventually(RENEW, 3)).allMatch(it -> it.words().containsAll(List.of("TOKEN", "1000")));
@@ -492,7 +500,7 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_is_lost_when_its_certainty_is_over() throws Exception {
+    void hold_is_lost_when_it_is_no_longer_certain() throws Exception {
         List<LossReason> reported = new ArrayList<>();
         Hold hold = acquired(lease(600));
         hold.onLost(reported::add);
@@ -519,14 +527,14 @@ class StateMachineTest {
     }
 
     @Test
-    void plain_lease_is_not_renewed_and_ends() throws Exception {
+    void lock_without_renewal_is_not_renewed_and_expires() throws Exception {
         Hold hold = acquired(plain(300));
         clock.until(() -> hold.lossReason() == LossReason.EXPIRED);
         assertThat(server.read(RENEW)).isEmpty();
     }
 
     @Test
-    void renewals_that_are_due_together_share_a_pipeline() throws Exception {
+    void renewals_share_a_pipeline_when_due_together() throws Exception {
         for (int i = 0; i < 40; i++) {
             acquired(client.lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(4)).build()));
         }
@@ -536,7 +544,7 @@ class StateMachineTest {
     }
 
     @Test
-    void renew_by_hand_may_shorten_the_lease() throws Exception {
+    void renew_may_shorten_the_lease() throws Exception {
         Hold hold = acquired(plain(10_000));
         hold.renew(Duration.ofMillis(400));
         assertThat(hold.remaining()).isEqualTo(Duration.ofMillis(396));
@@ -545,7 +553,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
-    void renew_by_hand_keeps_the_former_lease_when_refused(boolean renewed) throws Exception {
+    void renew_keeps_the_former_lease_when_refused(boolean renewed) throws Exception {
         Hold hold = acquired(client.lock(LockSpec.builder("k").lease(Duration.ofMillis(1600)).renew(renewed).build()));
         server.next(RENEW, "-ERR LEASE must be between 1 and 60000 ms\r\n");
         assertThatThrownBy(() -> hold.renew(Duration.ofHours(1))).isInstanceOf(HoldfastException.class).hasMessageContaining("LEASE must be");
@@ -560,7 +568,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"PT0S", "PT-1S", "P3651D", "PT2562047788015H12M"})
-    void lease_that_the_server_does_not_take_is_refused(Duration lease) throws Exception {
+    void renew_and_release_after_refuse_a_time_that_the_server_does_not_take(Duration lease) throws Exception {
         Hold hold = acquired(client.lock("k"));
         assertThatThrownBy(() -> hold.renew(lease)).isInstanceOf(IllegalArgumentException.class).hasMessageContaining("3,650 days");
         assertThatThrownBy(() -> hold.releaseAfter(lease)).isInstanceOf(IllegalArgumentException.class).hasMessageContaining("3,650 days");
@@ -609,7 +617,7 @@ class StateMachineTest {
     }
 
     @Test
-    void plain_lease_is_not_renewed_when_only_the_wall_clock_says_that_its_time_is_over() throws Exception {
+    void lock_without_renewal_is_not_renewed_when_only_the_wall_clock_says_that_its_time_is_over() throws Exception {
         Hold hold = acquired(plain(10_000));
         clock.suspended = 60_000;
         assertThat(hold.isHeld()).isFalse();
@@ -619,7 +627,7 @@ class StateMachineTest {
     }
 
     @Test
-    void re_entry_that_has_to_renew_ends_with_the_callers_time() throws Exception {
+    void re_entry_that_renews_ends_with_the_callers_time() throws Exception {
         server.always(RENEW, SILENCE);
         Call call = Call.start(() -> {
             FencedLock lock = client.fencedLock("k");
@@ -638,7 +646,7 @@ class StateMachineTest {
     }
 
     @Test
-    void re_entry_that_has_to_renew_ends_when_the_thread_is_interrupted() throws Exception {
+    void re_entry_that_renews_ends_when_the_thread_is_interrupted() throws Exception {
         server.always(RENEW, SILENCE);
         Call call = Call.start(() -> {
             FencedLock lock = client.fencedLock("k");
@@ -656,7 +664,7 @@ class StateMachineTest {
     }
 
     @Test
-    void thread_enters_its_lock_again_when_only_the_wall_clock_says_that_its_time_is_over() {
+    void re_entry_succeeds_when_only_the_wall_clock_says_that_the_lease_is_over() {
         FencedLock lock = client.fencedLock("k");
         lock.lock();
         clock.suspended = 60_000;
@@ -693,7 +701,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {NIL, "-WRONGTYPE x\r\n"})
-    void overwritten_key_at_a_repeated_release_is_as_nil(String answer) throws Exception {
+    void repeated_release_treats_an_overwritten_key_as_nil(String answer) throws Exception {
         Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, CUT, answer);
         release(hold);
@@ -702,7 +710,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {CUT, SILENCE})
-    void nil_to_a_repeated_release_is_released_if_it_was_certain(String first) throws Exception {
+    void repeated_release_succeeds_on_nil_if_the_hold_was_certain(String first) throws Exception {
         Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, first, NIL, NIL);
         release(hold);
@@ -713,7 +721,7 @@ class StateMachineTest {
     }
 
     @Test
-    void release_that_was_never_written_is_no_attempt() throws Exception {
+    void release_does_not_count_as_an_attempt_when_never_written() throws Exception {
         Hold hold = acquired(client.lock("k"));
         server.door = FakeServer.Door.REFUSES;
         server.cutAll();
@@ -726,7 +734,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"-LOADING x\r\n", "-MISCONF x\r\n"})
-    void passing_error_to_a_release_is_repeated(String error) throws Exception {
+    void release_is_repeated_on_a_passing_error(String error) throws Exception {
         Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, error);
         release(hold);
@@ -741,7 +749,7 @@ class StateMachineTest {
     }
 
     @Test
-    void release_without_an_answer_ends_in_time_and_goes_on_in_the_background() throws Exception {
+    void release_without_a_reply_ends_in_time_and_continues_in_the_background() throws Exception {
         Hold hold = acquired(client.lock("k"));
         server.always(RELEASE, SILENCE);
         assertThatThrownBy(() -> release(hold)).isInstanceOf(UnavailableException.class);
@@ -761,7 +769,7 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_at_least_raises_the_token_and_stops_renewing() throws Exception {
+    void release_after_raises_the_token_and_stops_the_renewal() throws Exception {
         Hold hold = acquired(client.lock("k"));
         hold.releaseAfter(Duration.ofSeconds(60));
         assertThat(server.read(RENEW).get(0).words()).containsSequence("TOKEN", "1000", "FENCE", "1001", "LEASE", "60000");
@@ -769,7 +777,7 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_at_least_that_is_nil_at_a_repetition_is_a_loss() throws Exception {
+    void release_after_reports_a_loss_when_its_repetition_is_nil() throws Exception {
         Hold hold = acquired(plain(3_600_000));
         server.next(RENEW, CUT, NIL);
         Call released = Call.start(() -> hold.releaseAfter(Duration.ofSeconds(60)));
@@ -777,7 +785,7 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_at_least_of_an_ephemeral_lock_is_not_bound_to_its_connection() throws Exception {
+    void release_after_unbinds_an_ephemeral_lock_from_its_connection() throws Exception {
         Hold hold = acquired(client.lock(LockSpec.builder("e").ephemeral(true).build()));
         hold.releaseAfter(Duration.ofSeconds(60));
         assertThat(server.read(RENEW).get(0).words()).containsSequence("LEASE", "60000", "UNBIND");
@@ -785,7 +793,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @CsvSource({"true,true", "true,false", "false,true"})
-    void hold_at_least_of_several_names_renews_each_and_is_lost_by_any_nil(boolean first, boolean second) throws Exception {
+    void release_after_renews_each_of_several_names_and_any_nil_is_a_loss(boolean first, boolean second) throws Exception {
         server.always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n").next(RENEW, first ? ":1001\r\n" : NIL, second ? ":1001\r\n" : NIL);
         Hold hold = ofNames(2);
         Call released = Call.start(() -> hold.releaseAfter(Duration.ofSeconds(60)));
@@ -802,7 +810,7 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_at_least_of_several_names_repeats_what_was_not_answered() throws Exception {
+    void release_after_repeats_only_the_names_that_were_not_answered() throws Exception {
         server.next(RENEW, ":1001\r\n", CUT);
         Hold hold = ofNames(2);
         server.always(RENEW, ":1001\r\n");
@@ -862,7 +870,7 @@ class StateMachineTest {
         Hold hold = acquired(client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(1600)).build()));
         assertThat(server.read("LOCK.MACQUIRE").get(0).words()).containsSequence("LOCK.MACQUIRE", "2", "a", "b");
         clock.until(() -> hold.lossReason() == LossReason.GONE);
-        // The others may still be held.
+        // The server may still hold the other name.
         assertThat(eventually("LOCK.MRELEASE", 1).get(0).words()).containsSequence("TOKEN", "1000");
     }
 
@@ -895,7 +903,7 @@ class StateMachineTest {
         server.next(ACQUIRE, SILENCE, SILENCE);
         CompletableFuture<Hold> pending = client.lock(LockSpec.builder("e").ephemeral(true).build()).acquireAsync(WAIT);
         List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
-        // The server grants it again to the second request, and binds it to that one's connection.
+        // The server grants the lock to the second request again, and binds the hold to that request's connection.
         server.answer(asked.get(0).connection(), granted(1000, 0));
         server.answer(asked.get(1).connection(), granted(1000, 0));
         Hold hold = get(pending);
@@ -905,7 +913,7 @@ class StateMachineTest {
     }
 
     @Test
-    void connection_of_an_ephemeral_hold_is_closed_with_the_client_when_the_server_is_silent() throws Exception {
+    void close_closes_the_connection_of_an_ephemeral_hold_when_the_server_is_silent() throws Exception {
         server.always(RELEASE, SILENCE);
         acquired(client.lock(LockSpec.builder("e").ephemeral(true).build()));
         client.close();
@@ -915,7 +923,7 @@ class StateMachineTest {
     // ---- Waits in the client, and the pool ----
 
     @Test
-    void ended_timers_leave_no_task_of_the_clock() throws Exception {
+    void cancelled_timers_leave_no_task_in_the_clock() throws Exception {
         acquired(lease(60_000));
         for (int i = 0; i < 100; i++) {
             release(acquired(client.lock("other")));
@@ -951,7 +959,7 @@ class StateMachineTest {
         client.lock("a").acquireAsync(WAIT);
         client.lock("b").acquireAsync(WAIT);
         eventually(ACQUIRE, 2);
-        // A third wait sends a request without WAIT, and then one with a short wait.
+        // A third wait first sends a request without WAIT, and then polls.
         server.next(ACQUIRE, NIL, NIL);
         CompletableFuture<Hold> third = client.lock("c").acquireAsync(WAIT);
         assertThat(eventually(ACQUIRE, 3).get(2).has("WAIT")).isFalse();
@@ -959,7 +967,7 @@ class StateMachineTest {
         FakeServer.Command poll = eventually(ACQUIRE, 4).get(3);
         assertThat(poll.number("WAIT")).isEqualTo(100);
         assertThat(poll.owner()).isEqualTo(server.read(ACQUIRE).get(2).owner());
-        // A place is free: it waits.
+        // When a place is free, it waits at the server.
         server.answer(server.read(ACQUIRE).get(0).connection(), granted(5, 0));
         clock.until(() -> server.read(ACQUIRE).stream().filter(it -> it.owner().equals(poll.owner())).anyMatch(it -> it.has("WAIT") && it.number("WAIT") > 100));
         third.cancel(true);
@@ -967,20 +975,20 @@ class StateMachineTest {
     }
 
     @Test
-    void empty_name_is_a_name_of_its_own() throws Exception {
+    void empty_name_is_a_name_like_any_other() throws Exception {
         close(client);
         client = build(server, 4);
         server.next(ACQUIRE, SILENCE, SILENCE, NIL, granted(5, 0));
         client.semaphore("s", 2).acquireAsync(WAIT);
         client.semaphore("s", 2).acquireAsync(WAIT);
         eventually(ACQUIRE, 2);
-        // It waits for its turn among requests for the same mutex, and polls.
+        // This wait joins the line of its mutex and, to poll, that of polls: their keys must differ.
         assertThat(acquired(client.lock("")).fence()).isEqualTo(5);
         assertThat(server.read(ACQUIRE).get(3).words()).contains("", "100");
     }
 
     @Test
-    void wait_without_a_connection_asks_first_without_a_wait_when_it_waited_in_the_client() throws Exception {
+    void wait_without_a_place_first_sends_no_wait_when_it_waited_in_the_client() throws Exception {
         close(client);
         client = build(server, 4);
         server.always(ACQUIRE, SILENCE);
@@ -1011,7 +1019,7 @@ class StateMachineTest {
         }
         clock.advance(10_000);
         assertThat(server.attempts.size()).isBetween(10, 40);
-        // The first attempt may replace a connection that died idle; then the pause doubles, and at least half of it passes.
+        // The first attempt may replace a dead idle connection. Then the pause doubles each time; with jitter, it is at least half as long.
         for (int i = 2; i < server.attempts.size(); i++) {
             assertThat(server.attempts.get(i) - server.attempts.get(i - 1)).as("pause before attempt %d", i).isGreaterThanOrEqualTo(Math.min(9L << (i - 2), 500));
         }
@@ -1023,7 +1031,7 @@ class StateMachineTest {
     }
 
     @Test
-    void idle_connection_that_died_is_replaced_at_once() throws Exception {
+    void idle_connection_is_replaced_at_once_when_dead() throws Exception {
         release(acquired(client.lock("k")));
         server.next(ACQUIRE, CUT);
         assertThat(acquired(client.lock("k")).isHeld()).isTrue();
@@ -1032,7 +1040,7 @@ class StateMachineTest {
     }
 
     @Test
-    void readonly_closes_the_idle_connections_and_looks_for_the_primary() throws Exception {
+    void readonly_closes_the_idle_connections_and_refreshes_the_primary() throws Exception {
         release(acquired(client.lock("k")));
         int first = server.read(ACQUIRE).get(0).connection();
         server.next(ACQUIRE, "-READONLY x\r\n");
@@ -1061,7 +1069,7 @@ class StateMachineTest {
     }
 
     @Test
-    void each_command_of_a_release_follows_a_redirect_with_asking() throws Exception {
+    void release_sends_asking_before_each_command_after_a_redirect() throws Exception {
         FakeServer other = new FakeServer(clock).always("ASKING", "+OK\r\n");
         server.node(1, other);
         Holdfast cluster = build(server, 32);
@@ -1071,7 +1079,7 @@ class StateMachineTest {
         release(hold);
         assertThat(other.commands).extracting(FakeServer.Command::name).containsExactly("LOCK.VERSION", "ASKING", RELEASE, "ASKING", RELEASE);
         assertThat(other.read(RELEASE).get(1).has("ALL")).isTrue();
-        // The replies are told apart: the connection can be used again.
+        // No reply was taken for another: the connection is used again.
         assertThat(other.open()).isNotEmpty();
         server.next("LOCK.INFO", redirect);
         finish(Call.start(() -> assertThat(cluster.info("k")).isEmpty()));
@@ -1080,7 +1088,7 @@ class StateMachineTest {
     }
 
     @Test
-    void question_follows_a_redirect_at_once() throws Exception {
+    void query_follows_a_redirect_at_once() throws Exception {
         FakeServer other = new FakeServer(clock).always("ASKING", "+OK\r\n");
         server.node(1, other);
         Holdfast cluster = build(server, 32);
@@ -1093,7 +1101,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"MOVED", "MOVED x 127.0.0.1:1", "MOVED 1 nonsense", "ASK 1 127.0.0.1:99999999999"})
-    void redirect_that_cannot_be_read_passes(String redirect) throws Exception {
+    void acquire_is_repeated_after_an_unreadable_redirect(String redirect) throws Exception {
         server.cluster = true;
         Holdfast cluster = build(server, 32);
         server.next(ACQUIRE, "-" + redirect + "\r\n").next(RENEW, "-" + redirect + "\r\n");
@@ -1104,7 +1112,7 @@ class StateMachineTest {
     }
 
     @Test
-    void redirect_without_a_host_leads_to_the_node_that_answered() throws Exception {
+    void redirect_without_a_host_leads_to_the_host_that_replied() throws Exception {
         FakeServer other = new FakeServer(clock).next(ACQUIRE, "-MOVED " + Reply.slot("k".getBytes()) + " :2\r\n");
         List<Node> nodes = new ArrayList<>();
         FakeServer cluster = new FakeServer(clock) {
@@ -1137,7 +1145,7 @@ class StateMachineTest {
     // ---- Versions ----
 
     @Test
-    void unknown_command_says_that_the_module_is_not_loaded() {
+    void acquire_says_that_the_module_is_not_loaded_on_an_unknown_command() {
         server.always("LOCK.VERSION", "-ERR unknown command 'LOCK.VERSION'\r\n").always(ACQUIRE, "-ERR unknown command 'LOCK.ACQUIRE'\r\n");
         assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(ModuleNotLoadedException.class).hasMessageContaining("loadmodule");
     }
@@ -1150,7 +1158,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(ints = {3, 5})
-    void protocol_out_of_range_says_who_is_too_old(int protocol) {
+    void version_exception_says_which_side_is_too_old(int protocol) {
         server.always("LOCK.VERSION", "*4\r\n$8\r\nprotocol\r\n*2\r\n:" + protocol + "\r\n:" + protocol + "\r\n$7\r\nversion\r\n$5\r\n0.9.0\r\n");
         assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(VersionException.class)
             .hasMessageContaining(protocol == 3 ? "module is too old" : "client is too old").hasMessageContaining("0.9.0");
@@ -1160,7 +1168,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void hold_that_a_check_does_not_find_is_lost_only_if_all_holders_are_listed(int holders) throws Exception {
+    void check_reports_a_loss_only_if_all_holders_are_shown(int holders) throws Exception {
         Hold hold = acquired(client.semaphore("k", 2));
         server.always("LOCK.INFO", "*4\r\n$7\r\nholders\r\n*1\r\n*4\r\n$5\r\nowner\r\n$4\r\nelse\r\n$5\r\ntoken\r\n:9\r\n$12\r\nholder_count\r\n:" + holders + "\r\n");
         assertThat(hold.check()).isEqualTo(holders == 2);
@@ -1191,7 +1199,7 @@ class StateMachineTest {
     // ---- Closing, handles, callbacks ----
 
     @Test
-    void close_releases_what_is_held_and_cancels_what_waits() throws Exception {
+    void close_releases_holds_and_cancels_waits() throws Exception {
         acquired(client.lock("k"));
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = client.lock("other").acquireAsync(WAIT);
@@ -1205,7 +1213,7 @@ class StateMachineTest {
     }
 
     @Test
-    void release_that_waits_for_the_server_ends_when_the_client_is_closed() throws Exception {
+    void pending_release_fails_when_the_client_is_closed() throws Exception {
         Hold hold = acquired(client.lock("k"));
         server.door = FakeServer.Door.REFUSES;
         server.cutAll();
@@ -1217,7 +1225,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(classes = {RejectedExecutionException.class, IllegalStateException.class})
-    void callbacks_that_the_executor_rejects_run_on_a_thread_of_the_client(Class<? extends RuntimeException> rejection) throws Exception {
+    void callbacks_run_on_a_thread_of_the_client_when_the_executor_rejects_them(Class<? extends RuntimeException> rejection) throws Exception {
         close(client);
         ExecutorService worker = Executors.newCachedThreadPool(task -> new Thread(task, "worker"));
         client = Holdfast.builder(server).controlledBy(clock, worker).callbacks(task -> {
@@ -1236,12 +1244,12 @@ class StateMachineTest {
     }
 
     @Test
-    void callbacks_of_an_executor_that_runs_them_in_the_calling_thread_run_on_a_thread_of_the_client() throws Exception {
+    void callbacks_run_on_a_thread_of_the_client_when_the_executor_would_run_them_in_the_caller() throws Exception {
         close(client);
         ExecutorService worker = Executors.newCachedThreadPool();
         client = Holdfast.builder(server).controlledBy(clock, worker).callbacks(Runnable::run).build();
         server.next(ACQUIRE, SILENCE);
-        // In a step, it would wait for the next one.
+        // In a step, the release would wait for itself.
         CompletableFuture<Void> released = client.lock("k").acquireAsync(WAIT).thenAccept(Hold::release);
         answerToWorker(ACQUIRE, granted(7, 0));
         released.get(30, TimeUnit.SECONDS);
@@ -1249,19 +1257,10 @@ class StateMachineTest {
     }
 
     @Test
-    void acquisition_ends_when_no_thread_is_to_be_had_for_a_listener() throws Exception {
+    void acquisition_ends_when_no_thread_can_be_had_for_a_listener() throws Exception {
         close(client);
         boolean[] isExhausted = {false};
-        ExecutorService worker = new ThreadPoolExecutor(0, 1, 0, TimeUnit.SECONDS, new SynchronousQueue<>()) {
-            @Override
-            public void execute(Runnable task) {
-                if (isExhausted[0]) {
-                    throw new OutOfMemoryError("unable to create native thread");
-                }
-                task.run();
-            }
-        };
-        client = Holdfast.builder(server).controlledBy(clock, worker).listener(new HoldfastListener() { }).build();
+        client = Holdfast.builder(server).controlledBy(clock, direct(() -> isExhausted[0])).listener(new HoldfastListener() { }).build();
         server.next(ACQUIRE, SILENCE);
         CompletableFuture<Hold> acquired = client.lock("k").acquireAsync(WAIT);
         isExhausted[0] = true;
@@ -1271,7 +1270,7 @@ class StateMachineTest {
     }
 
     @Test
-    void listener_that_throws_keeps_an_event_from_no_other() throws Exception {
+    void event_reaches_all_listeners_when_one_throws() throws Exception {
         close(client);
         List<String> acquired = new ArrayList<>();
         HoldfastListener throwing = new HoldfastListener() {
@@ -1292,7 +1291,7 @@ class StateMachineTest {
     }
 
     @Test
-    void acquire_async_ends_when_no_thread_is_left_for_its_callback() throws Exception {
+    void acquire_async_ends_when_no_thread_can_be_had_for_its_callback() throws Exception {
         close(client);
         ExecutorService worker = Executors.newCachedThreadPool();
         client = Holdfast.builder(server).controlledBy(clock, worker).build();
@@ -1303,7 +1302,7 @@ class StateMachineTest {
         assertThat(acquired.join().isHeld()).isTrue();
     }
 
-    /** Answers a command that a worker sends, after the step in which it sends it. */
+    /** Answers a command that a worker sends, in a step after the one that sends it. */
     private void answerToWorker(String command, String answer) {
         while (server.read(command).isEmpty()) {
             Thread.onSpinWait();
@@ -1313,38 +1312,24 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
-    void attempts_to_connect_go_on_after_there_were_no_threads(boolean inWorker) throws Exception {
+    void attempts_to_connect_continue_after_no_thread_could_be_had(boolean inWorker) throws Exception {
         close(client);
         int[] failures = {10};
-        Runnable fail = () -> {
-            if (failures[0]-- > 0) {
-                throw new OutOfMemoryError("unable to create native thread");
-            }
-        };
         FakeServer connector = new FakeServer(clock) {
             @Override
             public RedisConnection open(Node node, Runnable onClose) throws IOException {
-                if (inWorker) {
-                    fail.run();
+                if (inWorker && failures[0]-- > 0) {
+                    throw new OutOfMemoryError("unable to create native thread");
                 }
                 return super.open(node, onClose);
             }
         };
-        ExecutorService worker = new ThreadPoolExecutor(0, 1, 0, TimeUnit.SECONDS, new SynchronousQueue<>()) {
-            @Override
-            public void execute(Runnable task) {
-                if (!inWorker) {
-                    fail.run();
-                }
-                task.run();
-            }
-        };
-        client = Holdfast.builder(connector).controlledBy(clock, worker).build();
+        client = Holdfast.builder(connector).controlledBy(clock, direct(() -> !inWorker && failures[0]-- > 0)).build();
         assertThat(get(client.lock("k").acquireAsync(Duration.ofSeconds(30))).isHeld()).isTrue();
     }
 
     @Test
-    void callback_that_blocks_delays_nothing() throws Exception {
+    void renewals_are_not_delayed_when_a_callback_blocks() throws Exception {
         close(client);
         ExecutorService callbacks = Executors.newCachedThreadPool();
         client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks).build();
@@ -1367,7 +1352,7 @@ class StateMachineTest {
     }
 
     @Test
-    void continuation_of_an_async_release_that_blocks_delays_nothing() throws Exception {
+    void steps_are_not_delayed_when_a_continuation_of_an_async_release_blocks() throws Exception {
         close(client);
         ExecutorService callbacks = Executors.newCachedThreadPool();
         client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks).build();
@@ -1390,14 +1375,14 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_that_is_forgotten_goes_on_being_renewed() throws Exception {
+    void hold_is_still_renewed_when_forgotten() throws Exception {
         acquired(lease(1600));
         System.gc();
         eventually(RENEW, 3);
         assertThat(server.read(RELEASE)).isEmpty();
     }
 
-    /** What is logged while it is open. */
+    /** Collects what is logged until it is closed. */
     private static final class Log implements AutoCloseable {
         private final PrintStream before = System.err;
         private final ByteArrayOutputStream text = new ByteArrayOutputStream();
@@ -1425,7 +1410,7 @@ class StateMachineTest {
     }
 
     @Test
-    void holdings_of_ended_threads_are_dropped() throws Exception {
+    void holdings_of_ended_threads_are_removed() throws Exception {
         FencedLock lock = client.fencedLock("k");
         lock.lock();
         for (int i = 0; i < 1000; i++) {
@@ -1438,7 +1423,7 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_that_is_forgotten_is_logged() throws Exception {
+    void hold_is_logged_when_forgotten() throws Exception {
         try (Log log = new Log()) {
             client.lock("forgotten").tryAcquire();
             acquired(client.lock("forgotten too"));
@@ -1448,7 +1433,7 @@ class StateMachineTest {
     }
 
     @Test
-    void hold_that_was_released_or_lost_is_collected_and_not_logged() throws Exception {
+    void hold_is_collected_and_not_logged_when_released_or_lost() throws Exception {
         try (Log log = new Log()) {
             List<WeakReference<Acquisition>> ended = new ArrayList<>();
             for (String name : List.of("released", "lost")) {
@@ -1460,7 +1445,7 @@ class StateMachineTest {
                 clock.until(released::isDone);
                 assertThat(released.isCompletedExceptionally()).isEqualTo(name.equals("lost"));
             }
-            // The timers of what they sent refer to them.
+            // The timers of their requests refer to the acquisitions.
             clock.advance(60_000);
             collectUntil(() -> ended.stream().allMatch(it -> it.get() == null));
             assertThat(log.toString()).doesNotContain("forgotten");
@@ -1469,7 +1454,7 @@ class StateMachineTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
-    void election_is_reported_before_its_loss_or_not_at_all(boolean lostEarly) throws Exception {
+    void elected_is_called_before_lost_or_not_at_all(boolean lostEarly) throws Exception {
         close(client);
         Deque<Runnable> callbacks = new ConcurrentLinkedDeque<>();
         client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks::addFirst).build();
@@ -1485,7 +1470,7 @@ class StateMachineTest {
             clock.until(() -> !client.holds().isEmpty());
             clock.until(() -> client.holds().isEmpty());
             while (!callbacks.isEmpty()) {
-                // The newest one first: an executor may run them in any order.
+                // The newest first: an executor may run callbacks in any order.
                 callbacks.remove().run();
             }
             assertThat(calls).isEqualTo(lostEarly ? List.of("lost") : List.of("elected", "lost"));
@@ -1493,7 +1478,7 @@ class StateMachineTest {
     }
 
     @Test
-    void leader_that_releases_its_hold_stands_again() throws Exception {
+    void leader_stands_again_when_it_releases_its_hold() throws Exception {
         List<Hold> terms = new CopyOnWriteArrayList<>();
         server.next(ACQUIRE, granted(7, 0), granted(8, 0), SILENCE);
         try (Election election = client.elect("e", "me", terms::add, why -> { })) {
@@ -1513,7 +1498,7 @@ class StateMachineTest {
     }
 
     @Test
-    void leader_is_told_by_the_owner() {
+    void leader_is_read_from_the_owner() {
         server.always("LOCK.INFO", "*4\r\n$7\r\nholders\r\n*1\r\n*4\r\n$5\r\nowner\r\n$11\r\nhost:1#abcd\r\n$5\r\ntoken\r\n:9\r\n$5\r\nlimit\r\n:1\r\n");
         assertThat(client.leader("e")).isEqualTo(Optional.of(new Election.Leader("host:1", 9)));
     }

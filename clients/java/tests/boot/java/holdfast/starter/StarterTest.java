@@ -25,16 +25,18 @@ import org.junit.jupiter.params.provider.ValueSource;
 import org.springframework.beans.factory.annotation.Value;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.WebApplicationType;
+import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
 import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.SmartLifecycle;
+import org.springframework.context.annotation.Configuration;
 import org.springframework.integration.support.locks.LockRegistry;
 import org.springframework.scheduling.annotation.EnableScheduling;
 import org.springframework.scheduling.annotation.Scheduled;
 import org.springframework.scheduling.concurrent.ThreadPoolTaskScheduler;
 
-/** The starter in a Spring Boot application: nothing is set but {@code spring.data.redis.*}. */
+/** The starter in a Spring Boot application that sets only {@code spring.data.redis.*}. */
 @Timeout(600)
 class StarterTest {
     private static RedisServer server;
@@ -51,7 +53,7 @@ class StarterTest {
         }
     }
 
-    /** An application with a job that runs on every node, once in a fleet. */
+    /** An application with a job that is scheduled on every node and runs once in the fleet. */
     @SpringBootApplication
     @EnableScheduling
     @EnableSchedulerLock(defaultLockAtMostFor = "30m")
@@ -76,7 +78,7 @@ class StarterTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"lettuce", "jedis"})
-    void beans_are_there_and_work(String driver) throws Exception {
+    void starter_provides_beans_that_work(String driver) throws Exception {
         try (ConfigurableApplicationContext context = run(driver, "one")) {
             Holdfast client = context.getBean(Holdfast.class);
             try (Hold hold = client.lock("boot").acquire(Duration.ofSeconds(200))) {
@@ -100,7 +102,7 @@ class StarterTest {
         await("the connections are closed").until(() -> server.ask("CLIENT", "LIST").lines().count() == 1);
     }
 
-    /** What a scheduler does: when the application ends, it waits for a task that holds a lock. */
+    /** Like a scheduler: when the application ends, it waits for a task that holds a lock. */
     private static final class Scheduler implements SmartLifecycle {
         private final Hold hold;
         private boolean heldToTheEnd;
@@ -132,7 +134,7 @@ class StarterTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"lettuce", "jedis"})
-    void closed_context_releases_its_locks_after_the_schedulers_have_stopped(String driver) throws Exception {
+    void context_releases_its_locks_after_the_schedulers_have_stopped_when_closed(String driver) throws Exception {
         Scheduler scheduler;
         try (ConfigurableApplicationContext context = run(driver, "one")) {
             scheduler = new Scheduler(context.getBean(Holdfast.class).lock("closing").acquire(Duration.ofSeconds(200)));
@@ -148,7 +150,7 @@ class StarterTest {
         Application.RUNS.clear();
         try (ConfigurableApplicationContext one = run("lettuce", "one"); ConfigurableApplicationContext two = run("jedis", "two")) {
             await().until(() -> !Application.RUNS.isEmpty());
-            // Both go on asking every 100 ms, and the lock is held for ten minutes.
+            // Both request the lock every 100 ms, and it is held for ten minutes.
             long asked = asked();
             await().until(() -> asked() > asked + 10);
             assertThat(Application.RUNS).hasSize(1);
@@ -156,7 +158,7 @@ class StarterTest {
         }
     }
 
-    /** How many times LOCK.ACQUIRE was called, by the server's count. */
+    /** Returns how many times LOCK.ACQUIRE was called, by the server's count. */
     private static long asked() throws Exception {
         String stats = new String((byte[]) server.call("INFO", "commandstats"));
         return Long.parseLong(stats.replaceAll("(?s).*cmdstat_lock\\.acquire:calls=(\\d+).*", "$1"));
@@ -172,7 +174,7 @@ class StarterTest {
     }
 
     /** An application that uses no Redis. */
-    @org.springframework.context.annotation.Configuration(proxyBeanMethods = false)
-    @org.springframework.boot.autoconfigure.EnableAutoConfiguration
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
     static class Bare {}
 }

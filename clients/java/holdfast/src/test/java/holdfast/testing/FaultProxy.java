@@ -13,14 +13,11 @@ import java.util.concurrent.atomic.AtomicInteger;
 /** A proxy that cuts a connection at a chosen message: before a request reaches the server, or before its reply reaches the client. */
 public final class FaultProxy implements AutoCloseable {
     private final ServerSocket listener;
-    private final int target;
     private final Set<Socket> sockets = ConcurrentHashMap.newKeySet();
     private final AtomicInteger messages = new AtomicInteger();
     private volatile int cutAt = -1;
-    private volatile boolean silent;
 
     public FaultProxy(int target) throws IOException {
-        this.target = target;
         listener = new ServerSocket(0, 100, InetAddress.getLoopbackAddress());
         daemon(() -> {
             while (true) {
@@ -61,9 +58,7 @@ public final class FaultProxy implements AutoCloseable {
                 if (messages.getAndIncrement() == cutAt) {
                     return;
                 }
-                if (!silent) {
-                    out.write(buffer, 0, read);
-                }
+                out.write(buffer, 0, read);
             }
         } finally {
             sockets.remove(from);
@@ -71,21 +66,12 @@ public final class FaultProxy implements AutoCloseable {
         }
     }
 
-    /** Cuts the connection of the n-th message from now on, counted from 0, in either direction, instead of passing it on. */
+    /** Cuts the connection of the n-th message from now on, counted from 0 and in either direction, instead of passing the message on. */
     public void cutAt(int message) {
         messages.set(0);
         cutAt = message;
     }
 
-    /** How many messages have come since the last {@link #cutAt}. */
-    public int messages() {
-        return messages.get();
-    }
-
-    /** Swallows all that comes. */
-    public void silence(boolean silent) {
-        this.silent = silent;
-    }
 
     public void cutAll() throws IOException {
         for (Socket socket : sockets) {

@@ -21,20 +21,19 @@ import java.util.stream.Stream;
 import org.awaitility.Awaitility;
 import org.junit.jupiter.api.Assumptions;
 
-/** A real server with the module that {@code HOLDFAST_MODULE} names. */
+/** A real server. {@code HOLDFAST_MODULE} names the module, and {@code HOLDFAST_REDIS} the program, by default {@code redis-server}. */
 public final class RedisServer implements AutoCloseable {
     static {
-        // A wait for a condition has time enough on a busy machine.
+        // A wait for a condition must not fail on a busy machine.
         Awaitility.setDefaultTimeout(Duration.ofMinutes(2));
     }
 
-    /** Where its files are. */
-    public final Path folder;
     private static final String PROGRAM = System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server");
-
-    /** What a server, or a Sentinel, says once it accepts connections. */
+    /** What a server or a Sentinel logs once it accepts connections. */
     private static final Pattern READY = Pattern.compile("eady to accept connections|Sentinel ID is");
 
+    /** The folder of its files. */
+    public final Path folder;
     public final int port;
     private Process process;
 
@@ -43,7 +42,7 @@ public final class RedisServer implements AutoCloseable {
         port = freePort();
     }
 
-    /** A port that was free a moment ago, low enough for a cluster's bus. */
+    /** Returns a port that was free a moment ago, low enough for a cluster's bus. */
     public static int freePort() throws IOException {
         while (true) {
             try (ServerSocket free = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
@@ -88,7 +87,7 @@ public final class RedisServer implements AutoCloseable {
         });
     }
 
-    /** The first options of a server, which may lie in its folder. */
+    /** Makes the first options of a server, which may name files in its folder. */
     private interface Options {
         List<String> of(RedisServer server) throws IOException;
     }
@@ -100,7 +99,7 @@ public final class RedisServer implements AutoCloseable {
                 server.start(options.of(server));
                 return server;
             } catch (BindException taken) {
-                server.close(); // another process was faster: with another port
+                server.close(); // another process uses the port: try another one
             }
         }
     }
@@ -112,7 +111,7 @@ public final class RedisServer implements AutoCloseable {
         Path log = folder.resolve("log");
         process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(log.toFile()).start();
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
-        // The server that answers on the port may be another process's: this one's log says that it listens.
+        // A connection would not tell whether this server or that of another process listens on the port; its log does.
         while (true) {
             String text = Files.readString(log);
             if (READY.matcher(text).find()) {
@@ -142,7 +141,7 @@ public final class RedisServer implements AutoCloseable {
         }
     }
 
-    /** Waits until a key's time to live has been lengthened. */
+    /** Waits until the time to live of a key has grown. */
     public void awaitRenewal(String key) {
         AtomicLong least = new AtomicLong(Long.MAX_VALUE);
         Awaitility.await().until(() -> {
@@ -171,7 +170,7 @@ public final class RedisServer implements AutoCloseable {
         }
     }
 
-    /** Ends the server at once. */
+    /** Ends the server with SIGKILL. */
     public void kill() {
         process.destroyForcibly();
         try {

@@ -8,7 +8,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 
-/** The Redis protocol, as far as tests need it. */
+/** Reads and writes the parts of the Redis protocol that tests need. */
 public final class Resp {
     private Resp() {}
 

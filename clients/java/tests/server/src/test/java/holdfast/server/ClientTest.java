@@ -34,7 +34,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 import redis.clients.jedis.UnifiedJedis;
 
-/** The client against a real server, over each library. */
+/** The client with a real server, over each library. */
 @Timeout(600)
 class ClientTest {
     private static final Duration WAIT = Duration.ofSeconds(60);
@@ -84,7 +84,7 @@ class ClientTest {
             String name = name(library, "long");
             Hold hold = first.client().lock(name).acquire(WAIT);
             CompletableFuture<Hold> next = second.client().lock(name).acquireAsync(WAIT);
-            // Longer than 2 s: the place in the queue is taken over by another connection.
+            // After 2 s, a request over another connection takes over the place in the queue.
             await().until(() -> second.client().waiters(name).stream().anyMatch(it -> it.waited().toMillis() > 2300));
             assertThat(second.client().waiters(name)).hasSize(1);
             hold.release();
@@ -119,7 +119,7 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource
-    void hold_at_least_keeps_each_of_several_names(Clients library) throws Exception {
+    void release_after_keeps_each_of_several_names(Clients library) throws Exception {
         try (Clients.Opened opened = library.open(server.port)) {
             String[] names = {name(library, "kept:a"), name(library, "kept:b")};
             Hold hold = opened.client().lockAll(names).acquire(WAIT);
@@ -154,7 +154,7 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource
-    void cancelled_and_timed_out_waits_leave_nothing_behind(Clients library) throws Exception {
+    void cancelled_and_timed_out_waits_leave_nothing_at_the_server(Clients library) throws Exception {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "cancel");
             Hold hold = first.client().lock(name).acquire(WAIT);
@@ -174,7 +174,7 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource
-    void leader_that_resigns_hands_over_and_observer_sees_it(Clients library) throws Exception {
+    void leader_hands_over_when_closed_and_an_observer_sees_it(Clients library) throws Exception {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "election");
             List<String> terms = new CopyOnWriteArrayList<>();
@@ -201,7 +201,7 @@ class ClientTest {
             String name = name(library, "ephemeral-election");
             List<String> terms = new CopyOnWriteArrayList<>();
             List<LossReason> lost = new CopyOnWriteArrayList<>();
-            // Its lease outlasts the test: nothing but the connection ends the term.
+            // The lease outlasts the test: only the end of the connection ends the term.
             Election one = first.client().elect(LockSpec.builder(name).ephemeral(true).lease(Duration.ofHours(1)).label("one").build(), term -> terms.add("one"), lost::add);
             await().until(() -> terms.equals(List.of("one")));
             assertThat(second.client().leader(name)).map(Election.Leader::value).contains("one");
@@ -209,7 +209,7 @@ class ClientTest {
             await().until(() -> second.client().waiters(name).size() == 1);
             proxy.cutAll();
             await().until(() -> terms.equals(List.of("one", "two")));
-            if (library == Clients.LETTUCE) { // Jedis reads nothing between commands: the former leader learns of it when it renews.
+            if (library == Clients.LETTUCE) { // Jedis reads nothing between commands: the former leader would notice only when it renews.
                 await().until(() -> lost.size() == 1);
             }
             two.close();
@@ -223,7 +223,7 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource(names = {"LETTUCE", "JEDIS"})
-    void leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_without_it(Clients library) throws Exception {
+    void election_with_replicas_needs_the_replica(Clients library) throws Exception {
         try (RedisServer primary = RedisServer.withModule();
                 RedisServer replica = RedisServer.withModule("--replicaof", "127.0.0.1 " + primary.port, "--repl-diskless-sync-delay", "0");
                 Clients.Opened opened = library.open(primary.port)) {
@@ -244,7 +244,7 @@ class ClientTest {
         }
     }
 
-    /** How many times LOCK.ACQUIRE was called, by the server's count. */
+    /** Returns how many times LOCK.ACQUIRE was called, by the server's count. */
     private static long asked(RedisServer server) throws Exception {
         return Long.parseLong(server.ask("INFO", "commandstats").replaceAll("(?s).*cmdstat_lock\\.acquire:calls=(\\d+).*", "$1"));
     }
@@ -277,7 +277,7 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource(names = {"LETTUCE", "JEDIS"})
-    void cut_at_every_message_neither_doubles_nor_leaks(Clients library) throws Exception {
+    void lock_is_neither_granted_twice_nor_leaked_when_any_message_is_cut(Clients library) throws Exception {
         try (FaultProxy proxy = new FaultProxy(server.port); Clients.Opened faulty = library.open(proxy.port()); Clients.Opened sound = library.open(server.port)) {
             Duration lease = Duration.ofSeconds(60);
             for (int cut = 0; cut < 14; cut++) {
@@ -300,7 +300,7 @@ class ClientTest {
 
     @ParameterizedTest
     @EnumSource(names = {"LETTUCE", "JEDIS"})
-    void many_threads_on_few_locks_are_all_served_in_turn(Clients library) throws Exception {
+    void threads_are_all_granted_a_few_contended_locks(Clients library) throws Exception {
         try (Clients.Opened opened = library.open(server.port)) {
             String name = name(library, "crowd");
             int[] counters = new int[10];
@@ -354,7 +354,7 @@ class ClientTest {
     }
 
     @Test
-    void client_is_made_from_the_applications_own() throws Exception {
+    void create_accepts_clients_of_both_libraries() throws Exception {
         RedisClient lettuce = RedisClient.create("redis://127.0.0.1:" + server.port);
         try (Holdfast client = Holdfast.create(lettuce)) {
             client.lock("own").acquire(WAIT).release();
@@ -368,7 +368,7 @@ class ClientTest {
     }
 
     @Test
-    void server_without_the_module_is_named() throws Exception {
+    void acquire_says_that_the_module_is_not_loaded() throws Exception {
         try (RedisServer plain = RedisServer.withoutModule(); Clients.Opened opened = Clients.LETTUCE.open(plain.port)) {
             assertThatThrownBy(() -> opened.client().lock("k").acquire(WAIT)).isInstanceOf(ModuleNotLoadedException.class);
         }
@@ -406,7 +406,7 @@ class ClientTest {
             }
             client.fencedLock("cycle-a").unlock();
             Throwable other = outcome.get(60, TimeUnit.SECONDS);
-            // One of the two was refused, the other one got what it asked for.
+            // One of the two was refused, and the other one acquired the lock.
             assertThat(other instanceof DeadlockException).isEqualTo(mine.join());
         }
     }

@@ -20,7 +20,7 @@ enum Clients {
     JEDIS_RESP2,
     JEDIS;
 
-    /** A client over this library, and what has to be closed with it. */
+    /** A client, and the resources of its library. */
     record Opened(Holdfast client, AutoCloseable library) implements AutoCloseable {
         @Override
         public void close() throws Exception {
@@ -33,7 +33,7 @@ enum Clients {
         return open(port, Duration.ofSeconds(30));
     }
 
-    /** A client whose library has been loaded and has a connection: the first one takes seconds on a busy machine. */
+    /** Opens a client and acquires a lock once: the first connection loads the library, which takes seconds on a busy machine. */
     Opened warm(int port) throws InterruptedException {
         Opened opened = open(port);
         opened.client().lock("warm").acquire(Duration.ofSeconds(50)).release();
@@ -44,7 +44,7 @@ enum Clients {
         switch (this) {
             case LETTUCE, LETTUCE_RESP2: {
                 RedisClient redis = RedisClient.create(RedisURI.builder().withHost("127.0.0.1").withPort(port).withTimeout(Duration.ofMillis(1500)).build());
-                // As Spring Boot sets it: without care, a wait would end at the timeout of the URI.
+                // As Spring Boot sets them. The client must not let the timeout of the URI end a wait.
                 redis.setOptions(ClientOptions.builder().timeoutOptions(TimeoutOptions.enabled())
                     .protocolVersion(this == LETTUCE ? ProtocolVersion.RESP3 : ProtocolVersion.RESP2).build());
                 return new Opened(Holdfast.builder(LettuceConnector.of(redis)).timeout(timeout).build(), () -> redis.shutdown(Duration.ZERO, Duration.ofSeconds(2)));

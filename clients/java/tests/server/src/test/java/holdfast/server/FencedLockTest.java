@@ -24,7 +24,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInfo;
 import org.junit.jupiter.api.Timeout;
 
-/** What {@link Lock} promises, and what Redisson says of {@code RLock}. */
+/** The contract of {@link Lock}, and what Redisson documents for {@code RLock}. */
 @Timeout(600)
 class FencedLockTest {
     private static RedisServer server;
@@ -114,7 +114,7 @@ class FencedLockTest {
     }
 
     @Test
-    void unlock_by_a_stranger_is_refused() throws Exception {
+    void unlock_is_refused_when_the_thread_does_not_hold_the_lock() throws Exception {
         assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
         lock.lock();
         int holds = inThread(() -> {
@@ -129,7 +129,7 @@ class FencedLockTest {
     }
 
     @Test
-    void interruption_ends_a_wait_and_an_interrupted_thread_does_not_begin_one() throws Exception {
+    void wait_ends_when_the_thread_is_interrupted_during_or_before_it() throws Exception {
         lock.lock();
         for (int kind = 0; kind < 3; kind++) {
             int which = kind;
@@ -168,7 +168,7 @@ class FencedLockTest {
     }
 
     @Test
-    void lock_waits_on_when_interrupted_and_keeps_the_status() throws Exception {
+    void lock_keeps_waiting_when_interrupted_and_keeps_the_status() throws Exception {
         lock.lock();
         CompletableFuture<Boolean> status = new CompletableFuture<>();
         Thread thread = new Thread(() -> {
@@ -186,7 +186,7 @@ class FencedLockTest {
     }
 
     @Test
-    void timed_try_waits_and_returns_false_when_the_time_is_over() throws Exception {
+    void timed_try_waits_and_returns_false_when_its_time_is_over() throws Exception {
         lock.lock();
         long began = System.nanoTime();
         assertThat(elsewhere.tryLock(300, TimeUnit.MILLISECONDS)).isFalse();
@@ -208,7 +208,7 @@ class FencedLockTest {
     }
 
     @Test
-    void interrupted_thread_begins_no_try_with_a_time_whatever_the_time() throws Exception {
+    void timed_try_throws_at_once_when_the_thread_is_interrupted() throws Exception {
         boolean entered = inThread(() -> {
             lock.lock();
             for (long wait : new long[] {0, -1, 1, Long.MAX_VALUE}) {
@@ -229,7 +229,7 @@ class FencedLockTest {
     }
 
     @Test
-    void interrupted_thread_locks_and_keeps_the_status() throws Exception {
+    void lock_keeps_the_interrupt_status_when_the_thread_is_interrupted() throws Exception {
         boolean kept = inThread(() -> {
             Thread.currentThread().interrupt();
             lock.lock();
@@ -263,7 +263,7 @@ class FencedLockTest {
     }
 
     @Test
-    void interruption_of_a_try_with_a_lease_leaves_neither_a_hold_nor_a_waiter() throws Exception {
+    void timed_try_with_a_lease_leaves_nothing_at_the_server_when_interrupted() throws Exception {
         lock.lock();
         CompletableFuture<Throwable> ended = new CompletableFuture<>();
         Thread thread = new Thread(() -> {
@@ -291,7 +291,7 @@ class FencedLockTest {
     }
 
     @Test
-    void unlock_after_the_client_was_closed_is_refused() throws Exception {
+    void unlock_is_refused_after_the_client_was_closed() throws Exception {
         FencedLock closed;
         try (Clients.Opened third = Clients.JEDIS.warm(server.port)) {
             closed = third.client().fencedLock(name);
@@ -302,7 +302,7 @@ class FencedLockTest {
     }
 
     @Test
-    void lease_beyond_what_the_server_takes_is_refused() {
+    void lease_is_refused_when_the_server_would_not_take_it() {
         lock.lock();
         assertThatThrownBy(() -> lock.renew(Long.MAX_VALUE, TimeUnit.SECONDS)).isInstanceOf(IllegalArgumentException.class);
         lock.unlock();
@@ -316,10 +316,10 @@ class FencedLockTest {
         assertThatThrownBy(lock::newCondition).isInstanceOf(UnsupportedOperationException.class);
     }
 
-    // ---- As RLock's documentation has it ----
+    // ---- The documentation of RLock ----
 
     @Test
-    void lock_with_a_lease_ends_with_it() throws Exception {
+    void lock_is_released_when_its_lease_ends() throws Exception {
         lock.lock(2000, TimeUnit.MILLISECONDS);
         assertThat(lock.remainTimeToLive()).isLessThanOrEqualTo(2000);
         assertThat(elsewhere.tryLock(60, TimeUnit.SECONDS)).isTrue();
@@ -328,16 +328,16 @@ class FencedLockTest {
         assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class).hasCauseInstanceOf(LockLostException.class);
         assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class).hasNoCause();
         elsewhere.unlock();
-        // The thread that lost it can lock again.
+        // The thread that lost the lock can acquire it again.
         lock.lock();
         assertThat(lock.getHoldCount()).isEqualTo(1);
         lock.unlock();
     }
 
     @Test
-    void thread_that_lost_the_lock_waits_for_it_as_others_do() throws Exception {
+    void lock_waits_when_the_thread_has_lost_the_lock() throws Exception {
         lock.lock(1500, TimeUnit.MILLISECONDS);
-        // For the server, the lease goes on.
+        // For the server, the lease does not end.
         server.call("PERSIST", name);
         long me = Thread.currentThread().getId();
         await().until(() -> !lock.isHeldByThread(me));
@@ -395,7 +395,7 @@ class FencedLockTest {
     }
 
     @Test
-    void re_entry_renews_no_lock_that_is_not_to_be_renewed() throws Exception {
+    void re_entry_does_not_renew_a_lock_without_renewal() throws Exception {
         FencedLock fixed = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofMillis(1500)).renew(false).build());
         fixed.lock();
         fixed.lock();
@@ -415,7 +415,7 @@ class FencedLockTest {
     }
 
     @Test
-    void force_unlock_breaks_the_lock_of_anybody() throws Exception {
+    void force_unlock_releases_the_lock_of_any_thread() throws Exception {
         assertThat(lock.forceUnlock()).isFalse();
         lock.lock();
         assertThat(isTrueInThread(elsewhere::forceUnlock)).isTrue();
@@ -446,7 +446,7 @@ class FencedLockTest {
     }
 
     @Test
-    void remain_time_to_live_tells_what_the_server_says() throws Exception {
+    void remain_time_to_live_is_that_of_the_server() throws Exception {
         assertThat(lock.remainTimeToLive()).isEqualTo(-2);
         lock.lock(5, TimeUnit.SECONDS);
         assertThat(elsewhere.remainTimeToLive()).isBetween(1L, 5000L);
@@ -466,13 +466,13 @@ class FencedLockTest {
         assertThat(second).isGreaterThan(first);
         assertThat(lock.getName()).isEqualTo(name);
         for (int i = 0; i < 50; i++) {
-            // Also when the lease is over at once.
+            // A lease that is over at once returns a fence, too.
             assertThat(lock.lockAndGetFence(1, TimeUnit.MILLISECONDS)).isGreaterThan(second);
         }
     }
 
     @Test
-    void lock_count_is_that_of_any_thread() throws Exception {
+    void lock_count_includes_other_threads() throws Exception {
         lock.lock();
         lock.lock();
         assertThat(lock.getLockCount()).isEqualTo(2);
@@ -502,7 +502,7 @@ class FencedLockTest {
         mine.writeLock().lock();
         assertThat(other.readLock().tryLock()).isFalse();
         assertThat(mine.readLock().isLocked()).isFalse();
-        // The writer may read, and keep the read lock.
+        // The writer may take the read lock, and keep it.
         mine.readLock().lock();
         assertThat(mine.readLock().isLocked()).isTrue();
         mine.writeLock().unlock();

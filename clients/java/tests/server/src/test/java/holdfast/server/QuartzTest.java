@@ -82,7 +82,7 @@ class QuartzTest {
     }
 
     @Test
-    void job_whose_lock_the_closed_client_refuses_is_not_blocked() throws Exception {
+    void execution_ends_when_the_client_was_closed_before_it() throws Exception {
         try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
             Scheduler scheduler = scheduler("closed", opened);
             opened.client().close();
@@ -103,14 +103,14 @@ class QuartzTest {
             scheduler.scheduleJob(job, trigger);
             scheduler.start();
             assertThat(vetoed.await(30, TimeUnit.SECONDS)).isTrue();
-            // It was triggered once, and has ended.
+            // The trigger fired once, and its execution has ended.
             await().until(() -> scheduler.getTrigger(trigger.getKey()) == null);
             scheduler.shutdown(true);
         }
     }
 
     @Test
-    void job_under_which_the_client_is_closed_ends() throws Exception {
+    void job_ends_when_the_client_is_closed_during_it() throws Exception {
         try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
             Scheduler scheduler = scheduler("closing", opened);
             CountDownLatch executed = new CountDownLatch(1);
@@ -135,7 +135,7 @@ class QuartzTest {
         }
     }
 
-    /** Asks to be executed again, twice. */
+    /** Requests twice to be executed again. */
     @DisallowConcurrentExecution
     public static final class Refiring implements Job {
         static final List<Integer> COUNTS = new CopyOnWriteArrayList<>();

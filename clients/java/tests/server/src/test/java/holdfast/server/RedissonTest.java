@@ -31,7 +31,7 @@ import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
-/** Our client and the real Redisson on the same locks of the same server: a fleet that moves from one to the other. */
+/** This client and Redisson use the same locks of one server, as in a fleet that migrates. */
 @Timeout(600)
 class RedissonTest {
     private static final Duration WAIT = Duration.ofSeconds(60);
@@ -117,7 +117,7 @@ class RedissonTest {
     }
 
     @Test
-    void stranger_can_not_unlock_what_the_other_holds() {
+    void our_unlock_is_refused_when_redisson_holds_the_lock() {
         theirs.lock();
         assertThatThrownBy(ours::unlock).isInstanceOf(IllegalMonitorStateException.class);
         assertThat(theirs.isHeldByCurrentThread()).isTrue();
@@ -142,10 +142,10 @@ class RedissonTest {
     // ---- Renewal ----
 
     @Test
-    void watchdog_of_redisson_keeps_ours_out() throws Exception {
-        // A client of its own. Redisson 4.7.0 renews a new lock no more if it finds that another one is gone in the same moment: RenewalTask.add
-        // asks whether the renewal runs before the lock is in the list, and cancelExpirationRenewal stops it where the list is empty.
-        // The locks that other tests have broken are found gone up to 3 s later.
+    void renewal_of_redisson_excludes_ours() throws Exception {
+        // A Redisson client of its own. Redisson 4.7.0 does not renew a new lock if it notices the loss of another one at the same moment: RenewalTask.add
+        // checks whether the renewal runs before it adds the lock to the list, and cancelExpirationRenewal stops the renewal when the list is empty. Redisson
+        // notices up to 3 s later that other tests have force-released its locks.
         RedissonClient own = connect();
         try {
             RLock lock = own.getLock(name);
@@ -159,7 +159,7 @@ class RedissonTest {
     }
 
     @Test
-    void our_renewal_keeps_redisson_out() throws Exception {
+    void our_renewal_excludes_redisson() throws Exception {
         Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofSeconds(8)).build()).acquire(WAIT);
         server.awaitRenewal(name);
         assertThat(theirs.tryLock()).isFalse();
@@ -203,7 +203,7 @@ class RedissonTest {
     // ---- Leases ----
 
     @Test
-    void lease_of_redisson_ends_for_ours() throws Exception {
+    void lock_of_redisson_is_free_for_ours_when_its_lease_ends() throws Exception {
         theirs.lock(400, TimeUnit.MILLISECONDS);
         assertThat(ours.tryLock(60, TimeUnit.SECONDS)).isTrue();
         assertThat(theirs.isHeldByCurrentThread()).isFalse();
@@ -212,7 +212,7 @@ class RedissonTest {
     }
 
     @Test
-    void our_lease_ends_for_redisson() throws Exception {
+    void our_lock_is_free_for_redisson_when_its_lease_ends() throws Exception {
         ours.lock(400, TimeUnit.MILLISECONDS);
         assertThat(theirs.tryLock(60, 60, TimeUnit.SECONDS)).isTrue();
         assertThat(ours.isHeldByCurrentThread()).isFalse();
@@ -232,7 +232,7 @@ class RedissonTest {
     }
 
     @Test
-    void force_unlock_of_redisson_serves_our_waiter() throws Exception {
+    void force_unlock_of_redisson_grants_to_our_waiter() throws Exception {
         Hold hold = client.lock(name).acquire(WAIT);
         CompletableFuture<Hold> waiting = client.lock(name).acquireAsync(WAIT);
         await().until(() -> client.waiters(name).size() == 1);
@@ -243,7 +243,7 @@ class RedissonTest {
     }
 
     @Test
-    void our_force_breaks_the_lock_of_redisson() {
+    void our_force_releases_the_lock_of_redisson() {
         theirs.lock();
         assertThat(ours.forceUnlock()).isTrue();
         assertThat(theirs.isLocked()).isFalse();
@@ -321,7 +321,7 @@ class RedissonTest {
     }
 
     @Test
-    void fair_lock_of_redisson_is_exclusive_with_ours_but_waits_for_its_own_time() throws Exception {
+    void fair_lock_of_redisson_is_exclusive_with_ours() throws Exception {
         RLock fair = redisson.getFairLock(name);
         Hold hold = client.lock(name).acquire(WAIT);
         assertThat(fair.tryLock()).isFalse();
@@ -334,7 +334,7 @@ class RedissonTest {
     }
 
     @Test
-    void fences_of_the_two_are_not_comparable() {
+    void fences_of_redisson_and_ours_are_not_comparable() {
         long counted = redisson.getFencedLock(name + "-theirs").lockAndGetToken();
         long clocked = ours.lockAndGetFence();
         assertThat(counted).isEqualTo(1);

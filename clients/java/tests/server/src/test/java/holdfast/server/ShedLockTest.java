@@ -23,7 +23,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInfo;
 import org.junit.jupiter.api.Timeout;
 
-/** What the documentation of ShedLock's {@code LockProvider} demands. */
+/** The requirements in the documentation of ShedLock's {@code LockProvider}. */
 @Timeout(600)
 class ShedLockTest {
     private static final Duration LONG = Duration.ofSeconds(30);
@@ -90,21 +90,21 @@ class ShedLockTest {
     }
 
     @Test
-    void lock_ends_at_most_after_its_time() {
+    void lock_is_released_when_its_at_most_time_ends() {
         lock(Duration.ofMillis(50)).orElseThrow();
         await().until(() -> !isLocked());
         lock(LONG).orElseThrow().unlock();
     }
 
     @Test
-    void lock_stays_held_at_least_for_its_time() throws Exception {
+    void unlock_keeps_the_lock_for_the_at_least_time() throws Exception {
         provider.lock(configuration(LONG, Duration.ofSeconds(20))).orElseThrow().unlock();
         assertThat(elsewhere.lock(configuration(LONG, Duration.ZERO))).isEmpty();
         assertThat((Long) server.call("PTTL", "job-lock:" + name)).isBetween(1L, 20_000L);
     }
 
     @Test
-    void at_least_time_ends_the_lock() throws Exception {
+    void lock_is_released_when_its_at_least_time_ends_after_unlock() throws Exception {
         long began = System.nanoTime();
         provider.lock(configuration(LONG, Duration.ofMillis(500))).orElseThrow().unlock();
         await().until(() -> !isLocked());
@@ -112,7 +112,7 @@ class ShedLockTest {
     }
 
     @Test
-    void at_least_time_that_is_over_releases_at_once() throws Exception {
+    void unlock_releases_at_once_when_the_at_least_time_is_over() throws Exception {
         SimpleLock lock = provider.lock(configuration(LONG, Duration.ofMillis(100))).orElseThrow();
         await().pollDelay(150, TimeUnit.MILLISECONDS).until(() -> true);
         lock.unlock();
@@ -120,7 +120,7 @@ class ShedLockTest {
     }
 
     @Test
-    void deadlines_that_are_past_are_a_millisecond() {
+    void lock_has_a_lease_of_a_millisecond_when_its_deadlines_are_past() {
         LockConfiguration past = new LockConfiguration(Instant.now().minus(60, MILLIS), name, Duration.ofMillis(50), Duration.ofMillis(20));
         Optional<SimpleLock> lock = provider.lock(past);
         assertThat(lock).isPresent();
@@ -139,13 +139,13 @@ class ShedLockTest {
     }
 
     @Test
-    void extension_takes_an_at_least_time() throws Exception {
+    void extension_replaces_the_at_least_time() throws Exception {
         lock(LONG).orElseThrow().extend(LONG, Duration.ofSeconds(20)).orElseThrow().unlock();
         assertThat((Long) server.call("PTTL", "job-lock:" + name)).isBetween(1L, 20_000L);
     }
 
     @Test
-    void lock_can_be_extended_or_unlocked_once() {
+    void lock_can_be_extended_or_unlocked_only_once() {
         SimpleLock lock = lock(LONG).orElseThrow();
         SimpleLock extended = lock.extend(LONG, Duration.ZERO).orElseThrow();
         assertThatThrownBy(() -> lock.extend(LONG, Duration.ZERO)).isInstanceOf(IllegalStateException.class);
@@ -155,7 +155,7 @@ class ShedLockTest {
     }
 
     @Test
-    void expired_lock_of_two_ms_can_not_be_extended() {
+    void extension_is_refused_when_the_lock_has_expired() {
         for (int i = 0; i < 20; i++) {
             SimpleLock lock = lock(Duration.ofMillis(2)).orElseThrow();
             await().pollDelay(10, TimeUnit.MILLISECONDS).until(() -> true);
@@ -164,7 +164,7 @@ class ShedLockTest {
     }
 
     @Test
-    void unlock_and_extension_after_expiry_leave_the_next_holder_alone() throws Exception {
+    void unlock_after_expiry_leaves_the_next_holder_alone() throws Exception {
         SimpleLock first = lock(Duration.ofMillis(20)).orElseThrow();
         await().until(() -> !isLocked());
         SimpleLock next = elsewhere.lock(configuration(LONG, Duration.ZERO)).orElseThrow();
@@ -178,7 +178,7 @@ class ShedLockTest {
     }
 
     @Test
-    void threads_that_compete_are_exclusive() throws Exception {
+    void concurrent_locks_are_exclusive() throws Exception {
         int[] counter = {0};
         CompletableFuture<?>[] done = new CompletableFuture<?>[8];
         for (int i = 0; i < done.length; i++) {
@@ -198,7 +198,7 @@ class ShedLockTest {
         assertThat(counter[0]).isEqualTo(240);
     }
 
-    /** As docs/coming-from/shedlock.md has it, for the time of a move. */
+    /** The provider of docs/coming-from/shedlock.md for the time of a migration. */
     record Both(LockProvider old, LockProvider next) implements LockProvider {
         @Override
         public Optional<SimpleLock> lock(LockConfiguration job) {
@@ -216,7 +216,7 @@ class ShedLockTest {
     }
 
     @Test
-    void provider_that_takes_both_excludes_those_that_take_either() {
+    void provider_of_both_locks_excludes_providers_of_either() {
         LockConfiguration job = configuration(LONG, Duration.ZERO);
         LockProvider next = new HoldfastLockProvider(other.client(), "moved:");
         LockProvider both = new Both(provider, next);

@@ -78,7 +78,7 @@ class SpringIntegrationTest {
     }
 
     @Test
-    void time_to_live_and_renewal() throws Exception {
+    void time_to_live_is_set_by_lock_and_renew() throws Exception {
         DistributedLock lock = registry.obtain("b");
         lock.lock(Duration.ofSeconds(20));
         registry.renewLock("b", Duration.ofSeconds(60));
@@ -125,7 +125,7 @@ class SpringIntegrationTest {
     }
 
     @Test
-    void stranger_is_refused() throws Exception {
+    void unlock_is_refused_when_another_thread_holds_the_lock() throws Exception {
         registry.obtain("c").lock();
         CompletableFuture<Throwable> thrown = new CompletableFuture<>();
         new Thread(() -> {

@@ -41,7 +41,9 @@ import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisClientConfig;
 
-/** Where servers are: at a unix socket, over TLS, with an ACL user and a database, behind Sentinel, in a cluster; over both libraries, which contend with each other. */
+/**
+ * Clients over both libraries contend for locks: at a unix socket, over TLS, with an ACL user and a database, behind Sentinel, and in a cluster.
+ */
 @Timeout(600)
 class TopologyTest {
     private static final Duration WAIT = Duration.ofSeconds(60);
@@ -71,7 +73,7 @@ class TopologyTest {
         }
     }
 
-    /** Each client waits for the lock of the other. */
+    /** Each client acquires a lock, and the others wait for it. */
     private void contend() throws Exception {
         for (Map.Entry<String, Holdfast> client : clients.entrySet()) {
             Hold hold = client.getValue().lock("k").acquire(WAIT);

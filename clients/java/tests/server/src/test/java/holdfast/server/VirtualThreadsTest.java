@@ -20,13 +20,13 @@ import org.junit.jupiter.api.condition.EnabledForJreRange;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** Many virtual threads on few locks: none pins its carrier, and each is granted its lock. */
+/** Many virtual threads contend for few locks: none pins its carrier, and each is granted its lock. */
 @Timeout(600)
 class VirtualThreadsTest {
     private static final int THREADS = 10_000;
     private static final int LOCKS = 100;
 
-    /** {@code Thread.startVirtualThread}, which Java 17 does not have. */
+    /** Calls {@code Thread.startVirtualThread} by reflection: Java 17 does not have it. */
     static void startVirtual(Runnable task) throws Exception {
         Thread.class.getMethod("startVirtualThread", Runnable.class).invoke(null, task);
     }

@@ -126,7 +126,7 @@ func (r *request) command(verb string, terms ...string) []string {
 	return append(append(append(command, r.names...), r.owner), terms...)
 }
 
-// acquire returns the command that requests the lock. A wait of 0 means none, and so does waited.
+// acquire returns the command that requests the lock, with WAIT and WAITED only if these are not 0.
 func (r *request) acquire(wait, waited time.Duration) []string {
 	terms := []string{"HOLDS", "1"}
 	if r.given {

@@ -19,7 +19,7 @@ type route struct {
 	asking  string       // the node of the next request only, after -ASK
 	stale   bool         // addr must be looked up again
 	looking chan located // the outcome of a look-up that has begun
-	hops    int          // redirects in a row
+	hops    int          // redirects, and SUPERSEDED, in a row
 }
 
 type located struct {

@@ -30,7 +30,8 @@ type conn struct {
 }
 
 // exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError]. A reply
-// that cannot be one to its command is a failure of the connection.
+// that cannot be one to its command is a failure of the connection. After a failure, exchange returns the replies that
+// were read before it.
 func (c *conn) exchange(commands ...[]string) ([]any, error) {
 	if err := c.send(commands...); err != nil {
 		return nil, err
@@ -39,10 +40,10 @@ func (c *conn) exchange(commands ...[]string) ([]any, error) {
 	for _, command := range commands {
 		reply, err := c.read()
 		if err != nil {
-			return nil, err
+			return replies, err
 		}
 		if !answers(command, reply) {
-			return nil, fmt.Errorf("holdfast: protocol error: unexpected reply to %s: %v", command[0], reply)
+			return replies, fmt.Errorf("holdfast: protocol error: unexpected reply to %s: %v", command[0], reply)
 		}
 		replies = append(replies, reply)
 	}

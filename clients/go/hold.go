@@ -198,6 +198,7 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) a
 		_ = h.conn.SetDeadline(deadline)
 		a.replies, a.err = h.conn.exchange(commands...)
 		if a.err != nil {
+			a.replies = nil
 			h.closeConn() // a late reply must not be read as that to another request
 		}
 		a = h.route.assess(a)

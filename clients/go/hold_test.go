@@ -231,3 +231,26 @@ func TestUnexpectedReplyConfirmsNothing(t *testing.T) {
 		})
 	}
 }
+
+// One reply that cannot belong to its RENEW must not end the renewal of the other holds in the pipeline.
+func TestRenewalIsConfirmedWhenALaterReplyOfItsPipelineIsUnexpected(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal, "+OK\r\n", renewal}, "LOCK.RELEASE": {one}})
+		c := f.client()
+		const lease = 8 * time.Second
+		for _, name := range []string{"a", "b", "c"} {
+			if _, err := c.Lock(context.Background(), name, Lease(lease)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(lease/4 + lease/8) // all are renewed once; what was not confirmed is repeated
+		sent := map[string]int{}
+		for _, r := range f.sent("LOCK.RENEW") {
+			sent[r.command[1]]++
+		}
+		first := f.sent("LOCK.RENEW")[0].command[1]
+		if len(sent) != 3 || sent[first] != 1 {
+			t.Errorf("sent %v, %s first", sent, first)
+		}
+	})
+}

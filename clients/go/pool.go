@@ -339,10 +339,15 @@ func (p *pool) do(ctx context.Context, class priority, lease time.Duration, dead
 		p.put(c, time.Time{}, nil)
 		return answer{pool: p, err: errNoConnection}
 	}
-	return p.exchange(c, deadline, silence, commands...)
+	a := p.exchange(c, deadline, silence, commands...)
+	if a.err != nil {
+		a.replies = nil // the pipeline is repeated as a whole
+	}
+	return a
 }
 
-// exchange sends commands over a connection of the pool. If a reply does not arrive in time, it fails with silence.
+// exchange sends commands over a connection of the pool. If a reply does not arrive in time, it fails with silence. After
+// a failure, the answer has the replies that were read before it.
 func (p *pool) exchange(c *conn, deadline time.Time, silence error, commands ...[]string) answer {
 	a := answer{pool: p, sent: time.Now()}
 	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does the write that follows
@@ -380,7 +385,8 @@ func (p *pool) renew(ctx context.Context, lease time.Duration, deadline time.Tim
 	}
 }
 
-// sendRenewals sends the renewals that were gathered.
+// sendRenewals sends the renewals that were gathered. After a failure of the connection, only those are repeated whose
+// replies were not read: a reply that makes no sense does not end the renewal of other holds.
 func (p *pool) sendRenewals() {
 	p.mu.Lock()
 	due := p.renewals
@@ -407,8 +413,9 @@ func (p *pool) sendRenewals() {
 			}
 			for i, r := range batch {
 				own := a
-				if a.err == nil {
-					own.replies = a.replies[i : i+1]
+				own.replies = nil
+				if i < len(a.replies) { // read before the failure, if there was one
+					own.replies, own.err = a.replies[i:i+1], nil
 				}
 				r.answer <- own
 			}

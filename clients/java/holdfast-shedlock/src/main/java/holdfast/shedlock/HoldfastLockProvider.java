@@ -70,8 +70,8 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
                 } else {
                     hold.releaseAfter(rest);
                 }
-            } catch (LockLostException expired) {
-                // The time was over, and the lock may be another node's.
+            } catch (LockLostException | IllegalStateException notHeld) {
+                // The time was over, and the lock may be another node's; or the client was closed, and has released the lock.
                 return;
             } catch (HoldfastException why) {
                 throw new LockException("lock '" + lockConfiguration.getName() + "' could not be released; it expires with its lease", why);
@@ -83,7 +83,7 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
             try {
                 hold.renew(until(configuration.getLockAtMostUntil()));
                 return Optional.of(new HoldfastSimpleLock(hold, configuration));
-            } catch (LockLostException expired) {
+            } catch (LockLostException | IllegalStateException notHeld) {
                 return Optional.empty();
             } catch (HoldfastException why) {
                 throw new LockException("lock '" + configuration.getName() + "' could not be extended", why);

@@ -9,6 +9,7 @@ import holdfast.shedlock.HoldfastLockProvider;
 import holdfast.testing.RedisServer;
 import java.time.Duration;
 import java.time.Instant;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
@@ -22,6 +23,8 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInfo;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** The requirements in the documentation of ShedLock's {@code LockProvider}. */
 @Timeout(600)
@@ -175,6 +178,20 @@ class ShedLockTest {
         late.unlock();
         next.unlock();
         assertThat(isLocked()).isFalse();
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {0, 20})
+    void unlock_and_extension_find_no_lock_after_the_client_was_closed(int atLeast) throws Exception {
+        List<SimpleLock> locks = new ArrayList<>();
+        try (Clients.Opened closing = Clients.JEDIS.open(server.port)) {
+            for (String suffix : List.of("-unlocked", "-extended")) {
+                LockConfiguration job = new LockConfiguration(Instant.now(), name + suffix, LONG, Duration.ofSeconds(atLeast));
+                locks.add(new HoldfastLockProvider(closing.client()).lock(job).orElseThrow());
+            }
+        }
+        locks.get(0).unlock();
+        assertThat(locks.get(1).extend(LONG, Duration.ZERO)).isEmpty();
     }
 
     @Test

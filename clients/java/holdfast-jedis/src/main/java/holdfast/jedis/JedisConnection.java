@@ -2,6 +2,7 @@ package holdfast.jedis;
 
 import holdfast.spi.RedisConnection;
 import holdfast.spi.RedisError;
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -49,7 +50,18 @@ final class JedisConnection implements RedisConnection {
         disconnect();
     }
 
+    /** Closes the socket. Jedis 6 can do that only after a flush, which blocks while a write does. */
     private void disconnect() {
+        try {
+            connection.forceDisconnect();
+        } catch (NoSuchMethodError jedis6) {
+            flushAndDisconnect();
+        } catch (IOException | RuntimeException why) {
+            LOG.debug("a connection could not be closed", why);
+        }
+    }
+
+    private void flushAndDisconnect() {
         try {
             connection.disconnect();
         } catch (RuntimeException why) {

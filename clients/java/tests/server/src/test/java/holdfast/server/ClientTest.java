@@ -15,11 +15,16 @@ import holdfast.LockSpec;
 import holdfast.LossReason;
 import holdfast.ModuleNotLoadedException;
 import holdfast.NotAcquiredException;
+import holdfast.jedis.JedisConnector;
+import holdfast.spi.Node;
+import holdfast.spi.RedisConnection;
 import holdfast.testing.FaultProxy;
 import holdfast.testing.RedisServer;
 import io.lettuce.core.RedisClient;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
@@ -32,6 +37,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.UnifiedJedis;
 
 /** The client with a real server, over each library. */
@@ -372,6 +379,27 @@ class ClientTest {
         try (RedisServer plain = RedisServer.withoutModule(); Clients.Opened opened = Clients.LETTUCE.open(plain.port)) {
             assertThatThrownBy(() -> opened.client().lock("k").acquire(WAIT)).isInstanceOf(ModuleNotLoadedException.class);
         }
+    }
+
+    @Test
+    void jedis_connection_closes_while_a_write_is_blocked() throws Exception {
+        try (RedisServer paused = RedisServer.withModule()) {
+            JedisConnector connector = JedisConnector.of(new HostAndPort("127.0.0.1", paused.port), DefaultJedisClientConfig.builder().build());
+            CompletableFuture<Void> closed = new CompletableFuture<>();
+            RedisConnection connection = connector.open(Node.PRIMARY, () -> closed.complete(null));
+            paused.signal("STOP");
+            byte[][] command = {"ECHO".getBytes(), new byte[100]};
+            connection.send(Collections.nCopies(300_000, command), reply -> { });
+            await().during(500, TimeUnit.MILLISECONDS).until(ClientTest::isJedisWriting);
+            CompletableFuture.runAsync(connection::close).get(60, TimeUnit.SECONDS);
+            closed.get(60, TimeUnit.SECONDS);
+            paused.signal("CONT");
+        }
+    }
+
+    private static boolean isJedisWriting() {
+        return Thread.getAllStackTraces().entrySet().stream().filter(it -> it.getKey().getName().equals("holdfast-jedis"))
+            .anyMatch(it -> Arrays.stream(it.getValue()).anyMatch(frame -> frame.getMethodName().equals("write") && frame.getClassName().contains("Socket")));
     }
 
     @Test

@@ -21,14 +21,14 @@ import java.util.stream.Stream;
 import org.awaitility.Awaitility;
 import org.junit.jupiter.api.Assumptions;
 
-/** A real server. {@code HOLDFAST_MODULE} names the module, and {@code HOLDFAST_REDIS} the program, by default {@code redis-server}. */
+/** A real server. {@code HOLDFAST_MODULE} names the module, and {@code HOLDFAST_SERVER} the program, by default {@code redis-server}. */
 public final class RedisServer implements AutoCloseable {
     static {
         // A wait for a condition must not fail on a busy machine.
         Awaitility.setDefaultTimeout(Duration.ofMinutes(2));
     }
 
-    private static final String PROGRAM = System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server");
+    private static final String PROGRAM = System.getenv().getOrDefault("HOLDFAST_SERVER", "redis-server");
     /** What a server or a Sentinel logs once it accepts connections. */
     private static final Pattern READY = Pattern.compile("eady to accept connections|Sentinel ID is");
 

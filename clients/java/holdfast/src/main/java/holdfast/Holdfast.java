@@ -505,7 +505,7 @@ public final class Holdfast implements AutoCloseable {
 
         /** Sets the timeout of calls that have no time of their own, by default 5 s: tries, releases, renewals and queries. */
         public Builder timeout(Duration timeout) {
-            this.timeout = timeout;
+            this.timeout = LockSpec.checkTime("timeout", timeout);
             return this;
         }
 

@@ -577,6 +577,13 @@ class StateMachineTest {
         release(hold);
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"PT0S", "PT-1S", "P3651D", "PT2562047788015H12M"})
+    void builder_refuses_a_timeout_that_is_not_positive_or_too_long(Duration timeout) {
+        assertThatThrownBy(() -> Holdfast.builder(server).timeout(timeout)).isInstanceOf(IllegalArgumentException.class)
+            .hasMessage("timeout must be between 1 ms and 3,650 days, got " + timeout);
+    }
+
     @Test
     void times_are_rounded_up_to_whole_milliseconds() {
         assertThat(Rules.ms(-1)).isEqualTo(1);

@@ -366,9 +366,16 @@ public final class Holdfast implements AutoCloseable {
 
     /**
      * Runs a callback of the application on a thread for callbacks. If the application's executor fails, since it is full for example, or would run the
-     * callback in this step, a thread of the client runs it. Returns false if no thread can be had.
+     * callback in this step, a thread of the client runs it. If no thread can be had, the callback is tried again every second until the client is closed.
      */
-    boolean callback(Runnable action) {
+    void callback(Runnable action) {
+        if (!tryCallback(action)) {
+            inASecond(action);
+        }
+    }
+
+    /** The same once: returns false if no thread can be had. */
+    private boolean tryCallback(Runnable action) {
         Runnable guarded = () -> {
             try {
                 action.run();
@@ -395,7 +402,7 @@ public final class Holdfast implements AutoCloseable {
 
     /** Completes a future of the application on a thread for callbacks, or here if no thread can be had. */
     void deliver(Runnable completion) {
-        if (!callback(completion)) {
+        if (!tryCallback(completion)) {
             completion.run();
         }
     }

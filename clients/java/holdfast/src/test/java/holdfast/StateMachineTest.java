@@ -1277,6 +1277,33 @@ class StateMachineTest {
     }
 
     @Test
+    void elected_and_lost_are_called_as_soon_as_a_thread_can_be_had() throws Exception {
+        close(client);
+        boolean[] isExhausted = {false};
+        client = Holdfast.builder(server).controlledBy(clock, direct(() -> isExhausted[0])).build();
+        List<Object> calls = new ArrayList<>();
+        server.next(ACQUIRE, SILENCE, SILENCE);
+        try (Election election = client.elect("e", "me", term -> calls.add(term.fence()), calls::add)) {
+            FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+            isExhausted[0] = true;
+            server.answer(asked.connection(), granted(1000, 0));
+            clock.advance(3000);
+            assertThat(calls).isEmpty();
+            isExhausted[0] = false;
+            clock.until(() -> calls.equals(List.of(1000L)));
+            isExhausted[0] = true;
+            server.next(RENEW, NIL);
+            clock.until(() -> client.holds().isEmpty());
+            clock.advance(3000);
+            assertThat(calls).hasSize(1);
+            isExhausted[0] = false;
+            clock.until(() -> calls.equals(List.of(1000L, LossReason.GONE)));
+            // It stands again.
+            eventually(ACQUIRE, 2);
+        }
+    }
+
+    @Test
     void event_reaches_all_listeners_when_one_throws() throws Exception {
         close(client);
         List<String> acquired = new ArrayList<>();

@@ -32,11 +32,11 @@ class Hold(HoldBase):
     lost: threading.Event
 
     def check(self) -> None:
-        """Asks the server whether the lock is held still. Raises LockLostError. Lengthens nothing."""
+        """Asks the server whether the lock is still held. Raises LockLostError if not. Does not renew it."""
         run(self._check())
 
     def renew(self, lease: float | None = None) -> None:
-        """Begins the lease anew, with this length in seconds from now on if one is given. Raises LockLostError."""
+        """Renews the lease; `lease` is its new length in seconds. Raises LockLostError if the lock is lost."""
         run(self._renew(lease))
 
     def release(self, timeout: float = RELEASE_TIME) -> None:
@@ -55,17 +55,17 @@ class Hold(HoldBase):
 
 
 class Lock(LockBase[Hold]):
-    """What a lock is asked for with. `with lock as hold:` waits for as long as it takes."""
+    """A lock to acquire. `with lock as hold:` waits for it without a time limit."""
 
     def acquire(self, wait: float | None = None, *, cancel: threading.Event | None = None) -> Hold:
-        """Waits for the lock for at most `wait` seconds, None: as long as it takes. Raises NotAcquiredError.
+        """Waits for the lock for at most `wait` seconds; None: without a limit. Raises NotAcquiredError.
 
         cancel: when another thread sets it, the wait ends within a quarter of a second.
         """
         return run(self._acquire(wait, cancel))
 
     def try_acquire(self) -> Hold | None:
-        """The lock if it is free, else None. Never waits."""
+        """Acquires the lock if it is free, else returns None. Never waits."""
         return run(self._try_acquire())
 
     def __enter__(self) -> Hold:
@@ -76,10 +76,10 @@ class Lock(LockBase[Hold]):
 
 
 class ReentrantLock(ReentrantBase[Hold], Lock):
-    """A lock that the thread which holds it may take again; it is released as often as it was taken."""
+    """A lock that the thread which holds it may acquire again. It has to be released as often as it was acquired."""
 
     def release(self) -> None:
-        """Releases it once. Raises NotHeldError in a thread that does not hold it, LockLostError after a loss."""
+        """Undoes one `acquire`. Raises NotHeldError in a thread that does not hold it, LockLostError after a loss."""
         run(self._release())
 
 
@@ -98,10 +98,10 @@ class Election(ElectionBase):
 
 
 class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
-    """Made once from the application's client: redis.Redis, redis.RedisCluster, or that of a Sentinel.
+    """Locks over the application's client: redis.Redis, redis.RedisCluster, or that of a Sentinel. Make it once.
 
     It opens connections of its own, as that client does: at most `max_connections` to each server. `close` releases
-    what is held.
+    all holds.
     """
 
     _classes = (Hold, Lock, ReentrantLock, Election)
@@ -110,29 +110,29 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
         super().__init__(redis, Threads(), max_connections, hooks, _release_at_exit)
 
     def leader(self, name: Name) -> Leader | None:
-        """Who leads now."""
+        """The leader now; None: there is none."""
         return run(self._leader(name))
 
     def observe(self, name: Name, every: float = 1.0) -> Iterator[Leader | None]:
-        """Who leads, now and at each change, looked at every so many seconds."""
+        """Yields the leader now, and at each change. Asks the server every `every` seconds."""
         changes = self._observe(name, every)
         while True:
             yield run(changes.__anext__())  # type: ignore[arg-type]
 
     def info(self, name: Name) -> dict[str, Any] | None:
-        """What the server says of a lock (LOCK.INFO); None: it is neither held nor waited for."""
+        """The state of a lock (LOCK.INFO); None: it is neither held nor waited for."""
         return run(self._info(name))
 
     def waiters(self, name: Name) -> list[dict[str, Any]]:
-        """Who waits for a lock, in order (LOCK.WAITERS)."""
+        """The requests that wait for a lock, in order (LOCK.WAITERS)."""
         return run(self._waiters(name))
 
     def force(self, name: Name) -> int:
-        """Breaks a lock (LOCK.FORCE). How many holders lost it."""
+        """Takes a lock from its holders (LOCK.FORCE). Returns how many lost it."""
         return run(self._force(name))
 
     def close(self) -> None:
-        """Releases what is held, for whose holders it is lost then, and closes the connections."""
+        """Releases all holds, which their holders lose, and closes the connections."""
         run(self._close())
 
     def __enter__(self) -> Holdfast:

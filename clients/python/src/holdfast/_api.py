@@ -1,4 +1,4 @@
-"""What both flavours of the public API share: everything but `await`."""
+"""What the public APIs for threads and for asyncio share: everything but `await`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEPARATOR = "#"
 
 @dataclasses.dataclass(frozen=True)
 class Leader:
-    """Who leads: the value that it was elected with, and its term."""
+    """A leader: the value that it was elected with, and its term."""
 
     value: str
     fence: int
@@ -47,18 +47,18 @@ class HoldBase:
         self.name = grant.terms.name
         # The fencing token: greater than that of every earlier hold. Send it along with each write.
         self.fence = grant.token
-        # What the server knows this hold by.
+        # The owner in whose name the server holds it.
         self.owner = grant.owner
 
     def is_held(self) -> bool:
         """Whether no other client can hold the lock, by the clock. Sends nothing.
 
-        Of an ephemeral hold, only that nothing is known of a loss: guard by the fence.
+        Of an ephemeral hold, it says only that no loss is known: guard by the fence.
         """
         return self.remaining() > 0
 
     def remaining(self) -> float:
-        """For how many seconds it is held for certain, if it is not renewed again; 0: not held."""
+        """For how many seconds it is certainly held, if it is not renewed again; 0: it is not held."""
         return self._grant.remaining()
 
     async def _check(self) -> None:
@@ -71,7 +71,7 @@ class HoldBase:
         await self._engine.release(self._grant, timeout)
 
     async def _exit(self, error: BaseException | None) -> None:
-        """At the end of a block. The block's own error goes first."""
+        """Releases at the end of a block. An error of the block has precedence over one of the release."""
         try:
             await self._release(RELEASE_TIME)
         except Exception as failure:
@@ -82,7 +82,7 @@ class HoldBase:
     def __del__(self) -> None:
         grant = self.__dict__.get("_grant")
         if grant is not None and grant.state is State.HELD and grant.terms.renew:
-            # A finalizer takes no lock and logs nothing: the renewing thread does.
+            # A finalizer must take no lock, and logging does: the timer logs it.
             self._engine.dropped.append(grant.terms.name)
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class HoldBase:
 
 
 class LockBase(Generic[HoldT]):
-    """What a lock is asked for with. It holds nothing itself, and may be used by any number of threads and tasks."""
+    """A lock to acquire. It is not held by this object, which any number of threads and tasks may use."""
 
     def __init__(self, engine: Engine, hold: type[HoldT], terms: Terms) -> None:
         self._engine = engine
@@ -98,7 +98,7 @@ class LockBase(Generic[HoldT]):
         self._terms = terms
         # The lock's name, or names.
         self.name = terms.name
-        # What each thread or task has entered and not left yet.
+        # The holds of each thread or task that this object will release, the newest one last.
         self._mine: dict[Any, list[HoldT]] = {}
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
@@ -132,18 +132,18 @@ class LockBase(Generic[HoldT]):
 
 
 class ReentrantBase(LockBase[HoldT]):
-    """Bound to a thread or task: the one that holds it may take it again. The count is kept here (B3)."""
+    """A lock whose holder is a thread or task, which may acquire it again. The client counts that (B3)."""
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         me = self._engine.io.me()
         if me in self._mine and self._mine[me][0]._grant.state in (State.RELEASING, State.RELEASED):
-            # By way of the hold itself, however often the lock was taken.
+            # It was released by the hold itself.
             del self._mine[me]
         if me in self._mine:
             hold = self._mine[me][0]
             self._engine.must_hold(hold._grant)
         else:
-            # All acquisitions of a thread are one actor to the search for deadlocks.
+            # To the server's search for deadlocks, all acquisitions of a thread or task are one actor's.
             terms = dataclasses.replace(self._terms, prefix=b"%s:%d##" % (self._engine.actor, hash(me)))
             hold = self._hold(self._engine, await self._engine.acquire(terms, wait, cancel))
         self._mine.setdefault(me, []).append(hold)
@@ -179,7 +179,8 @@ class ElectionBase:
         self._on_elected, self._on_lost = on_elected, on_lost
         self._hold = hold
         self._stop, self._ended = engine.io.event(), engine.io.event()
-        self._wake = engine.io.event()  # Of each term: set by its loss, and by the end of the candidacy.
+        # A new one for each term: set when the term is lost, and when the candidacy ends.
+        self._wake = engine.io.event()
         self._grant: Grant | None = None
         # The thread or task that calls the callbacks.
         self._campaigner: Any = None
@@ -189,7 +190,7 @@ class ElectionBase:
 
     @property
     def is_leader(self) -> bool:
-        """Whether no other candidate can lead, by the clock."""
+        """Whether it leads: by the clock, no other candidate can."""
         return self._grant is not None and self._grant.remaining() > 0
 
     @property
@@ -214,10 +215,11 @@ class ElectionBase:
     async def _lead(self, grant: Grant) -> None:
         wake = self._wake = self._engine.io.event()
         grant.listener = wake.set
-        # A hold that is not referred to would be logged.
+        # The reference lasts as long as the term: a hold that is dropped is logged.
         hold = self._hold(self._engine, grant)
         await self._call(self._on_elected, hold)
         while grant.state is State.HELD and not self._stop.is_set():
+            # The application may also end the term by releasing the hold, which sets no event.
             await self._engine.io.wait(wake, 0.1)
         if grant.state is State.HELD:
             with contextlib.suppress(LockLostError):
@@ -238,13 +240,13 @@ class ElectionBase:
     async def _close(self) -> None:
         self._stop.set()
         self._wake.set()
-        # A callback that closes it would wait for its own end.
+        # A callback may call this: it can't wait for its own end.
         if self._engine.io.me() != self._campaigner:
             await self._engine.io.wait(self._ended, RELEASE_TIME)
 
 
 class ReadWriteLock(Generic[LockT]):
-    """Any number of readers, or one writer, first come, first served."""
+    """A lock for any number of readers, or one writer, first come, first served."""
 
     def __init__(self, read: LockT, write: LockT) -> None:
         self.read = read
@@ -252,7 +254,7 @@ class ReadWriteLock(Generic[LockT]):
 
 
 class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
-    """Made once from the application's Redis client, and closed explicitly."""
+    """What both Holdfast classes share."""
 
     _classes: tuple[type[HoldBase], type[LockT], type[ReentrantT], type[ElectionT]]
 
@@ -274,11 +276,11 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     ) -> LockT:
         """A lock of this name, or of several names at once: all or none.
 
-        lease: in seconds. renew: renewed for as long as this process lives; False: it ends after `lease`, unless
+        lease: in seconds. renew: the client renews it while this process lives; False: it ends after `lease`, unless
             `Hold.renew` is called.
         ephemeral: the server releases it as soon as it sees that the connection has ended.
-        replicas: so many must confirm the grant and each renewal.
-        limit: so many may hold it. shared: any number may.
+        replicas: how many replicas must confirm the grant and each renewal.
+        limit: how many may hold it. shared: any number may.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit!r}")
@@ -286,17 +288,17 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         return self._classes[1](self._engine, self._classes[0], terms)
 
     def semaphore(self, name: Name, limit: int, **terms: Any) -> LockT:
-        """A lock that `limit` holders may have at once. The terms are those of `lock`."""
+        """A lock that `limit` holders may hold at once. The terms are those of `lock`."""
         return self.lock(name, limit=limit, **terms)
 
     def read_write_lock(self, name: Name, **terms: Any) -> ReadWriteLock[LockT]:
-        """`read` is for any number of holders, `write` for one. The terms are those of `lock`."""
+        """A lock that any number of readers, or one writer, may hold. The terms are those of `lock`."""
         return ReadWriteLock(self.lock(name, shared=True, **terms), self.lock(name, **terms))
 
     def reentrant_lock(
         self, name: Name | Sequence[Name], *, lease: float = 10.0, renew: bool = True, replicas: int = 0
     ) -> ReentrantT:
-        """A lock that the thread or task which holds it may take again."""
+        """A lock that the thread or task which holds it may acquire again."""
         terms = _terms(name, lease, renew, replicas=replicas)
         return self._classes[2](self._engine, self._classes[0], terms)
 
@@ -311,7 +313,7 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         ephemeral: bool = False,
         replicas: int = 0,
     ) -> ElectionT:
-        """Stands as a candidate, in a thread or task of its own, which calls the callbacks. The fence is the term.
+        """Starts a candidacy, in a thread or task of its own, which calls the callbacks. The fence is the term.
 
         on_elected gets the hold. It has to return before on_lost is called, and before close() hands over. A normal
         exit hands over at once; a killed leader is replaced when its lease is over.

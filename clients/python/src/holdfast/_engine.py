@@ -1,4 +1,4 @@
-"""The thin client of docs/client-protocol.md, once for threads and asyncio: coroutines over the edge of _io.py."""
+"""The client of docs/client-protocol.md, for threads and for asyncio: coroutines that await only what _io.py has."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ logger = logging.getLogger("holdfast")
 Make = Callable[[], list[Words]]
 Check = Callable[[list[Any]], bool]
 
-# The line of those that found no connection for a wait.
+# The name of the queue of waits that found no connection of their own (B30).
 POLLS = object()
 RELEASE_TIME = 5.0
 EXIT_TIME = 1.0
-# What is due within so many seconds is done together.
+# Renewals that are due within this time are sent together, in seconds.
 TICK = 0.02
 
 
 class Hooks:
-    """What a program wants to be told, for metrics and logs. Override what you need; it must not block.
+    """Callbacks for metrics and logs. Override those that you need; they must not block.
 
-    Times are in seconds. Exceptions are logged, with threads also SystemExit. A call comes from the thread or task in
-    which it happened.
+    Times are in seconds. Exceptions are logged, with threads also SystemExit. The callback runs in the thread or task
+    in which the event happened.
     """
 
     def acquired(self, name: Any, fence: int, waited: float) -> None:
-        """A lock was acquired, after so long."""
+        """A lock was acquired, `waited` seconds after it was asked for."""
 
     def lost(self, name: Any, fence: int, reason: LossReason) -> None:
         """A hold was lost."""
 
     def released(self, name: Any, fence: int, held: float) -> None:
-        """A hold was released, after so long."""
+        """A hold was released, after `held` seconds."""
 
 
 class _Asked(NamedTuple):
-    """An ACQUIRE whose reply has not come."""
+    """An ACQUIRE that has no reply yet."""
 
     line: Any
     pool: Pool
     sent: float
-    # When its connection is closed. A wait's is not: after a silence another one takes over its place in the queue.
+    # When its connection is closed for its silence. Never for a wait: the next request takes over its place in the
+    # queue.
     silent_at: float
 
 
-# The child of a fork refers for ever to what its parent had: the end of such a connection would take it out of the
-# epoll that both share, and the parent would hear nothing of it any more.
+# The parent's connections, in the child of a fork. They are never collected: closing one would remove it from the epoll
+# instance that both processes share, and the parent would read nothing from it any more.
 _of_parents: list[Any] = []
 
 
 class Engine:
-    """All that a Holdfast object does."""
+    """The state and the work of a Holdfast object."""
 
     def __init__(self, source: Source, io: Any, max_connections: int, hooks: Hooks | None) -> None:
         if max_connections < 3:
@@ -85,7 +86,7 @@ class Engine:
         self.actor = os.urandom(8).hex().encode()
         self.mutex = threading.Lock()
         self.grants: set[Grant] = set()
-        # Acquisitions that were sent, and neither became holds nor were withdrawn.
+        # Acquisitions that were sent, and are neither held nor withdrawn.
         self._asking: set[Grant] = set()
         self._lines: dict[Any, collections.deque[Any]] = {}
         self._has_timer = False
@@ -99,18 +100,18 @@ class Engine:
         self._start()
 
     def enter(self) -> None:
-        """Before anything is sent."""
+        """Raises HoldfastError if this object is closed."""
         if self.is_closed:
             raise HoldfastError("this Holdfast object is closed")
 
     def adopt(self, other: Engine) -> None:
-        """What the other one holds is this one's, over connections of its own."""
+        """Takes over the holds of another engine, over connections of its own."""
         self.grants, self.router.slots = other.grants, other.router.slots
         for grant in self.grants:
             grant.pool = None
 
     def new_pool(self, address: Address | None) -> Pool:
-        """The connections to a node."""
+        """Makes the pool of a node."""
 
         async def open_line() -> Any:
             line = await self.io.open(self.source, address)
@@ -126,14 +127,14 @@ class Engine:
         return pool
 
     async def _greet(self, pool: Pool, line: Any) -> None:
-        """Looks once whether this client and the node's module understand each other (B26)."""
+        """Checks that this client and the node's module have a protocol version in common (B26)."""
         line.start(pack([(b"LOCK.VERSION",)]), 1)
         [reply] = await line.wait(2.0)
         if isinstance(reply, ResponseError):
             if "unknown command" not in str(reply).lower():
-                # It may not be asked, or cannot answer now.
+                # The user has no right to ask, or the server can't answer now.
                 return
-            # One that knows ACQUIRE complains about the number of its arguments.
+            # A module without LOCK.VERSION has LOCK.ACQUIRE, and refuses the number of arguments.
             line.start(pack([(b"LOCK.ACQUIRE",)]), 1)
             [other] = await line.wait(2.0)
             if "unknown command" not in str(other).lower():
@@ -150,12 +151,12 @@ class Engine:
     # Acquire
 
     async def acquire(self, terms: Terms, wait: float | None, cancel: Any = None) -> Grant:
-        """A hold. `wait` 0: without waiting. Raises NotAcquiredError."""
+        """Acquires a lock. `wait`: in seconds; 0: does not wait, None: without a limit. Raises NotAcquiredError."""
         self.enter()
         self._start_timer()
         look_every = LOOK_AGAIN if cancel is None else GRACE
         grant = Grant(terms, self.io.event(), wait, cancel or self.io.event(), look_every)
-        # Of this client's waits for one mutex only the oldest is at the server (B31).
+        # Of this client's waits for one mutex, only the oldest is at the server (B31).
         is_queued_here = grant.waits and terms.limit == 1 and len(terms.keys) == 1
         try:
             async with self._turn(terms.keys[0], grant) if is_queued_here else contextlib.nullcontext(True) as is_mine:
@@ -166,7 +167,7 @@ class Engine:
                     await self.io.background(lambda: self._read_older(grant))
                 self._tell("acquired", terms.name, grant.token, now() - grant.began)
         except BaseException as error:
-            # One that was interrupted after a reply may be held by the server.
+            # If it was interrupted after the reply, the server may hold the lock.
             grant.broke = grant.broke or (grant.sent > 0 and not grant.asked and not isinstance(error, Exception))
             await self._give_up(grant)
             raise
@@ -180,7 +181,7 @@ class Engine:
         return grant
 
     async def _ask(self, grant: Grant) -> None:
-        """Sends ACQUIRE until it is answered with the lock, or the caller's time is over (B10 to B13)."""
+        """Sends ACQUIRE until the lock is granted, or the caller's time is over (B10 to B13)."""
         terms, key = grant.terms, grant.terms.keys[0]
         target: Pool | None = None
         hurried = False
@@ -221,7 +222,7 @@ class Engine:
                     asked.pool.succeeded()
                     if not grant.waits:
                         return
-                    # Its time at the server is over, which a limit there or CLIENT UNBLOCK may bring about early.
+                    # The wait at the server is over, perhaps early: by a limit there, or by CLIENT UNBLOCK.
                     grant.ask_at = now() + (rules.POLL_EVERY if grant.slot is None else TICK)
                     continue
                 grant.error = reply
@@ -229,7 +230,7 @@ class Engine:
                     raise rules.fatal(reply, terms.name)
                 if terms.owner and grant.broke:
                     raise ConnectionError(f"{reply}. The lock may be held by {terms.owner!r} for a lease") from reply
-                # A redirect is followed at once, and a dead idle connection is replaced at once: once.
+                # A redirect is followed, or a dead idle connection replaced, at once. The second in a row pauses.
                 target = self.router.redirected(reply, key, pool) if verdict is Verdict.MOVED and pool else None
                 was_idle = asked is not None and is_broken and not isinstance(reply, TimeoutError) and not line.is_fresh
                 hurried = not was_hurried and (was_idle or target is not None)
@@ -247,16 +248,16 @@ class Engine:
     async def _send(self, grant: Grant, pool: Pool, poll: contextlib.AsyncExitStack, is_asking: bool) -> None:
         terms, was_sent = grant.terms, grant.sent > 0
         if grant.asked:
-            # A silence: idle connections are no better.
+            # The last request is silent: the idle connections may be dead, too.
             self.router.doubt(grant.asked[-1].pool)
         if grant.waits and grant.slot is not pool:
             self._leave_slot(grant)
             grant.slot = pool if pool.take_slot() else None
         if grant.waits and grant.slot is None and was_sent:
-            # Without a connection for its wait, one request at a time (B30).
+            # It has no connection of its own: one such request at a time (B30).
             await poll.enter_async_context(self._turn(POLLS, grant))
         if terms.owner is not None:
-            # It is not repeated, so over a connection that has just answered.
+            # It is not repeated, so it is sent over a connection that has just answered.
             await self.command(pool, REST, lambda: [(b"LOCK.VERSION",)], self._bound(grant))
         line = await pool.get(REST, self._bound(grant), terms.lease / 16)
         try:
@@ -283,13 +284,13 @@ class Engine:
         line.start(pack(commands), len(commands))
 
     async def _listen(self, grant: Grant, asked: _Asked) -> Any:
-        """The reply to the newest request, which has superseded the older ones (B11). Silence: later, perhaps."""
+        """The reply to the newest request, which supersedes the older ones (B11). Raises Silence if there is none."""
         end = min(grant.ask_at, grant.until) if now() < grant.until else grant.over
         look_again = now() + (0.05 if len(grant.asked) > 1 else grant.look_every)
         try:
             reply = (await asked.line.wait(min(end, look_again, asked.silent_at) - now()))[-1]
         finally:
-            # The server answers those first: a release need not withdraw them then (B18).
+            # The server answers the older ones first. Once that was read, a release need not withdraw them (B18).
             for old in grant.asked[:-1]:
                 await self._read_off(grant, old, 0.0, asked.sent + rules.SUPERSEDED_WITHIN)
         if not isinstance(reply, Exception) and not rules.answers_acquire(reply):
@@ -297,7 +298,7 @@ class Engine:
         return reply
 
     async def _read_off(self, grant: Grant, asked: _Asked, seconds: float, until: float = 0.0) -> Any:
-        """Reads a reply that is owed, so that its connection is good again. Without one `until` then, it is closed."""
+        """Reads a pending reply, so that its connection can be used again. Closes it if there is none by `until`."""
         try:
             reply = (await asked.line.wait(seconds))[-1]
         except Exception as error:
@@ -312,10 +313,10 @@ class Engine:
         return [await self._read_off(grant, asked, rules.SUPERSEDED_WITHIN) for asked in list(grant.asked)]
 
     async def _read_older(self, grant: Grant) -> None:
-        """The replies to requests that a newer one, which was granted, had superseded."""
+        """Reads the replies to the requests that the granted one has superseded."""
         for reply in await self._read_rest(grant):
             if judge(reply) is Verdict.YES and (reply[0] != grant.token or grant.state is not State.HELD):
-                # One that came late was granted, after the hold had ended (B20).
+                # A stale request was granted after the hold had ended (B20).
                 self.lost(grant, LossReason.GONE)
                 await self._withdraw(grant)
 
@@ -325,7 +326,7 @@ class Engine:
         await asked.pool.drop(asked.line)
 
     async def _begin(self, grant: Grant, reply: Any, asked: _Asked) -> bool:
-        """Whether enough of its lease is certain; else it is renewed first (B8)."""
+        """Takes a grant, renewed first if too little of its lease is certain (B8). Returns whether it is held."""
         pool = asked.pool
         pool.succeeded()
         if grant.terms.ephemeral:
@@ -365,7 +366,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _turn(self, key: Any, grant: Grant) -> AsyncIterator[bool]:
-        """Waits for those of this client that wait for the same and came first. Whether that ended in time."""
+        """Waits for the earlier waits of this client under the same key. Yields whether they ended in time."""
         turn = self.io.event()
         with self.mutex:
             line = self._lines.setdefault(key, collections.deque())
@@ -396,7 +397,7 @@ class Engine:
         if grant.terms.owner is None and (grant.asked or grant.broke):
             await self.io.background(lambda: self._withdraw(grant))
             return
-        # Others may use this owner: never ALL. The server forgets a wait with its connection.
+        # Never ALL: the application may use this owner again. The server ends a wait with its connection.
         for asked in list(grant.asked):
             await self._broke(grant, asked)
         self._withdrawn(grant)
@@ -406,25 +407,25 @@ class Engine:
             self._asking.discard(grant)
 
     async def _withdraw(self, grant: Grant) -> None:
-        """Releases what may come of a request, until nothing can, or a lease is over (B20, B21)."""
+        """Releases what the server grants to an acquisition, until nothing can be left (B20, B21)."""
         # A wait may be longer than a lease: RELEASE ALL is sent at least once.
         answers, end = 0, max(grant.sent + grant.lease, now() + rules.silence(grant.lease))
         try:
             while answers < (2 if grant.broke else 1) and (answers == 0 or now() < end):
                 if answers:
-                    # For the second time it is only sent while the client is used.
+                    # After close(), the second one is not sent.
                     self._withdrawn(grant)
                     await self.io.sleep(1.0)
                     if self.is_closed:
                         break
                 await self._answer_release(grant, lambda: [grant.withdrawal()], end)
-                # A token was under way: RELEASE ALL had overtaken the request.
+                # A token came: RELEASE ALL had overtaken the ACQUIRE.
                 is_late = any(judge(reply) is Verdict.YES for reply in await self._read_rest(grant))
                 answers = 0 if is_late else answers + 1
         except (ConnectionError, TimeoutError, OSError) as error:
             logger.debug("lock %r: an acquisition could not be withdrawn: %s", grant.terms.name, error)
         finally:
-            # The server forgets a wait with its connection.
+            # The server ends a wait with its connection.
             for asked in list(grant.asked):
                 await self._broke(grant, asked)
             self._withdrawn(grant)
@@ -432,7 +433,7 @@ class Engine:
     # Commands
 
     def _pause(self, error: Exception, key: bytes, pool: Pool | None, lease: float) -> float:
-        """How long to pause after an error, and what it says about where a key is served."""
+        """Notes what an error says about the node, and returns how long to pause."""
         verdict = judge(error)
         if pool is None:
             return min(TICK, lease / 16)
@@ -455,21 +456,21 @@ class Engine:
         again: bool = True,
         is_asking: bool = False,
     ) -> tuple[float, list[Any]]:
-        """When a pipeline was sent, and its replies, of which errors are elements.
+        """Sends a pipeline. Returns when it was sent, and the replies, with errors as elements.
 
-        A connection that was dead is replaced once (B28), if it may be sent `again`. `grants` are those that it is
-        about. `check`: whether these are replies to it; if not, the connection counts as broken. `is_asking`: an ASK
-        redirect led to this node.
+        `again`: it may be sent again, so that a dead idle connection is replaced, once (B28). `grants`: those that it
+        is about. `check`: whether these are replies to it; if not, the connection counts as broken. `is_asking`: an
+        ASK redirect named this node.
         """
         end = now() + seconds
         for is_last in (False, True) if again else (True,):
-            # Renewals have kept the pause of their leases.
+            # A renewal has paused already, by its lease.
             line = await pool.get(priority, end - now(), 0.0 if priority == RENEW else LONGEST_PAUSE)
             sent = now()
             try:
                 commands = make()
                 if is_asking:
-                    # It is for the next command only.
+                    # ASKING is for the next command only.
                     commands = [words for command in commands for words in ((b"ASKING",), command)]
                 line.start(pack(commands), len(commands))
                 replies = await line.wait(end - now())
@@ -480,7 +481,7 @@ class Engine:
             except BaseException as error:
                 for grant in grants:
                     grant.broke = True
-                # A task that was cancelled says nothing about the node.
+                # That a task was cancelled says nothing about the node.
                 await (pool.drop(line) if isinstance(error, Exception) else pool.discard(line))
                 is_dead = isinstance(error, Exception) and not isinstance(error, TimeoutError) and not line.is_fresh
                 if is_last or not is_dead:
@@ -493,7 +494,7 @@ class Engine:
     async def answer(
         self, grant: Grant, priority: int, make: Make, end: float, again: bool = True, check: Check | None = None
     ) -> Any:
-        """The first reply to a pipeline, sent again until `end` after errors that pass. `again`: also if lost."""
+        """Sends a pipeline until its first reply is no passing error, or `end`. `again`: also after a lost reply."""
         key = grant.terms.keys[0]
         while True:
             pool = grant.pool
@@ -501,7 +502,7 @@ class Engine:
                 pool = pool or await self.router.pool(key, max(end - now(), 0.05))
                 seconds = max(min(end - now(), rules.silence(grant.lease)), 0.05)
                 if not again:
-                    # It is not repeated, so over a connection that has just answered.
+                    # It is not repeated, so it is sent over a connection that has just answered.
                     await self.command(pool, priority, lambda: [(b"LOCK.VERSION",)], seconds)
                 send = functools.partial(self.command, grants=[grant], check=check, again=again)
                 _, [reply, *_] = await send(pool, priority, make, seconds)
@@ -526,7 +527,7 @@ class Engine:
         return await self.answer(grant, RELEASE, make, end, check=lambda replies: all(map(grant.answers, replies)))
 
     async def ask(self, *words: bytes, again: bool = True) -> Any:
-        """The reply to a command about one key. `again`: it is harmless to repeat."""
+        """The reply to a command about the key `words[1]`. `again`: it may be repeated after a lost reply."""
         self.enter()
         return await self.answer(
             Grant(Terms((words[1],), words[1])), REST, lambda: [words], now() + RELEASE_TIME, again
@@ -552,7 +553,7 @@ class Engine:
                     logger.exception("renewals failed")
                     await self.io.sleep(0.1)
         except asyncio.CancelledError:
-            # The loop ends.
+            # The event loop ends.
             self._has_timer = False
             await self.release_all(EXIT_TIME)
             raise
@@ -564,7 +565,7 @@ class Engine:
             with self.mutex:
                 for grant in self.grants:
                     if grant.due <= now():
-                        # Until the reply to a renewal has come, only its end by the clock is to be looked for.
+                        # While its renewal is under way, only its end by the clock is due.
                         grant.due = grant.certain
                         due.append(grant)
                 self._alarm = max(min((grant.due for grant in self.grants), default=math.inf), now() + TICK)
@@ -575,23 +576,23 @@ class Engine:
             # A program that only holds has to find the new primary, too (B40).
             await self.router.refresh()
         for pool, batch in self._batches(grant for grant in due if grant.state is State.HELD):
-            # One that is silent does not delay the others (B15).
+            # A silent node does not delay the others (B15).
             await self.io.background(functools.partial(self._renew, batch, pool))
         while self.dropped:
             logger.warning("lock %r: its hold was dropped without a release", self.dropped.popleft())
         await self.io.wait(self._wake, None if self._alarm == math.inf else min(self._alarm - now(), LOOK_AGAIN))
 
     def _schedule(self, grant: Grant, due: float) -> None:
-        """When it is to be renewed, or looked after."""
+        """Sets when the timer looks at a hold."""
         with self.mutex:
             grant.due = min(due, grant.certain)
-            # What is released keeps its alarm: the next one that is acquired need not wake the timer.
+            # A release leaves the alarm as it is, so that the next acquisition need not wake the timer.
             if grant.due < self._alarm:
                 self._alarm = grant.due
                 self._wake.set()
 
     def _batches(self, grants: Iterable[Grant]) -> Iterator[tuple[Pool, list[Grant]]]:
-        """Those of one node share a pipeline; one that waits for replicas would hold up those behind it."""
+        """Holds of one node share a pipeline, but for those that wait for replicas: they would delay the others."""
         groups: dict[Any, list[Grant]] = {}
         for grant in grants:
             pool = grant.pool or self.router.known(grant.terms.keys[0])
@@ -601,7 +602,11 @@ class Engine:
                 yield pool, group[begin : begin + BATCH]
 
     async def _renew(self, grants: Sequence[Grant], pool: Pool, is_asking: bool = False) -> list[Any]:
-        """Of each, in any order: True if it was renewed, False if it is gone or released, or what went wrong (B14)."""
+        """Renews holds of one node (B14).
+
+        Returns, in any order, for each that was not released meanwhile: True if it was renewed, False if it is lost, or
+        the error.
+        """
         seconds = min(rules.silence(grant.lease) for grant in grants)
         seconds += pool.replicas_timeout if grants[0].terms.replicas else 0.0
         asked = [(grant, grant.token, grant.lease) for grant in grants]
@@ -639,7 +644,7 @@ class Engine:
             self._schedule(grant, grant.due)
             return True
         if verdict is Verdict.NIL and token != grant.token:
-            # It was raised meanwhile: this says nothing.
+            # RedLock has raised the token meanwhile: nil says nothing about the new one.
             reply = NotSent()
         elif verdict is Verdict.NIL or rules.is_overwritten(reply):
             self.lost(grant, LossReason.GONE)
@@ -651,13 +656,13 @@ class Engine:
         return reply
 
     async def renew(self, grant: Grant, lease: float | None) -> None:
-        """By hand, also with another length. Raises LockLostError, or NotHeldError if it was released."""
+        """Renews a hold for its caller, with a new lease if given. Raises LockLostError or NotHeldError."""
         self.must_hold(grant)
         former = grant.lease
         if lease is not None:
             rules.check_lease(lease)
             grant.lease = lease
-            # It may end earlier now.
+            # A shorter lease ends earlier, even if the reply is lost.
             grant.certain = min(grant.certain, now() + lease * rules.DRIFT)
             self._schedule(grant, grant.due)
         while True:
@@ -667,13 +672,13 @@ class Engine:
             if answer is True:
                 return
             if judge(answer) is Verdict.FATAL:
-                # The server has refused this length: the timer goes on with the former one.
+                # The server has refused the new lease: the timer goes on with the former one.
                 grant.lease = former
                 raise rules.fatal(answer, grant.terms.name)
             await self.io.sleep(pool.rest(grant.lease))
 
     async def raise_token(self, grant: Grant, fence: int, seconds: float) -> bool:
-        """Whether the server holds it under just this token now, for a lease. For several independent servers."""
+        """Renews a hold with a greater token. Returns whether it has just this token now. For RedLock."""
         pool = await self.router.pool(grant.terms.keys[0], seconds)
         lease, words = grant.lease, (*grant.renewal(), b"FENCE", fence)
         tokens = grant.token, fence
@@ -684,13 +689,13 @@ class Engine:
         sent, [reply] = await self.command(pool, RENEW, lambda: [words], seconds, [grant], check=check)
         if judge(reply) is not Verdict.YES:
             return False
-        # What the clocks of several servers may differ by (docs/redlock.md). Never 0: the timer would take it for lost.
+        # 2 ms are a part of the drift (docs/redlock.md). `certain` is never 0 meanwhile: the timer would end the hold.
         grant.token, grant.certain = int(reply), min(grant.certain, sent - 0.002 + lease * rules.DRIFT)
         grant.renewed(sent - 0.002, lease)
         return grant.token == fence
 
     def must_hold(self, grant: Grant) -> None:
-        """Raises LockLostError if it is lost, by what is known here, and NotHeldError if it was released."""
+        """Raises LockLostError if a loss is known, NotHeldError if the hold was released. Asks no server."""
         if grant.pid != os.getpid():
             raise LockLostError(grant.terms.name, grant.token, LossReason.FORKED)
         if grant.certain <= now():
@@ -701,7 +706,7 @@ class Engine:
             raise NotHeldError(f"lock {grant.terms.name!r} was released", grant.terms.name)
 
     async def check(self, grant: Grant) -> None:
-        """Asks the server, and lengthens nothing (B9)."""
+        """Asks the server whether the lock is held (B9). Raises LockLostError if not."""
         self.must_hold(grant)
         for key in grant.terms.keys:
             try:
@@ -713,13 +718,13 @@ class Engine:
         self.must_hold(grant)
 
     def lost(self, grant: Grant, reason: LossReason, of: State = State.HELD) -> None:
-        """A hold is lost: its holder is told once."""
+        """Ends a hold that is lost, and notifies its holder, once."""
         with self.mutex:
             if grant.state is not of:
                 return
             grant.state, grant.reason = State.LOST, reason
             self.grants.discard(grant)
-        # At the end of a program the loop of those that wait for it may have ended.
+        # At the end of a program, the event loop of the tasks that wait for this may have ended.
         with contextlib.suppress(RuntimeError):
             grant.event.set()
         self._tell("lost", grant.terms.name, grant.token, reason)
@@ -739,7 +744,10 @@ class Engine:
     # Release
 
     async def release(self, grant: Grant, seconds: float = RELEASE_TIME) -> None:
-        """Raises LockLostError if it had been lost. What cannot be done in time goes on in the background (B19)."""
+        """Releases a hold. Raises LockLostError if it had been lost.
+
+        If the server does not answer in time, the release goes on in the background (B19).
+        """
         if grant.state is State.RELEASED:
             return
         if self.is_closed or grant.pid != os.getpid():
@@ -771,7 +779,7 @@ class Engine:
         self._tell("released", grant.terms.name, grant.token, now() - grant.since)
 
     async def _release(self, grant: Grant, end: float) -> bool:
-        """Whether this released it; else it had been lost."""
+        """Whether this released the hold; if not, it had been lost."""
 
         def make() -> list[Words]:
             grant.attempts += 1
@@ -787,16 +795,16 @@ class Engine:
         if is_released and grant.state is State.RELEASING:
             grant.state = State.RELEASED
         if grant.pool is not None:
-            # The connection of an ephemeral hold is the pool's again.
+            # The connection of an ephemeral hold returns to the node's pool.
             for line in grant.pool.take_idle():
                 self.router.known(grant.terms.keys[0]).put(line)
             grant.pool.close()
         return is_released
 
     async def release_all(self, seconds: float) -> None:
-        """Releases what is held, for whose holders it is lost then, and when closed withdraws what is asked for (B38).
+        """Releases all holds, which their holders lose (B38). After close(), withdraws all acquisitions, too.
 
-        Each acquisition reads the reply then, and releases a token: until none is left (B20).
+        Each acquisition then reads its reply, and releases what it was granted: until none is left (B20).
         """
         end = now() + seconds
         with self.mutex:
@@ -811,7 +819,7 @@ class Engine:
             nodes: dict[Pool, list[Grant]] = {}
             for grant in ending:
                 nodes.setdefault(self.router.known(grant.terms.keys[0]), []).append(grant)
-            # One that is silent does not delay the others.
+            # A silent node does not delay the others.
             await self.io.gather([functools.partial(self._end_all, of_node, end) for of_node in nodes.values()])
             if now() >= end:
                 return
@@ -819,7 +827,7 @@ class Engine:
             await self.io.sleep(TICK)
 
     async def _end_all(self, grants: list[Grant], end: float) -> None:
-        """Releases or withdraws what is of one node, without a repetition."""
+        """Releases or withdraws acquisitions of one node, once."""
         for pool, batch in self._batches(grants):
             words: list[Words] = []
             for grant in batch:
@@ -833,12 +841,12 @@ class Engine:
                     pool.close()
 
     async def close(self, seconds: float = EXIT_TIME) -> None:
-        """Releases what is held, withdraws what is asked for, and closes the connections."""
+        """Releases all holds, withdraws all acquisitions, and closes the connections."""
         end = now() + seconds
         with self.mutex:
             if self.is_closed:
                 return
-            # From here on nothing is added to `grants` and to what is asked for.
+            # From here on, nothing is added to `grants` and `_asking`.
             self.is_closed = True
         try:
             await self.release_all(seconds)
@@ -854,7 +862,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    # Before the child has a second thread, which might find its parent's connections.
+    # At once: a second thread of the child could find its parent's connections.
     for engine in _engines:
         engine.forked()
 
@@ -881,15 +889,15 @@ class _Router:
             return self._pools[address]
 
     def all(self) -> list[Pool]:
-        """All that were used."""
+        """The pools of all nodes that were used."""
         return list(self._pools.values())
 
     def known(self, key: bytes) -> Pool:
-        """The connections to the node that served a key when it was looked for the last time."""
+        """The pool of the node that serves a key by the map as it was read last."""
         return self._at(self.slots[rules.slot_of(key)] if self._engine.source.is_cluster else None)
 
     async def pool(self, key: bytes, seconds: float) -> Pool:
-        """The connections to the node that serves a key. What is known is used while the map is read again (B24)."""
+        """The pool of the node that serves a key. While the map is read again, the former one counts (B24)."""
         slot, end, io = rules.slot_of(key), now() + seconds, self._engine.io
         while self._engine.source.is_cluster:
             done = await self.refresh(slot not in self.slots)
@@ -897,13 +905,13 @@ class _Router:
                 break
             await io.wait(done, max(end - now(), 0.0))
             if now() >= end:
-                raise NotSent("no node of the cluster said in time who serves the slot")
+                raise NotSent("no node of the cluster named the one that serves the slot in time")
             if slot not in self.slots:
                 await io.sleep(min(0.1, max(end - now(), 0.0)))
         return self.known(key)
 
     async def refresh(self, is_needed: bool = False) -> Any:
-        """Begins to read the map again if it may be wrong. The event of its end, or None if nothing is being read."""
+        """Begins to read the map again if it may be wrong. Returns an event for the end of that, if it is read."""
         is_due = is_needed or (self._is_doubtful and now() - self._read_at > 0.1)
         done = self._reading
         if done is None and is_due and self._engine.source.is_cluster:
@@ -912,7 +920,7 @@ class _Router:
         return done
 
     def redirected(self, error: Any, key: bytes, pool: Pool) -> Pool:
-        """Where a redirect leads."""
+        """The pool of the node that a redirect names."""
         address = next((one for one, its in list(self._pools.items()) if its is pool), None)
         if address is None:
             return pool
@@ -924,14 +932,14 @@ class _Router:
         return self._at(address)
 
     def doubt(self, pool: Pool) -> None:
-        """It may not be the primary any more (B41): idle connections go, and the map is read again."""
+        """The node may no longer be the primary (B41): closes its idle connections, and lets the map be read again."""
         pool.flush()
         self._is_doubtful = True
 
     async def _read(self, done: Any) -> None:
         try:
             used, found = filter(None, list(self._pools)), list(self.slots.values())
-            # With asyncio, the application's client may know the configured nodes only.
+            # With asyncio, the application's client may only know the configured nodes.
             for address in dict.fromkeys([*used, *self._engine.source.addresses, *found]):
                 try:
                     words: list[Words] = [(b"CLUSTER", b"SLOTS")]

@@ -1,7 +1,7 @@
-"""The edge: connections, events, threads and tasks. Nothing here decides anything.
+"""The I/O of both flavours: connections, events, threads and tasks. It decides nothing.
 
-What the client does is written once, as coroutines that await nothing but what is here. With threads everything here
-blocks, so such a coroutine runs to its end in one go (`run`).
+The client is written once, as coroutines that await only what is in this module. With threads, all of it blocks instead
+of suspending, so `run` executes such a coroutine in one step.
 """
 
 from __future__ import annotations
@@ -31,54 +31,55 @@ Work = Callable[[], Coroutine[Any, Any, Any]]
 # How long it may take to connect and to log in, in seconds.
 HANDSHAKE = 5.0
 _ERROR_REPLIES = (ResponseError, BusyLoadingError, AuthenticationError)
-# Settings that no connection has, or that make it repeat requests.
+# Settings of redis-py's pools that connections do not take, or that make them repeat requests.
 _OF_THE_POOL = """event_dispatcher maint_notifications_config maint_notifications_pool_handler response_callbacks
     oss_cluster_maint_notifications_handler retry_on_error retry_on_timeout cache cache_config"""
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end that only awaits what blocks."""
+    """Runs a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
-    raise RuntimeError("a coroutine of the threads' flavour was suspended")
+    raise RuntimeError("a coroutine was suspended that should block")
 
 
 async def _quietly(work: Work) -> None:
     try:
         await work()
     except Exception as error:
-        logger.warning("what was to be done in the background failed, a lock ends with its lease: %s", error)
+        logger.warning("work in the background failed, a lock may stay held until its lease ends: %s", error)
 
 
 class _Line:
-    """A connection on which one pipeline at a time is under way."""
+    """A connection with one pipeline under way at a time."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
-        # Nothing was received yet: if it breaks, it was not for having been idle.
+        # No reply was read yet. If it breaks, the reason is not that it was idle for too long.
         self.is_fresh = True
         self.is_closed = False
+        # It must not be used again.
         self.is_spent = False
 
     def _error(self, error: Exception) -> Exception:
-        """An error reply. One that is no ResponseError stays in redis-py's buffer: it would be read again."""
+        """Takes an error reply. redis-py keeps one that is no ResponseError in its buffer, and would read it again."""
         self.is_spent = self.is_spent or not isinstance(error, ResponseError)
         return error
 
 
 class ThreadLine(_Line):
-    """With threads: the caller's thread writes and reads."""
+    """With threads: the calling thread writes and reads."""
 
     def start(self, payload: bytes, count: int) -> None:
-        """A pipeline, which is sent when its replies are waited for."""
+        """Takes a pipeline, which `wait` sends."""
         self._payload, self._count = payload, count
         self._replies: list[Any] = []
 
     async def wait(self, seconds: float) -> list[Any]:
-        """The replies, of which errors are elements. Raises Silence if they do not come in time: then call it again."""
+        """Returns the replies, with errors as elements. Raises Silence if not all came in time; call it again then."""
         end = now() + seconds
         try:
             while len(self._replies) < self._count:
@@ -90,7 +91,7 @@ class ThreadLine(_Line):
                     self.raw.send_packed_command([payload])
                 if not self.raw.can_read(max(end - now(), 0.0)):
                     raise Silence("no reply in time")
-                # Of a reply, only a part may have come, which redis-py keeps. 0 would mean not to wait at all.
+                # redis-py keeps a part of a reply. A timeout of 0 would make the socket non-blocking.
                 self.raw._sock.settimeout(max(end - now(), 0.01))
                 try:
                     self._replies.append(self.raw.read_response(disable_decoding=True, disconnect_on_error=False))
@@ -100,23 +101,23 @@ class ThreadLine(_Line):
                     raise Silence("no whole reply in time") from error
                 self.raw._sock.settimeout(self.raw.socket_timeout)
         except (AttributeError, TypeError, ValueError) as error:
-            # redis-py's, if another thread has closed it.
+            # redis-py raises these if another thread has closed the connection.
             raise ConnectionError("this connection is closed") from error
         self.is_fresh = False
         return self._replies
 
     def close(self) -> None:
-        """Also while another thread reads: that one gets an error."""
+        """Closes the connection. A thread that is reading from it gets an error."""
         self.is_closed = True
         with contextlib.suppress(Exception):
             self.raw.disconnect()
 
 
 class TaskLine(_Line):
-    """With asyncio: a task of its own reads, so that a cancelled caller leaves the reply to be read to its end."""
+    """With asyncio: a task of its own reads, so that a reply is read to its end even if the caller is cancelled."""
 
     _task: asyncio.Task[list[Any]] | None = None
-    # redis-py forgets it when it closes the connection, and has no way to wait for its end afterwards.
+    # Kept for `ended`: redis-py drops it when it closes the connection.
     _writer: asyncio.StreamWriter | None = None
 
     def start(self, payload: bytes, count: int) -> None:
@@ -135,7 +136,7 @@ class TaskLine(_Line):
         return replies
 
     async def wait(self, seconds: float) -> list[Any]:
-        """The replies, of which errors are elements. Raises Silence if they do not come in time: then call it again."""
+        """Returns the replies, with errors as elements. Raises Silence if not all came in time; call it again then."""
         assert self._task is not None  # noqa: S101
         if not self._task.done():
             await asyncio.wait((self._task,), timeout=max(seconds, 0.0))
@@ -146,18 +147,18 @@ class TaskLine(_Line):
         return self._task.result()
 
     def close(self) -> None:
-        """A caller that waits gets an error."""
+        """Closes the connection. A task that waits for a reply gets an error."""
         if self._task is not None:
             self._task.cancel()
-            # An error that was fetched is not logged.
+            # asyncio logs an error that is never fetched.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._writer = self._writer or getattr(self.raw, "_writer", None)
-        # It awaits nothing. A task for it might be cancelled before it begins, as by asyncio.run at its end.
+        # `_disconnect` never suspends. A task could be cancelled before it starts, as asyncio.run does at its end.
         with contextlib.suppress(StopIteration):
             _disconnect(self.raw).send(None)
 
     async def ended(self) -> None:
-        """When it was closed: until that is done."""
+        """Waits until a closed connection has ended."""
         if self._writer is not None:
             with contextlib.suppress(Exception):
                 await self._writer.wait_closed()
@@ -168,7 +169,7 @@ async def _disconnect(raw: Any) -> None:
         await raw.disconnect(nowait=True)
 
 
-# A loop refers to its tasks weakly only.
+# An event loop has only weak references to its tasks.
 _tasks: set[asyncio.Task[Any]] = set()
 
 
@@ -179,22 +180,22 @@ def _start(work: Work) -> None:
 
 
 class Threads:
-    """Events are threading's, and everything blocks."""
+    """Threads: events are those of `threading`, and everything blocks."""
 
     event = staticmethod(threading.Event)
-    # What the application's code may raise without ending the client's thread that called it.
+    # What a callback of the application may raise without ending the thread of the client that called it.
     callback_errors = (Exception, SystemExit)
 
     async def wait(self, event: threading.Event, seconds: float | None) -> bool:
-        """Whether it was set in time."""
+        """Waits for an event. Returns whether it was set in time."""
         return event.wait(seconds)
 
     async def sleep(self, seconds: float) -> None:
-        """Does nothing for a while."""
+        """Sleeps."""
         time.sleep(max(seconds, 0.0))
 
     def spawn(self, work: Work) -> bool:
-        """Runs something in the background. False if there is no thread to be had."""
+        """Starts `work` in the background. Returns False if no thread can be started."""
         try:
             threading.Thread(target=lambda: run(_quietly(work)), name="holdfast", daemon=True).start()
         except RuntimeError:
@@ -202,12 +203,12 @@ class Threads:
         return True
 
     async def background(self, work: Work) -> None:
-        """Runs something in the background, or here if there is no thread to be had."""
+        """Runs `work` in the background, or in this thread if no other one can be started."""
         if not self.spawn(work):
             await _quietly(work)
 
     async def gather(self, works: Sequence[Work]) -> list[Any]:
-        """The results of what runs at the same time, of which errors are elements."""
+        """Runs all at the same time. Returns the results, with errors as elements."""
         futures: list[concurrent.futures.Future[Any]] = [concurrent.futures.Future() for _ in works]
 
         def work(future: concurrent.futures.Future[Any], make: Work) -> None:
@@ -222,27 +223,27 @@ class Threads:
                 try:
                     threading.Thread(target=work, args=of_work, name="holdfast", daemon=True).start()
                 except RuntimeError:
-                    # There is no thread to be had, as at the end of a program.
+                    # No thread can be started, as at the end of a program.
                     work(*of_work)
             concurrent.futures.wait(futures)
         finally:
-            # If this thread is interrupted, the caller still learns what they did: none goes on, and none begins.
+            # Even if this thread is interrupted, no work starts or goes on after the return: the caller cleans up.
             concurrent.futures.wait([future for future in futures if not future.cancel()])
         return [future.exception() or future.result() for future in futures]
 
     async def end(self, attempts: Sequence[int], lines: Sequence[ThreadLine], seconds: float) -> None:
-        """Nothing: closed connections have ended, and attempts to connect find their pool closed."""
+        """Does nothing: closed connections have ended, and an attempt to connect finds its pool closed."""
 
     def is_cancelled(self) -> bool:
-        """Whether the caller is to end. Threads are not cancelled."""
+        """Whether the caller is cancelled. A thread never is."""
         return False
 
     def me(self) -> int:
-        """Who calls, as threading.RLock has it."""
+        """The calling thread, as threading.RLock identifies it."""
         return threading.get_ident()
 
     async def open(self, source: Source, address: Address | None) -> ThreadLine:
-        """A new connection."""
+        """Opens a connection."""
         raw = source.connection(address, Retry(NoBackoff(), 0))
         try:
             raw.connect()
@@ -253,14 +254,14 @@ class Threads:
 
 
 class Tasks:
-    """Events are asyncio's; the background is tasks of the running loop."""
+    """Tasks of the running event loop: events are those of asyncio."""
 
     event = staticmethod(asyncio.Event)
-    # The same for tasks. SystemExit ends the loop.
+    # What a callback may raise without ending the task of the client that called it. SystemExit ends the loop.
     callback_errors = (Exception, asyncio.CancelledError)
 
     async def wait(self, event: asyncio.Event, seconds: float | None) -> bool:
-        """Whether it was set in time."""
+        """Waits for an event. Returns whether it was set in time."""
         if not event.is_set():
             task = asyncio.get_running_loop().create_task(event.wait())
             try:
@@ -270,28 +271,28 @@ class Tasks:
         return event.is_set()
 
     async def sleep(self, seconds: float) -> None:
-        """Does nothing for a while."""
+        """Sleeps."""
         await asyncio.sleep(seconds)
 
     def spawn(self, work: Work) -> bool:
-        """Runs something in the background."""
+        """Starts `work` in the background."""
         _start(work)
         return True
 
     async def background(self, work: Work) -> None:
-        """The same."""
+        """Starts `work` in the background."""
         _start(work)
 
     async def gather(self, works: Sequence[Work]) -> list[Any]:
-        """The results of what runs at the same time, of which errors are elements."""
+        """Runs all at the same time. Returns the results, with errors as elements."""
         return list(await asyncio.gather(*(work() for work in works), return_exceptions=True))
 
     async def end(self, attempts: Sequence[asyncio.Task[Any]], lines: Sequence[TaskLine], seconds: float) -> None:
-        """Ends attempts to connect, and waits for the end of closed connections: with TLS it takes a round trip."""
+        """Cancels attempts to connect, and waits until closed connections have ended: with TLS, a round trip later."""
         loop = asyncio.get_running_loop()
         ends: list[asyncio.Task[Any]] = [loop.create_task(line.ended()) for line in lines]
         for task in attempts:
-            # Those of a loop that has ended have ended, too.
+            # An attempt of another loop has ended with that loop.
             if task.get_loop() is loop:
                 task.cancel()
                 ends.append(task)
@@ -303,28 +304,28 @@ class Tasks:
         await asyncio.sleep(0)
 
     def is_cancelled(self) -> bool:
-        """Whether the calling task is to end, not only what it awaits. Python 3.10 does not know: yes."""
+        """Whether the calling task itself is cancelled, not only what it awaits. Python 3.10 can't tell: True."""
         return bool(getattr(asyncio.current_task(), "cancelling", lambda: 1)())
 
     def me(self) -> Any:
-        """Who calls. The object: its number is used again."""
+        """The calling task. Not its id, which a later task may get."""
         return asyncio.current_task()
 
     async def open(self, source: Source, address: Address | None) -> TaskLine:
-        """A new connection."""
+        """Opens a connection."""
         raw = source.connection(address, AsyncRetry(NoBackoff(), 0))
         try:
             await asyncio.wait_for(raw.connect(), HANDSHAKE)
         except BaseException:
             await _disconnect(raw)
             raise
-        # From here on the reader's own times count.
+        # From here on, only `wait` limits how long a reply may take.
         raw.socket_timeout = None
         return TaskLine(raw)
 
 
 class Source:
-    """How the application's client opens its connections: redis-py's, of either flavour."""
+    """Makes connections as the application's client of redis-py does, of either flavour."""
 
     def __init__(self, client: Any) -> None:
         self.is_cluster = hasattr(client, "nodes_manager")
@@ -333,18 +334,18 @@ class Source:
         self._client = client
 
     def _nodes(self) -> list[Any]:
-        """Of a cluster: those that are known, and those that were configured."""
+        """The nodes of a cluster: those that are known, and those that were configured."""
         manager = self._client.nodes_manager
         return [*manager.nodes_cache.values(), *manager.startup_nodes.values()]
 
     @property
     def addresses(self) -> list[Address]:
-        """Of the nodes of a cluster."""
+        """The addresses of the nodes of a cluster."""
         return list(dict.fromkeys((str(node.host), int(node.port)) for node in self._nodes()))
 
     @property
     def server_name(self) -> bytes:
-        """What a server is called in the order of servers (docs/redlock.md): as it was configured."""
+        """The server's name, as it was configured, in RedLock's order of servers (docs/redlock.md)."""
         pool = self._client.connection_pool
         if hasattr(pool, "service_name"):
             return str(pool.service_name).encode()
@@ -352,33 +353,34 @@ class Source:
         return str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}").encode()
 
     def remap(self, address: Address) -> Address:
-        """What the application says an address is to be replaced with."""
+        """The address to use instead of this one, by the application's `address_remap`."""
         host, port = self._client.nodes_manager.remap_host_port(*address)
         return str(host), int(port)
 
     def connection(self, address: Address | None, no_retry: Any) -> Any:
-        """A connection that is not connected yet. The library only connects it and logs in (B5, B32)."""
+        """Makes a connection that is not connected yet. redis-py only connects it and logs in (B5, B32)."""
         if self.is_cluster:
             pool = self._nodes()[0]
             if not hasattr(pool, "connection_class"):
-                # With asyncio, a node is its pool.
+                # With threads, a node has its settings in its client's pool; with asyncio, in itself.
                 pool = self._client.get_redis_connection(pool).connection_pool
         else:
             pool = self._client.connection_pool
         settings = {name: value for name, value in pool.connection_kwargs.items() if name not in _OF_THE_POOL.split()}
         limit = min(settings.get("socket_connect_timeout") or HANDSHAKE, HANDSHAKE)
         settings.update(health_check_interval=0, protocol=2, socket_timeout=limit, retry=no_retry)
-        # A socket with a path takes none.
+        # A connection over a unix socket does not take this setting.
         if "path" not in settings:
             settings["socket_connect_timeout"] = limit
         if self.is_cluster:
-            # What redis-py has called only says READONLY, for reading from replicas.
+            # redis-py sends READONLY with it, to read from replicas.
             settings.pop("redis_connect_func", None)
         if address is not None:
             settings["host"], settings["port"] = address
         kind = pool.connection_class
         if isinstance(no_retry, Retry) and kind.__module__.startswith("redis.asyncio"):
-            # At the end of a program whose loop has ended. The Sentinels cannot be asked: to the last primary.
+            # A blocking connection for an asyncio client whose loop has ended, at the end of the program. It can't ask
+            # the Sentinels: it goes to the primary that they named last.
             if (sentinel := settings.pop("connection_pool", None)) is not None:
                 settings["host"], settings["port"] = sentinel.master_address
             kind = getattr(redis.connection, kind.__name__.removeprefix("SentinelManaged"))

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError
 
 from ._rules import NotSent, now
 
-# Who goes first.
+# Priorities: the lowest is served first (B29).
 RENEW, RELEASE, REST = range(3)
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 # How many connections waits leave free.
@@ -25,19 +25,19 @@ HANGING = 1.0
 
 @dataclasses.dataclass(order=True)
 class _Ticket:
-    """Stands for a caller that needs a connection."""
+    """A caller that waits for a connection."""
 
     priority: int
     number: int
     event: Any = dataclasses.field(compare=False)
-    # When a connection may be opened for it: requests that have not failed keep the node's pause, too.
+    # From when on a connection may be opened for it.
     open_at: float = dataclasses.field(compare=False)
     line: Any = dataclasses.field(default=None, compare=False)
     error: BaseException | None = dataclasses.field(default=None, compare=False)
 
 
 class Pool:
-    """Connections (lines) to one node. `open_line` opens one, within its own limit of time; None: it is given them."""
+    """Connections (lines) to one node. `open_line` opens one, within a time limit; None: they only come from `put`."""
 
     def __init__(self, io: Any, open_line: Callable[[], Awaitable[Any]] | None, limit: int) -> None:
         self._io = io
@@ -58,14 +58,14 @@ class Pool:
         self._pause = self._paused_until = 0.0
         self._waits = 0
         self._is_closed = False
-        # The server has said which protocols it speaks since the last outage: it may accept and close (B28).
+        # The server has answered LOCK.VERSION since the last outage. One may accept connections and close them (B28).
         self.is_greeted = False
         self.replicas_timeout = 1.0
 
     async def get(self, priority: int, seconds: float, pause: float = LONGEST_PAUSE) -> Any:
-        """A connection. Raises NotSent if there was none in time, or why none can be opened.
+        """Returns a connection. Raises NotSent if none is free in time, or the error of an attempt to connect.
 
-        During an outage none is opened before the node's pause is over, or `pause` seconds have passed.
+        During an outage, none is opened before the node's pause is over or `pause` seconds have passed.
         """
         end = now() + seconds
         with self._mutex:
@@ -98,7 +98,7 @@ class Pool:
                 self._tickets.remove(ticket)
 
     def put(self, line: Any) -> None:
-        """A connection whose replies have all been read. One that is not the pool's becomes it, if there is room."""
+        """Takes a connection whose replies have all been read, also one from outside the pool, if there is room."""
         with self._mutex:
             if not self._is_closed and not line.is_spent and len(self._lines | {line}) <= self._limit:
                 self._lines.add(line)
@@ -113,19 +113,19 @@ class Pool:
         line.close()
 
     def leave(self, line: Any) -> None:
-        """This connection is the pool's no more."""
+        """Takes a connection out of the pool, and leaves it open."""
         with self._mutex:
             self._lines.discard(line)
 
     async def drop(self, line: Any) -> None:
-        """Closes a connection that broke or is silent, and the idle ones, which are no better."""
+        """Closes a connection that broke or is silent, and the idle ones, which may be dead, too."""
         with self._mutex:
             self._is_outage, self.is_greeted = True, False
         self.flush()
         await self.discard(line)
 
     async def discard(self, line: Any) -> None:
-        """Closes a connection. Who waits for one may open one now."""
+        """Closes a connection, so that a waiting caller may open another one."""
         self.leave(line)
         line.close()
         await self._open_if_allowed()
@@ -136,14 +136,14 @@ class Pool:
             line.close()
 
     def take_idle(self) -> list[Any]:
-        """The idle connections, which are the pool's no more."""
+        """Takes the idle connections out of the pool, and returns them."""
         with self._mutex:
             idle, self._idle = self._idle, []
             self._lines.difference_update(idle)
         return idle
 
     def close(self) -> set[Any]:
-        """Closes all connections, also those in use, and fails the requests that wait for one. Those it closed."""
+        """Closes all connections, also those in use, and returns them. Callers that wait for one get an error."""
         with self._mutex:
             self._is_closed = True
             lines, self._lines, self._idle = self._lines, set(), []
@@ -153,19 +153,19 @@ class Pool:
         return lines
 
     def take_slot(self) -> bool:
-        """Whether one more wait may have a connection (B29)."""
+        """Whether one more wait may have a connection of its own (B29). If so, `leave_slot` has to follow."""
         with self._mutex:
             is_free = self._waits < max(self._limit - RESERVED, 1)
             self._waits += is_free
             return is_free
 
     def leave_slot(self) -> None:
-        """A wait needs its connection no more."""
+        """A wait no longer needs its connection."""
         with self._mutex:
             self._waits -= 1
 
     def failed(self) -> None:
-        """Doubles the pause, once for all that see the same failure (B27)."""
+        """Doubles the pause, once for all requests that see the same failure (B27)."""
         with self._mutex:
             at = now()
             if at >= self._paused_until:
@@ -173,12 +173,12 @@ class Pool:
                 self._paused_until = at + self._pause * random.uniform(0.75, 1.25)  # noqa: S311
 
     def succeeded(self) -> None:
-        """Sets the pause back."""
+        """Ends the pause: a request of the application has succeeded."""
         with self._mutex:
             self._pause = self._paused_until = 0.0
 
     def rest(self, lease: float) -> float:
-        """How long to pause before the next request of a hold with this lease."""
+        """How long to pause before the next request about a hold with this lease."""
         return max(min(self._paused_until - now(), lease / 16, LONGEST_PAUSE), 0.001)
 
     def _may_open(self) -> bool:
@@ -187,7 +187,7 @@ class Pool:
             return False
         if self._opening and now() - self._opening_since >= HANGING:
             return True
-        # During an outage one attempt at a time, whose outcome all share (B28).
+        # During an outage, one attempt at a time, whose outcome all callers share (B28).
         return self._opening < (1 if self._is_outage else len(self._tickets))
 
     async def _open_if_allowed(self) -> None:
@@ -197,7 +197,7 @@ class Pool:
                     return
                 self._opening += 1
                 self._opening_since = now()
-            # Apart from the caller, so that its time is a bound.
+            # In the background, so that the caller's time limit holds.
             await self._io.background(self._open)
 
     async def _open(self) -> None:

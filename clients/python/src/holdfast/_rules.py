@@ -1,4 +1,4 @@
-"""What a client of the basic profile decides, without I/O: docs/client-protocol.md in code. Times are in seconds."""
+"""The decisions of a client of the basic profile (docs/client-protocol.md), without I/O. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .errors import DeadlockError, HoldfastError, LossReason, ModuleNotLoadedErr
 
 PROTOCOL = 4
 DRIFT = 0.99
-# How much later than the caller's time an answer may come.
+# For how long after the caller's time a reply still counts (B13).
 GRACE = 0.25
 WAIT_SILENCE = 2.0
 SUPERSEDED_WITHIN = 1.0
 LONGEST_WAIT = 3600.0
-# How long a request waits at the server that found no connection for its wait, and how often it is sent.
+# A wait without a connection of its own: how long each of its requests waits at the server, how often one is sent.
 POLL, POLL_EVERY = 0.1, 1.0
 BATCH = 256
 # When a hold is renewed, as a part of its lease.
@@ -39,22 +39,22 @@ Name = str | bytes
 Words = tuple[bytes | int, ...]
 
 COUNTS_SUSPEND = sys.platform in ("linux", "darwin")
-# Of the monotonic clocks, those that go on while the machine is suspended. On macOS, Python's monotonic() does not.
+# A monotonic clock that goes on while the machine is suspended, if there is one. On macOS, time.monotonic() stops.
 now: Callable[[], float] = (
     functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
     if COUNTS_SUSPEND
     else time.monotonic
 )
-# Timers of the system stand still while it is suspended, so no sleep is longer than this.
+# The system's timers do not run while the machine is suspended: the timer of the holds looks at the clock this often.
 LOOK_AGAIN = 5.0
 
 
 class Silence(TimeoutError):
-    """A server owes a reply, and its time is over. The reply may still come."""
+    """No reply came in time. It may still come."""
 
 
 class NotSent(TimeoutError):
-    """There was no connection in time: nothing was sent."""
+    """No connection was free in time: nothing was sent."""
 
 
 def ms(seconds: float) -> int:
@@ -63,18 +63,18 @@ def ms(seconds: float) -> int:
 
 
 def check_lease(lease: float) -> None:
-    """Raises ValueError, also for NaN."""
+    """Raises ValueError if the server would refuse this lease, or if it is NaN."""
     if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
         raise ValueError(f"lease must be between {SHORTEST_LEASE} and {LONGEST_LEASE:.0f} s, got {lease!r}")
 
 
 def silence(lease: float, patience: float | None = None) -> float:
-    """How long a request without a wait may take, for a hold with this lease (B23)."""
+    """How long a request without a wait may take, for a hold with this lease (B23), or at most `patience`."""
     return min(max(lease / 8, LEAST_SILENCE), patience or LONGEST_SILENCE)
 
 
 def encode(name: Name) -> bytes:
-    """A name of a lock as the server has it."""
+    """The key of a lock with this name."""
     if not isinstance(name, (str, bytes, bytearray, memoryview)):
         # bytes(5) would be five zeros.
         raise TypeError(f"a name must be str or bytes, got {name!r}")
@@ -82,7 +82,7 @@ def encode(name: Name) -> bytes:
 
 
 def pack(commands: list[Words]) -> bytes:
-    """Commands as they are sent."""
+    """Commands in the format of the protocol (RESP)."""
     out = bytearray()
     for words in commands:
         out += b"*%d\r\n" % len(words)
@@ -100,15 +100,15 @@ def slot_of(key: bytes) -> int:
 
 
 def as_map(reply: Any) -> dict[str, Any]:
-    """A map, which comes as a flat array. Unknown fields are the caller's to ignore (B4)."""
+    """A map, which RESP2 sends as a flat array. The caller ignores unknown fields (B4)."""
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=False)}
 
 
-# What is to be done about a reply, or about an error that came instead of one. PASSING: again after the pause. MOVED:
-# again at another node. DEMOTED: again after the pause, and the primary must be found anew; also if no reply came.
+# What to do after a reply, or after an error in place of one. PASSING: repeat after the pause. MOVED: repeat at another
+# node. DEMOTED: find the primary anew, and repeat after the pause; also if no reply came.
 Verdict = enum.Enum("Verdict", "YES NIL PASSING MOVED DEMOTED FATAL")
 
-# The table of errors. redis-py takes the first word of some away and has a class for them, later versions of more.
+# redis-py has a class for some error codes, and takes the code out of the message; later versions do so for more codes.
 _PASSING = """LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED SUPERSEDED
     BusyLoadingError TryAgainError MasterDownError ClusterDownError OutOfMemoryError"""
 _VERDICTS = {
@@ -120,7 +120,7 @@ _PASSING_TEXTS = ("too many waiters", "being confirmed", "max number of clients"
 
 
 def judge(reply: Any) -> Verdict:
-    """What a reply, or each element of one, says."""
+    """The verdict on a reply, or on an error in place of one. An array is nil if one of its elements is."""
     if reply is None or (isinstance(reply, list) and None in reply):
         return Verdict.NIL
     if not isinstance(reply, BaseException):
@@ -133,7 +133,7 @@ def judge(reply: Any) -> Verdict:
 
 
 def is_transport(error: Any) -> bool:
-    """Whether an error came instead of a reply: whether the request was carried out is unknown."""
+    """Whether this error is no error reply: the connection broke, or no reply came in time."""
     is_reply = isinstance(error, (AuthenticationError, BusyLoadingError))
     # In Python 3.10, asyncio's TimeoutError is a class of its own.
     return isinstance(error, (ConnectionError, TimeoutError, OSError, asyncio.TimeoutError)) and not is_reply
@@ -145,12 +145,12 @@ def is_ask(error: Any) -> bool:
 
 
 def is_overwritten(error: Any) -> bool:
-    """Whether the key holds something else than a lock: as nil to a renewal and a release."""
+    """Whether the key holds something that is not a lock. A renewal and a release take that as nil."""
     return isinstance(error, Exception) and str(error).startswith("WRONGTYPE")
 
 
 def fatal(reply: Exception, name: Any) -> Exception:
-    """The error that the application gets."""
+    """The error to raise to the application."""
     text = str(reply)
     if isinstance(reply, HoldfastError):
         return reply
@@ -174,22 +174,21 @@ def check_version(lowest: int, highest: int, version: str) -> None:
 
 
 def answers_acquire(reply: Any) -> bool:
-    """Whether this is nil, or the token and the waiting time. More elements are ignored."""
+    """Whether this is a reply to ACQUIRE: nil, or the token and the time waited. More elements are ignored."""
     is_grant = isinstance(reply, list) and len(reply) > 1 and all(isinstance(one, int) for one in reply[:2])
     return reply is None or is_grant
 
 
 def holds(info: Any, owner: bytes, token: int | None) -> bool:
-    """Whether this owner holds a lock under this token, or may hold it, by the reply to LOCK.INFO."""
+    """Whether this owner holds a lock under this token, by a reply to LOCK.INFO. True if not all holders are listed."""
     found = {"holders": [], "holder_count": 0, **(as_map(info) if info else {})}
-    # The server may list fewer holders than there are.
     is_listed = any(one["owner"] == owner and one["token"] == token for one in map(as_map, found["holders"]))
     return is_listed or found["holder_count"] > len(found["holders"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What a lock is asked for with."""
+    """The terms of a lock."""
 
     keys: tuple[bytes, ...]
     name: Any
@@ -199,11 +198,11 @@ class Terms:
     replicas: int = 0
     # How many may hold it; 0: any number.
     limit: int = 1
-    # What the owner begins with.
+    # The first part of the owner.
     prefix: bytes = b""
-    # An owner that the application chose: asked for with NEW, and never released by ALL (B22).
+    # An owner that the application chose: acquired with NEW, and never released with ALL (B22).
     owner: bytes | None = None
-    # How long a server may take to answer, of several that are asked: the first error ends the request.
+    # For RedLock: how long a server may take to answer. The first error ends the acquisition at that server.
     patience: float | None = None
 
     def __post_init__(self) -> None:
@@ -211,7 +210,7 @@ class Terms:
             raise ValueError(f"name must be one name, or several different ones, got {self.name!r}")
         check_lease(self.lease)
         if len(self.keys) > 1 and self.limit != 1:
-            raise ValueError("several names can only be locked as mutexes: neither limit nor shared")
+            raise ValueError("several names can't be combined with limit or shared")
 
     @property
     def silence(self) -> float:
@@ -227,10 +226,10 @@ class Grant:
     """One acquisition, from the call until it is released or lost: its state, and until when it is certain."""
 
     terms: Terms
-    # Set when it is lost.
+    # Set when the hold is lost.
     event: Any = None
     wait: float | None = None
-    # Set when the caller gives up, and how often that is to be looked for.
+    # Set when the caller gives up. It is checked every `look_every` seconds.
     cancel: Any = None
     look_every: float = LOOK_AGAIN
     owner: bytes = b""
@@ -239,16 +238,17 @@ class Grant:
     pid: int = dataclasses.field(default_factory=os.getpid)
     # When the caller's time is over.
     until: float = math.inf
-    # When no reply is waited for any more (B13).
+    # Until when a reply is waited for (B13).
     over: float = math.inf
-    # The requests whose replies have not come.
+    # The requests that have no reply yet.
     asked: list[Any] = dataclasses.field(default_factory=list)
-    # When it is to be asked for the next time.
+    # When to send the next ACQUIRE.
     ask_at: float = 0.0
-    # When it was asked for the last time.
+    # When the last ACQUIRE was sent; 0: none was.
     sent: float = 0.0
-    # Whether a connection broke under one of its requests.
+    # Whether the server may have a request of this owner that the client knows no reply to: a connection broke.
     broke: bool = False
+    # The pool in which this wait has a connection of its own (B29).
     slot: Any = None
     error: Exception | None = None
     token: int = 0
@@ -256,9 +256,9 @@ class Grant:
     since: float = 0.0
     certain: float = 0.0
     wall: float = 0.0
-    # When something is to be done about it: a renewal, or its end by the clock.
+    # When the timer looks at the hold: to renew it, or because it ends by the clock.
     due: float = 0.0
-    # The connection of an ephemeral hold.
+    # An ephemeral hold: a pool that has only its connection.
     pool: Any = None
     reason: LossReason | None = None
     attempts: int = 0
@@ -266,7 +266,7 @@ class Grant:
     listener: Any = None
 
     def __post_init__(self) -> None:
-        # Unique for each acquisition, also after a fork (B1).
+        # From the operating system, so that it is unique after a fork, too (B1).
         self.owner = self.terms.owner or self.terms.prefix + os.urandom(16).hex().encode()
         self.lease = self.terms.lease
         if self.waits and self.wait is not None:
@@ -287,7 +287,7 @@ class Grant:
         return (b"REPLICAS", self.terms.replicas) if self.terms.replicas else ()
 
     def acquisition(self, sent: float, wait: float | None) -> Words:
-        """The ACQUIRE to send now. `wait` None: it is answered at once."""
+        """The ACQUIRE to send now. `wait` None: the server answers at once."""
         terms = self.terms
         words: list[bytes | int] = [b"NEW"] if terms.owner else [b"HOLDS", 1]
         words += [b"LEASE", ms(terms.lease)]
@@ -304,16 +304,19 @@ class Grant:
         return self._command(b"RENEW", b"TOKEN", self.token, b"LEASE", ms(self.lease), *self._replicas())
 
     def withdrawal(self) -> Words:
-        """What releases all that may come of any request of it."""
+        """The RELEASE that ends all requests of this owner, and what they were granted."""
         return self._command(b"RELEASE", b"ALL")
 
     def releases(self) -> list[Words]:
-        """What releases it. A stale ACQUIRE may be in the queue still, if its reply was not read (B18)."""
+        """The commands that release the hold, with ALL if a stale ACQUIRE may still be in the queue (B18)."""
         by_token = self._command(b"RELEASE", b"TOKEN", self.token)
         return [by_token, self.withdrawal()] if (self.broke or self.asked) and not self.terms.owner else [by_token]
 
     def answers(self, reply: Any, *tokens: int) -> bool:
-        """Whether this is a reply to RELEASE, or to RENEW with one of these tokens: a number or nil for each key."""
+        """Whether this is a reply to RELEASE, or to RENEW with one of these tokens.
+
+        That is an error, or a number or nil for each key.
+        """
         elements = [reply] if len(self.terms.keys) == 1 else reply
         if isinstance(reply, Exception):
             return True
@@ -322,14 +325,14 @@ class Grant:
         return all(one is None or (isinstance(one, int) and (not tokens or one in tokens)) for one in elements)
 
     def granted(self, reply: Any, sent: float) -> None:
-        """What the reply to an ACQUIRE gives, by the clock rule. More elements are ignored."""
+        """Takes the token and the lease from a reply to ACQUIRE."""
         self.token, waited = reply[:2]
         self.since = now()
         self.renewed(sent + waited / 1000, self.lease)
 
     def renewed(self, began: float, lease: float) -> None:
-        """The server holds it for this lease, which began then at the earliest (B6)."""
-        # The lease may have been changed since this one was sent: the shorter one counts.
+        """Counts this lease, which began at `began` at the earliest (B6)."""
+        # `self.lease` may have changed since the request was sent: the shorter one counts.
         lease = min(lease, self.lease)
         self.certain = max(self.certain, began + lease * DRIFT)
         self.due = min(self.certain, began + lease * RENEW_AT if self.terms.renew else math.inf)
@@ -337,14 +340,14 @@ class Grant:
             self.wall = time.time() + self.certain - now()
 
     def left(self) -> float:
-        """How long the server holds it still, for certain."""
+        """For how long the server certainly still holds it, in any state."""
         left = self.certain - now()
         return left if COUNTS_SUSPEND else min(left, self.wall - time.time())
 
     def remaining(self) -> float:
-        """How long no other client can hold it, for certain; 0: it is not held."""
+        """For how long no other client can hold the lock; 0: it is not held."""
         return max(self.left(), 0.0) if self.state is State.HELD and self.pid == os.getpid() else 0.0
 
     def is_released(self, reply: Any) -> bool:
-        """By the reply to RELEASE with the token; else it had been lost (B17)."""
+        """Whether the reply to RELEASE with the token means released; if not, the hold had been lost (B17)."""
         return judge(reply) is Verdict.YES or (self.attempts > 1 and self.first_release < self.certain)

@@ -21,11 +21,11 @@ class Hold(HoldBase):
     lost: asyncio.Event
 
     async def check(self) -> None:
-        """Asks the server whether the lock is held still. Raises LockLostError. Lengthens nothing."""
+        """Asks the server whether the lock is still held. Raises LockLostError if not. Does not renew it."""
         await self._check()
 
     async def renew(self, lease: float | None = None) -> None:
-        """Begins the lease anew, with this length in seconds from now on if one is given. Raises LockLostError."""
+        """Renews the lease; `lease` is its new length in seconds. Raises LockLostError if the lock is lost."""
         await self._renew(lease)
 
     async def release(self, timeout: float = RELEASE_TIME) -> None:
@@ -44,17 +44,18 @@ class Hold(HoldBase):
 
 
 class Lock(LockBase[Hold]):
-    """What a lock is asked for with. `async with lock as hold:` waits for as long as it takes."""
+    """A lock to acquire. `async with lock as hold:` waits for it without a time limit."""
 
     async def acquire(self, wait: float | None = None, *, cancel: asyncio.Event | None = None) -> Hold:
-        """Waits for the lock for at most `wait` seconds, None: as long as it takes. Raises NotAcquiredError.
+        """Waits for the lock for at most `wait` seconds; None: without a limit. Raises NotAcquiredError.
 
-        A cancelled call ends at once and leaves nothing behind. `cancel`: an event that ends it, too.
+        A cancelled call ends at once, and its request is withdrawn in the background. `cancel`: an event that ends the
+        wait within a quarter of a second.
         """
         return await self._acquire(wait, cancel)
 
     async def try_acquire(self) -> Hold | None:
-        """The lock if it is free, else None. Never waits."""
+        """Acquires the lock if it is free, else returns None. Never waits."""
         return await self._try_acquire()
 
     async def __aenter__(self) -> Hold:
@@ -65,10 +66,10 @@ class Lock(LockBase[Hold]):
 
 
 class ReentrantLock(ReentrantBase[Hold], Lock):
-    """A lock that the task which holds it may take again; it is released as often as it was taken."""
+    """A lock that the task which holds it may acquire again. It has to be released as often as it was acquired."""
 
     async def release(self) -> None:
-        """Releases it once. Raises NotHeldError in a task that does not hold it, LockLostError after a loss."""
+        """Undoes one `acquire`. Raises NotHeldError in a task that does not hold it, LockLostError after a loss."""
         await self._release()
 
 
@@ -87,10 +88,10 @@ class Election(ElectionBase):
 
 
 class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
-    """Made once from the application's client: redis.asyncio.Redis, RedisCluster, or that of a Sentinel.
+    """Locks over the application's client: redis.asyncio.Redis, RedisCluster, or that of a Sentinel. Make it once.
 
-    It belongs to the event loop that runs when it is used first. It opens connections of its own, as that client does:
-    at most `max_connections` to each server. `close` releases what is held.
+    It belongs to the event loop in which it is used first. It opens connections of its own, as that client does: at
+    most `max_connections` to each server. `close` releases all holds.
     """
 
     _classes = (Hold, Lock, ReentrantLock, Election)
@@ -99,27 +100,27 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
         super().__init__(redis, Tasks(), max_connections, hooks, _release_at_exit)
 
     async def leader(self, name: Name) -> Leader | None:
-        """Who leads now."""
+        """The leader now; None: there is none."""
         return await self._leader(name)
 
     def observe(self, name: Name, every: float = 1.0) -> AsyncIterator[Leader | None]:
-        """Who leads, now and at each change, looked at every so many seconds."""
+        """Yields the leader now, and at each change. Asks the server every `every` seconds."""
         return self._observe(name, every)
 
     async def info(self, name: Name) -> dict[str, Any] | None:
-        """What the server says of a lock (LOCK.INFO); None: it is neither held nor waited for."""
+        """The state of a lock (LOCK.INFO); None: it is neither held nor waited for."""
         return await self._info(name)
 
     async def waiters(self, name: Name) -> list[dict[str, Any]]:
-        """Who waits for a lock, in order (LOCK.WAITERS)."""
+        """The requests that wait for a lock, in order (LOCK.WAITERS)."""
         return await self._waiters(name)
 
     async def force(self, name: Name) -> int:
-        """Breaks a lock (LOCK.FORCE). How many holders lost it."""
+        """Takes a lock from its holders (LOCK.FORCE). Returns how many lost it."""
         return await self._force(name)
 
     async def close(self) -> None:
-        """Releases what is held, for whose holders it is lost then, and closes the connections."""
+        """Releases all holds, which their holders lose, and closes the connections."""
         await self._close()
 
     async def __aenter__(self) -> Holdfast:
@@ -130,7 +131,7 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
 
 
 def _release_at_exit(engine: Engine) -> None:
-    # The loop of its connections has ended, and none can look up a name any more: over new ones, which block.
+    # The event loop has ended, and with it the connections. New ones block.
     blocking = Engine(engine.source, Threads(), 3, engine.hooks)
     blocking.adopt(engine)
     run(blocking.close(EXIT_TIME))

@@ -1,7 +1,7 @@
-"""What can go wrong with a lock.
+"""The errors of a lock.
 
-redis-py's LockError and LockNotOwnedError are the base classes, so that code which catches those goes on working.
-Errors of the connection stay redis-py's own.
+redis-py's LockError and LockNotOwnedError are base classes, so that code which catches those needs no change. Errors of
+the connection stay redis-py's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 class LossReason(enum.Enum):
     """Why a hold ended although its holder did not release it."""
 
-    # The lease may be over by this client's clock: it could not be renewed in time, or was not to be.
+    # The lease may be over by this client's clock: no renewal succeeded in time, or none was wanted.
     EXPIRED = "expired"
     # The server says that the hold does not exist: it was forced, deleted, lost in a failover, or its lease ended.
     GONE = "gone"
@@ -28,7 +28,7 @@ class LossReason(enum.Enum):
 
 
 class HoldfastError(LockError):
-    """The base of this package's errors. `lock_name` is the name or names of the lock."""
+    """The base class of this package's errors. `lock_name` is the name, or the names, of the lock."""
 
     def __init__(self, message: str, lock_name: Any = None) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class HoldfastError(LockError):
 
 
 def _rebuild(cls: type[HoldfastError], message: str) -> HoldfastError:
-    """An error that comes from another process."""
+    """Unpickles an error. The constructors of the classes take different arguments."""
     return cls.__new__(cls, message)
 
 
@@ -49,7 +49,7 @@ class NotAcquiredError(HoldfastError):
 
 
 class LockLostError(HoldfastError, LockNotOwnedError):
-    """The lock was held and is not any more, although this holder did not release it. `reason` is a LossReason."""
+    """The lock is no longer held, although its holder did not release it. `reason` is a LossReason."""
 
     def __init__(self, lock_name: Any, fence: int | None, reason: LossReason) -> None:
         super().__init__(f"lock {lock_name!r} with token {fence} is lost: {reason.value}", lock_name)
@@ -58,7 +58,7 @@ class LockLostError(HoldfastError, LockNotOwnedError):
 
 
 class NotHeldError(HoldfastError, LockNotOwnedError):
-    """The lock is used by an object, thread or task that does not hold it."""
+    """The caller (an object, thread or task) does not hold the lock."""
 
 
 class DeadlockError(HoldfastError):
@@ -70,8 +70,8 @@ class WrongTypeError(HoldfastError, ResponseError):
 
 
 class ModuleNotLoadedError(HoldfastError, ResponseError):
-    """The server does not know the commands."""
+    """The server does not have the module."""
 
 
 class ServerTooOldError(HoldfastError, ResponseError):
-    """The server's module speaks only older protocols than this client, or this client only older ones."""
+    """The server's module and this client have no protocol version in common. The message says which one is too old."""

@@ -1,7 +1,7 @@
-"""redis-py's own interface on a Holdfast object: `client.lock("name", lock_class=lock_class(holdfast))`.
+"""redis-py's interface to locks of a Holdfast object: `client.lock("name", lock_class=lock_class(holdfast))`.
 
-The signatures and the meaning are those of redis.lock.Lock and redis.asyncio.lock.Lock. What differs: nothing polls; a
-lock without a timeout is renewed for as long as the process lives; it has a fencing token.
+The signatures and their meaning are those of redis.lock.Lock and redis.asyncio.lock.Lock. The differences: a wait does
+not poll; a lock without a timeout is renewed while the process lives; a lock has a fencing token.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from .errors import NotAcquiredError, NotHeldError, WrongTypeError
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Base:
+    """What Lock and AsyncLock share."""
+
     redis: Any
     name: rules.Name
     timeout: float | None = None
@@ -43,7 +45,7 @@ class _Base:
 
     @property
     def fence(self) -> int | None:
-        """The fencing token; None: not held here."""
+        """The fencing token; None: this object (or, with `thread_local`, this thread) does not hold the lock."""
         grant: Grant | None = getattr(self.local, "grant", None)
         return None if grant is None else grant.token
 
@@ -102,10 +104,10 @@ class _Base:
 
     async def _enter(self) -> None:
         if not await self._acquire():
-            raise NotAcquiredError(f"lock {self.name!r} was not acquired within the time specified", self.name)
+            raise NotAcquiredError(f"lock {self.name!r} was not acquired in time", self.name)
 
     async def _exit(self, body: BaseException | None) -> None:
-        """At the end of a block. The block's own error goes first."""
+        """Releases at the end of a block. An error of the block has precedence over one of the release."""
         try:
             await self._release()
         except Exception as error:
@@ -124,7 +126,7 @@ class Lock(_Base):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """False: not acquired in time. `sleep` has nothing to do. `token` is the owner: new for each acquisition."""
+        """Returns False if it was not acquired in time. `sleep` has no effect. `token`: the owner, else a new one."""
         return run(self._acquire(blocking, blocking_timeout, token))
 
     def release(self) -> None:
@@ -132,19 +134,19 @@ class Lock(_Base):
         run(self._release())
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Adds to the timeout, or sets it to `additional_time` seconds from now."""
+        """Adds to what is left of the timeout, or (`replace_ttl`) sets it to `additional_time` seconds from now."""
         return run(self._extend("extend", additional_time, replace_ttl))
 
     def reacquire(self) -> Literal[True]:
-        """Begins the timeout anew."""
+        """Starts the timeout again."""
         return run(self._extend("reacquire", None, True))
 
     def locked(self) -> bool:
-        """Whether anybody holds it."""
+        """Whether the lock is held, by any client."""
         return run(self._locked())
 
     def owned(self) -> bool:
-        """Whether this object holds it, by the server's word."""
+        """Whether this object holds the lock, according to the server."""
         return run(self._owned())
 
     def __enter__(self) -> Lock:
@@ -161,7 +163,7 @@ class AsyncLock(_Base):
     async def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: str | bytes | None = None
     ) -> bool:
-        """False: not acquired in time. `token` is the owner: new for each acquisition."""
+        """Returns False if it was not acquired in time. `token`: the owner, else a new one."""
         return await self._acquire(blocking, blocking_timeout, token)
 
     async def release(self) -> None:
@@ -169,19 +171,19 @@ class AsyncLock(_Base):
         await self._release()
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Adds to the timeout, or sets it to `additional_time` seconds from now."""
+        """Adds to what is left of the timeout, or (`replace_ttl`) sets it to `additional_time` seconds from now."""
         return await self._extend("extend", additional_time, replace_ttl)
 
     async def reacquire(self) -> Literal[True]:
-        """Begins the timeout anew."""
+        """Starts the timeout again."""
         return await self._extend("reacquire", None, True)
 
     async def locked(self) -> bool:
-        """Whether anybody holds it."""
+        """Whether the lock is held, by any client."""
         return await self._locked()
 
     async def owned(self) -> bool:
-        """Whether this object holds it, by the server's word."""
+        """Whether this object holds the lock, according to the server."""
         return await self._owned()
 
     async def __aenter__(self) -> AsyncLock:
@@ -193,6 +195,6 @@ class AsyncLock(_Base):
 
 
 def lock_class(holdfast: Holdfast | AsyncHoldfast) -> type[Any]:
-    """The class to give to `client.lock(…, lock_class=…)`: its locks are acquired by way of this Holdfast object."""
+    """Makes the class to pass to `client.lock(…, lock_class=…)`. Its locks use this Holdfast object."""
     base = Lock if isinstance(holdfast, Holdfast) else AsyncLock
     return type(base.__name__, (base,), {"_holdfast": holdfast})

@@ -1,4 +1,4 @@
-"""A lock on a majority of independent servers, which know nothing of each other: docs/redlock.md."""
+"""RedLock: a lock on a majority of independent servers. docs/redlock.md describes it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from .asyncio import Lock as AsyncLock
 from .errors import LockLostError, LossReason, NotAcquiredError
 
 SERVER_TIMEOUT = 0.5
+# For how long a server that did not answer is not asked again, in seconds.
 SUSPECT_FOR = 1.0
 
 
 def majority(servers: int) -> int:
-    """How many are enough, so that any two majorities share one."""
+    """How many of so many servers are a majority: any two majorities have a server in common."""
     return servers // 2 + 1
 
 
 class _Hold(HoldBase):
-    """Held at a majority of servers. A server counts while its own hold is certain."""
+    """A lock that is held at a majority of servers. A server counts while its own hold is certain."""
 
     def __init__(self, lock: _RedLock[Any], parts: dict[Engine, Grant], fence: int) -> None:
         self._lock = lock
@@ -44,7 +45,7 @@ class _Hold(HoldBase):
         self._look()
 
     def remaining(self) -> float:
-        """For how many seconds a majority holds it for certain; 0: not held."""
+        """For how many seconds it is certainly held at a majority; 0: it is not held."""
         left = sorted((grant.remaining() for grant in self._parts.values()), reverse=True)
         needed = self._lock.needed
         return left[needed - 1] if len(left) >= needed and not self._is_over else 0.0
@@ -63,7 +64,7 @@ class _Hold(HoldBase):
         found = await self._each(verb, *args)
         self._must_hold()
         if found.count(None) < self._lock.needed:
-            # Without a majority that lost it, there is another error.
+            # It is held, so what keeps a majority from confirming that is not a loss.
             raise next(one for one in found if one is not None and not isinstance(one, LockLostError))
 
     def _must_hold(self) -> None:
@@ -91,7 +92,7 @@ class _Hold(HoldBase):
 
 
 class _RedLock(LockBase[HoldT]):
-    """What a RedLock is in both flavours."""
+    """What RedLock and AsyncRedLock share."""
 
     _kind: Any
 
@@ -130,16 +131,16 @@ class _RedLock(LockBase[HoldT]):
             try:
                 fence = await self._round(parts, errors, until, cancel)
             except BaseException:
-                await self._io.background(functools.partial(self._give_back, dict(parts)))
+                await self._io.background(functools.partial(self._release_parts, dict(parts)))
                 raise
             if fence is not None:
                 hold: HoldT = self._kind(self, parts, fence)
                 return hold
-            await self._give_back(parts)
+            await self._release_parts(parts)
             if now() >= until:
                 if len(errors) > len(self.engines) - self.needed:
                     raise ConnectionError(
-                        f"{len(errors)} of {len(self.engines)} servers do not answer: no majority is left"
+                        f"{len(errors)} of {len(self.engines)} servers did not answer: no majority is left"
                     ) from errors[0]
                 break
             await self._io.sleep(min(random.uniform(0, self._server_timeout), max(until - now(), 0)))  # noqa: S311
@@ -148,14 +149,15 @@ class _RedLock(LockBase[HoldT]):
     async def _round(
         self, parts: dict[Engine, Grant], errors: list[Exception], until: float, cancel: Any
     ) -> int | None:
+        """One attempt. Returns the fence if a majority has confirmed it; None: there was no majority."""
         # The queue: at the first server of the order that answers.
         others = [engine for engine in self.engines if self._suspect.get(engine, 0.0) <= now()]
-        errors.extend(ConnectionError("a server does not answer") for _ in range(len(self.engines) - len(others)))
+        errors.extend(ConnectionError("a server did not answer") for _ in range(len(self.engines) - len(others)))
         while others and now() < until:
             wait = None if until == math.inf else until - now()
             if await self._vote(others.pop(0), wait, parts, errors, cancel):
                 break
-        # The votes: all others at once, each with a moment to wait where there is a queue.
+        # The votes: all others at once, each with a short wait in its queue.
         wait = max(min(self._server_timeout, until - now()), 0.0)
         votes = [functools.partial(self._vote, engine, wait, parts, errors, cancel) for engine in others]
         for result in await self._io.gather(votes):
@@ -163,7 +165,7 @@ class _RedLock(LockBase[HoldT]):
                 raise result
         if len(parts) < self.needed:
             return None
-        # The fence: the greatest token, told to all that have granted.
+        # The fence: the greatest token, which is sent to all that have granted.
         fence = max(grant.token for grant in parts.values())
         calls = [
             functools.partial(engine.raise_token, grant, fence, self._server_timeout) for engine, grant in parts.items()
@@ -175,7 +177,7 @@ class _RedLock(LockBase[HoldT]):
     async def _vote(
         self, engine: Engine, wait: float | None, parts: dict[Engine, Grant], errors: list[Exception], cancel: Any
     ) -> bool:
-        """Whether the server answered: with its vote, or without."""
+        """Asks one server. Returns whether it answered; if it granted, `parts` has the grant."""
         try:
             parts[engine] = await engine.acquire(self._terms, wait, cancel)
         except NotAcquiredError:
@@ -188,15 +190,15 @@ class _RedLock(LockBase[HoldT]):
             return False
         return True
 
-    async def _give_back(self, parts: dict[Engine, Grant]) -> None:
+    async def _release_parts(self, parts: dict[Engine, Grant]) -> None:
         calls = [functools.partial(one.release, grant, self._server_timeout) for one, grant in parts.items()]
         for result in await self._io.gather(calls):
             if isinstance(result, Exception):
-                logger.debug("lock %r: at one of its servers: %s", self.name, result)
+                logger.debug("lock %r: the release at one of its servers failed: %s", self.name, result)
 
 
 class RedHold(_Hold, Hold):
-    """Held at a majority of servers, for threads. As a context manager it is released at the end of the block."""
+    """A lock that is held at a majority of servers. As a context manager it is released at the end of the block."""
 
 
 class RedLock(_RedLock[Hold], Lock):
@@ -206,7 +208,7 @@ class RedLock(_RedLock[Hold], Lock):
 
 
 class AsyncRedHold(_Hold, AsyncHold):
-    """Held at a majority of servers, for asyncio. As a context manager it is released at the end of the block."""
+    """A lock that is held at a majority of servers. As a context manager it is released at the end of the block."""
 
 
 class AsyncRedLock(_RedLock[AsyncHold], AsyncLock):

@@ -1,4 +1,4 @@
-"""Compares the locks with what people use today, on one server in one run, and prints tables.
+"""Compares the locks with those of other libraries, on one server in one run, and prints tables.
 
 usage: bench.py [--quick] [uncontended] [crowd] [holders] [redlock] [election]
 
@@ -40,7 +40,7 @@ HOLD = 0.001
 
 
 class Ours:
-    """A lock of ours with redis-py's verbs, for threads."""
+    """A lock of holdfast with redis-py's methods, for threads."""
 
     def __init__(self, locks, name, **terms):
         self.lock = locks.lock(name, lease=LEASE, **terms)
@@ -64,7 +64,7 @@ class OursOfTasks(Ours):
 
 
 class Threads:
-    """Ways to lock with threads: a function of redis-py's client, ours, and the name of the lock."""
+    """Ways to lock with threads: functions of a redis-py client, a Holdfast object, and the lock's name."""
 
     ours = holdfast.Holdfast
 
@@ -81,7 +81,7 @@ class Threads:
 
 
 class Tasks:
-    """Ways to lock with asyncio."""
+    """Ways to lock with asyncio: as with threads."""
 
     ours = holdfast.asyncio.Holdfast
 
@@ -104,7 +104,7 @@ def table(title, heads, rows):
         print("| " + " | ".join(row) + " |", flush=True)
 
 
-# One lock, nobody else: a round of each way in turn, so that whatever else the machine does hits all of them.
+# One lock without contention: a round of each way in turn, so that other load on the machine affects all of them.
 
 
 def uncontended(port, rounds, pairs):
@@ -147,11 +147,11 @@ def pairs_table(title, times):
     table(title, ("", "median", "of redis-py's"), rows)
 
 
-# Many on ten locks, until each had its turns.
+# Many threads or tasks on ten locks, until each has finished its turns.
 
 
 class Crowd:
-    """What a crowd saw."""
+    """The progress of a crowd: how long its members waited, and when each finished."""
 
     def __init__(self, members, turns, limit):
         self.waits = []
@@ -166,7 +166,7 @@ class Crowd:
 
 
 class Watch:
-    """What the server says of a run: CPU, commands, and the most connections at once."""
+    """The server's figures for a run: CPU time, commands, and the most connections at once."""
 
     def __init__(self, port):
         self.client = redis.Redis(host=HOST, port=port)
@@ -187,7 +187,7 @@ class Watch:
         self.thread.join()
         after = self._counters()
         self.cpu = after[0] - self.before[0]
-        # Its own questions do not count.
+        # Its own requests do not count.
         self.commands = after[1] - self.before[1] - self.looks - 2
         self.client.close()
 
@@ -267,7 +267,7 @@ def crowd_of_tasks(way, port, members, turns, limit):
 
 
 def jain(values):
-    """1 if all are equal, 1/n if one has it all."""
+    """Jain's index: 1 if all values are equal, 1/n if only one is not 0."""
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
 
 
@@ -289,7 +289,7 @@ def crowd_row(name, crowd, watch, members, turns):
 
 
 class Rounds:
-    """Counts the rounds of pottery's Redlock that ended without a majority, which it tells nobody."""
+    """Makes locks of pottery, and counts their rounds without a majority, which pottery does not report."""
 
     def __init__(self):
         self.failed = 0
@@ -303,28 +303,28 @@ class Rounds:
                 rounds.failed += not granted
                 return granted
 
-            # The name by which it calls that.
+            # pottery calls it by this mangled name.
             _Redlock__acquire_masters = _acquire_masters
 
         return Counting(key=name, masters=set(clients), auto_release_time=LEASE)
 
 
 class OursOnMany(Rounds):
-    """The same of holdfast's."""
+    """Makes locks of holdfast, which has no such rounds to count."""
 
     def lock(self, name, clients):
         return OnMany([holdfast.Holdfast(client) for client in clients], name)
 
 
 class OnMany(Ours):
-    """A RedLock of ours with redis-py's verbs."""
+    """A RedLock of holdfast with redis-py's methods."""
 
     def __init__(self, servers, name, **terms):
         self.lock = RedLock(servers, name, lease=LEASE, **terms)
 
 
 def redlock_pairs(clients, rounds, pairs):
-    """Acquire and release in turn, in microseconds."""
+    """How long it takes to acquire and release, in microseconds."""
     servers = [holdfast.Holdfast(client) for client in clients]
     locks = {
         "holdfast": OnMany(servers, "pair:holdfast"),
@@ -342,7 +342,7 @@ def redlock_pairs(clients, rounds, pairs):
 
 
 def redlock_crowd(kind, ports, members, turns, limit):
-    """How long until all had their turns, each a client of its own; the worst wait; rounds in vain."""
+    """How long until all clients had their turns, the longest wait, and the rounds without a majority."""
     rounds, waits, done = kind(), [], []
     end = time.monotonic() + limit
 
@@ -375,7 +375,7 @@ def redlock_crowd(kind, ports, members, turns, limit):
 
 
 def redlock(quick):
-    # It logs each round in vain.
+    # It logs each round without a majority.
     logging.getLogger("pottery").setLevel(logging.CRITICAL)
     rounds, pairs = (3, 20) if quick else (20, 200)
     members, turns, limit = (4, 3, 4) if quick else (10, 20, 120)
@@ -397,7 +397,7 @@ def redlock(quick):
             ]
             table(
                 f"RedLock over {count} servers: {members} clients, {turns} turns each of {HOLD * 1e3:.0f} ms",
-                ("", "all had their turns", "worst wait", "rounds in vain"),
+                ("", "all had their turns", "longest wait", "rounds without a majority"),
                 crowds,
             )
         finally:
@@ -405,11 +405,11 @@ def redlock(quick):
                 server.close()
 
 
-# Many locks held at once, which are renewed.
+# Many locks of one process, which are renewed.
 
 
 def holders(port, count, lease, seconds):
-    """What it costs to hold so many locks in one process."""
+    """The cost of `count` locks that one process holds."""
     admin = redis.Redis(host=HOST, port=port)
 
     def server_cpu():
@@ -469,7 +469,7 @@ ENDS = (
 
 
 def replaced(port, signal_, lease, ephemeral):
-    """Seconds from the end of a leader, a process of its own, until a candidate of this process is called back."""
+    """Seconds from the end of a leader in another process until a candidate in this process is called back."""
     command = [sys.executable, "-c", LEADER, str(port), str(lease), str(ephemeral)]
     elected = queue.Queue()
     with contextlib.ExitStack() as stack:
@@ -480,7 +480,7 @@ def replaced(port, signal_, lease, ephemeral):
         stack.enter_context(locks.elect("led", lambda _: elected.put(time.monotonic()), lease=lease))
         while not locks.waiters("led"):
             time.sleep(0.01)
-        # Anywhere between two renewals.
+        # At a random time between two renewals.
         time.sleep(lease / 4 * random.random())
         begin = time.monotonic()
         if signal_ is None:
@@ -503,7 +503,9 @@ def election(quick):
             rows.append((name, *cells, f"{within} of {rounds}"))
     finally:
         server.close()
-    table(f"A leader is replaced, lease {lease} s", ("it", "median", "longest", "goal", "within the goal"), rows)
+    table(
+        f"A leader is replaced, lease {lease} s", ("the leader", "median", "longest", "goal", "within the goal"), rows
+    )
 
 
 SECTIONS = ("uncontended", "crowd", "holders", "redlock", "election")
@@ -511,7 +513,7 @@ SECTIONS = ("uncontended", "crowd", "holders", "redlock", "election")
 
 def main():
     arguments = argparse.ArgumentParser(description="Compares the locks of holdfast with others.")
-    arguments.add_argument("--quick", action="store_true", help="shows that it runs, judges nothing")
+    arguments.add_argument("--quick", action="store_true", help="short runs, to see that the bench works")
     arguments.add_argument("sections", nargs="*", metavar="SECTION", help=f"only these of {', '.join(SECTIONS)}")
     given = arguments.parse_args()
     quick, sections = given.quick, given.sections or SECTIONS
@@ -541,7 +543,7 @@ def one_server(quick, sections):
             )
         if "crowd" not in sections:
             return
-        heads = ("", "all had their turns", "worst wait", "Jain's index", "server CPU", "commands", "connections")
+        heads = ("", "all had their turns", "longest wait", "Jain's index", "server CPU", "commands", "connections")
         for kind, crowd_of, members in ((Threads, crowd_of_threads, threads), (Tasks, crowd_of_tasks, tasks)):
             rows = []
             for way in kind.ways:

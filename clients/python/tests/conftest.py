@@ -11,7 +11,7 @@ from kinds import Tasks, Threads, end_others
 from proxy import Proxy
 from servers import Cluster, Sentinels, Server
 
-# Threads give way to each other 500 times as often as they do elsewhere: what is wrong between two steps is seen here.
+# The interpreter switches threads 500 times as often as by default, so that tests find more races.
 sys.setswitchinterval(0.00001)
 
 _names = itertools.count(1)
@@ -24,9 +24,9 @@ def pytest_configure(config):
 
 
 def _note_skip(report):
-    """What is skipped goes to the file that HOLDFAST_SKIPS names, for tests/skips.py."""
+    """Writes skips to the file that HOLDFAST_SKIPS names, for tests/skips.py."""
     path = os.environ.get("HOLDFAST_SKIPS")
-    # The processes that xdist starts report to the one that started them.
+    # The workers of xdist report to the process that started them.
     if path and report.skipped and "PYTEST_XDIST_WORKER" not in os.environ:
         why = str(report.longrepr[2]).removeprefix("Skipped: ")
         with open(path, "a", encoding="utf-8") as file:
@@ -38,14 +38,14 @@ pytest_runtest_logreport = pytest_collectreport = _note_skip
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    """A process that is stopped for a while is no silent server, unless the test has `impatient`."""
+    """Lets no busy machine look like a silent server, unless the test has `impatient`."""
     for name in ("LEAST_SILENCE", "LONGEST_SILENCE", "WAIT_SILENCE", "SUPERSEDED_WITHIN"):
         monkeypatch.setattr(rules, name, 20.0)
 
 
 @pytest.fixture
 def impatient(_patient, monkeypatch):
-    """Silence is noticed soon."""
+    """The client soon notices that a server is silent."""
     monkeypatch.setattr(rules, "LEAST_SILENCE", 0.05)
     monkeypatch.setattr(rules, "LONGEST_SILENCE", 0.3)
     monkeypatch.setattr(rules, "WAIT_SILENCE", 0.5)
@@ -54,13 +54,13 @@ def impatient(_patient, monkeypatch):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """A hold with a lease of 60 s, which outlasts every pause of this process, is renewed every 0.15 s."""
+    """A hold with a lease of 60 s, longer than any pause of this process, is renewed every 0.15 s."""
     monkeypatch.setattr(rules, "RENEW_AT", 0.0025)
 
 
 @pytest.fixture(scope="session")
 def server():
-    """A server that tests share: each takes names of its own."""
+    """A server that the tests share: each uses names of its own."""
     server = Server()
     yield server
     server.close()
@@ -102,7 +102,7 @@ def kind(request):
 
 @pytest.fixture
 def admin(server):
-    """A client that looks at the server from outside."""
+    """A client of redis-py for the shared server."""
     client = server.client()
     yield client
     client.close()
@@ -135,6 +135,6 @@ def proxy(server):
 
 @pytest.fixture
 async def end_tasks():
-    """Ends what runs in the test's loop, as asyncio.run does."""
+    """Ends the other tasks of the test's loop, as asyncio.run does."""
     yield
     await end_others()

@@ -1,4 +1,4 @@
-"""A server that does what a script says: replies, errors, silence, and cuts at any message."""
+"""A server that follows a script: replies, errors, silence, and cuts at any message."""
 
 import collections
 import contextlib
@@ -39,9 +39,9 @@ VERSION = (
 
 
 class Fake:
-    """Answers each LOCK command by the next word of its script, and by success when there is none.
+    """Answers each LOCK command with the next entry of its script, and with success when there is none.
 
-    `script` has a list for each of ACQUIRE, RENEW and RELEASE: replies, CUT, SILENCE, or functions of the request.
+    `script` has the entries for each verb: replies, CUT, SILENCE, or functions of the request.
     """
 
     def __init__(self):
@@ -51,7 +51,6 @@ class Fake:
         self.answered = 0
         """How many replies were sent."""
         self.connections = 0
-        self.waiting = {}
         self.token = 100
         self._sockets = set()
         self._listener = socket.create_server((HOST, 0))
@@ -59,7 +58,7 @@ class Fake:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def of(self, verb):
-        """The commands of this kind that were seen."""
+        """The commands with this verb that were seen."""
         return [words for _, _, words in list(self.seen) if words[0].endswith(verb.encode())]
 
     def _accept(self):
@@ -106,7 +105,7 @@ class Fake:
 
     def close(self):
         with contextlib.suppress(OSError):
-            # The thread that accepts holds it open.
+            # The accepting thread would keep the socket open.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for one in list(self._sockets):

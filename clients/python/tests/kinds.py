@@ -1,4 +1,4 @@
-"""Both flavours behind one blocking face, so that what both must do is written once."""
+"""Both flavours with one blocking interface, so that a test of both is written once."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ class Threads:
 
 
 class Tasks:
-    """holdfast.asyncio in a loop of its own, driven from outside."""
+    """holdfast.asyncio, in an event loop in a thread of its own."""
 
     name = "asyncio"
 
@@ -108,18 +108,18 @@ class Tasks:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
-        # What was left open is reported by this test, not by a later one.
+        # So that this test reports what it left open, not a later one.
         gc.collect(1)
 
 
 async def closed(client):
-    """Closes redis-py's client. Before version 5.0.1 it was called otherwise."""
+    """Closes a client of redis-py. Before version 5.0.1, the method was `close`."""
     await getattr(client, "aclose", client.close)()
     await asyncio.sleep(0)
 
 
 async def end_others():
-    """Ends the other tasks of this loop, and those that they begin when they are cancelled."""
+    """Ends the other tasks of this loop, and those that they start when they are cancelled."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in others:
             task.cancel()
@@ -138,7 +138,7 @@ _WRAPPED = (
 
 
 class Blocking:
-    """An object of holdfast.asyncio as if it were one of holdfast."""
+    """An object of holdfast.asyncio with the interface of one of holdfast."""
 
     def __init__(self, kind, inner):
         self._kind = kind
@@ -165,7 +165,7 @@ class Blocking:
         return call
 
     def __enter__(self):
-        # A lock remembers which task has entered it, and each call here is a task.
+        # A lock remembers which task has entered it, and each call here is a task of its own.
         self._entered = self.acquire() if isinstance(self._inner, holdfast.asyncio.Lock) else self
         return self._entered
 

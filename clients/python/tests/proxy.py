@@ -1,19 +1,18 @@
-"""A proxy between a client and its server that loses what it is told to lose."""
+"""A proxy between a client and its server that loses the messages that its rule names."""
 
 import contextlib
 import socket
 import threading
-import time
 
 from servers import HOST
 
 
 class Proxy:
-    """Passes everything on, connection by connection, until `rule` says otherwise.
+    """Passes everything on, connection by connection, unless `rule` says otherwise.
 
-    `rule(request)` is called with each request (a list of byte strings) before it is passed on, and returns None, or
-    "reply": the server hears it, and the connection breaks before the client has the reply; "request": the connection
-    breaks before the server hears it; "late": as "request", and the server hears it when `deliver` is called.
+    `rule(request)` is called with each request (a list of byte strings) before it is passed on. It returns None, or
+    "reply": the server gets the request, and the connection breaks before the client has the reply; "request": the
+    connection breaks before the server gets it; "late": as "request", and `deliver` sends it to the server later.
     """
 
     def __init__(self, port):
@@ -24,8 +23,6 @@ class Proxy:
         self.sockets = set()
         self.links = set()
         self.cut_off = False
-        # How many seconds each request is kept before it is passed on.
-        self.delay = 0
         self.listener = socket.create_server((HOST, 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -54,12 +51,6 @@ class Proxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def forget(self):
-        """Breaks every connection of the clients, and tells the server nothing of it."""
-        for link in list(self.links):
-            link.forgotten = True
-            link.close()
-
     def mend(self):
         self.cut_off = False
 
@@ -84,7 +75,6 @@ class _Link:
         self.client = client
         self.server = server
         self.mute = False
-        self.forgotten = False
         for one in (client, server):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         proxy.sockets |= {client, server}
@@ -94,7 +84,6 @@ class _Link:
             while True:
                 request = read(stream)
                 self.proxy.requests.append(request)
-                time.sleep(self.proxy.delay)
                 fate = self.proxy.rule(request)
                 if fate == "late":
                     self.proxy.late.append(request)
@@ -115,7 +104,7 @@ class _Link:
 
     def close(self):
         self.proxy.links.discard(self)
-        for one in (self.client,) if self.forgotten else (self.client, self.server):
+        for one in (self.client, self.server):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -123,7 +112,7 @@ class _Link:
 
 
 def read(stream):
-    """One request."""
+    """Reads one request."""
     head = stream.readline()
     if not head:
         raise EOFError

@@ -1,4 +1,4 @@
-"""Servers for tests: on loopback, on ports that nobody else has, ended with the test."""
+"""Servers for tests: on loopback, on free ports, ended with the test."""
 
 import contextlib
 import os
@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -20,7 +19,7 @@ HOST = "127.0.0.1"
 
 
 def until(condition, what="the condition", seconds=30.0):
-    """Waits until it holds, and returns what it returned."""
+    """Waits until the condition is true, and returns its value."""
     end = time.monotonic() + seconds
     while True:
         value = condition()
@@ -31,79 +30,16 @@ def until(condition, what="the condition", seconds=30.0):
 
 
 def renewed(*holds):
-    """Waits until a renewal of each was heard that was sent after this began."""
+    """Waits until each was renewed by a request that was sent after this call began."""
     for _ in range(2):
         before = [hold._grant.certain for hold in holds]
         until(lambda before=before: all(h._grant.certain > b for h, b in zip(holds, before, strict=True)), "renewed")
 
 
-class Stalls:
-    """For how long threads of this process were kept from running, which a bound in time is not about.
-
-    A thread asks for the processor every 10 ms: whatever it gets later than 5 ms too late counts. On a machine that has
-    nothing else to do, that is nothing; on one that is busy, the threads of the client wait as long as this one does.
-    """
-
-    def __enter__(self):
-        # So many seconds, and when it is to wake next.
-        self._seen = (0.0, time.monotonic() + 0.01)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error):
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self):
-        while not self._over.is_set():
-            time.sleep(0.01)
-            seconds, end = self._so_far()
-            self._seen = (seconds, end + 0.01)
-
-    def _so_far(self):
-        """Those up to now, and now."""
-        seconds, wake_at = self._seen
-        now = time.monotonic()
-        late = now - wake_at
-        return (seconds + late if late > 0.005 else seconds), now
-
-    def clock(self):
-        """Seconds, without those."""
-        seconds, now = self._so_far()
-        return now - seconds
-
-
-def pairs(reply):
-    """A map, which RESP2 has as a flat array."""
-    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=False))
-
-
-def waiters(admin, key):
-    """How many wait for a lock."""
-    info = admin.execute_command("LOCK.INFO", key)
-    return pairs(info)[b"waiters"] if info else 0
-
-
-def cancelled(admin):
-    """How many LOCK.CANCEL the server has carried out: what a proxy has seen may be on its way."""
-    return admin.info("commandstats").get("cmdstat_lock.cancel", {"calls": 0})["calls"]
-
-
-def holder(admin, key):
-    """The one holder of a lock."""
-    info = admin.execute_command("LOCK.INFO", key)
-    if not info:
-        return None
-    [one] = pairs(info)[b"holders"]
-    return pairs(one)
-
-
 def free_port():
-    """A port that nobody has right now, and whose cluster bus, 10,000 above, nobody has either."""
+    """A free port, whose cluster bus port, 10,000 above it, is free, too."""
     while True:
-        # Below the system's own range, from which connections take theirs.
+        # Below the system's range for outgoing connections.
         port = random.randrange(12_000, 22_000)
         with contextlib.suppress(OSError):
             for taken in (port, port + 10_000):
@@ -113,7 +49,7 @@ def free_port():
 
 
 class Server:
-    """One server. `settings` are directives of its configuration."""
+    """One server. `settings`: directives of its configuration."""
 
     def __init__(self, *settings, module=True, sentinel=None):
         self.directory = tempfile.mkdtemp(prefix="holdfast-python-")
@@ -125,7 +61,7 @@ class Server:
             self.port = free_port()
             if self._start():
                 return
-        raise AssertionError(f"no port to be had in 20 attempts; the log's end:\n{self.log()[-2000:]}")
+        raise AssertionError(f"no free port in 20 attempts; the end of the log:\n{self.log()[-2000:]}")
 
     def _start(self):
         command = [PROGRAM]
@@ -148,7 +84,7 @@ class Server:
     def _ready(self, seen):
         log = self.log()[seen:]
         if self.process.poll() is not None:
-            assert "Address already in use" in log, f"the server does not start; its log:\n{log}"
+            assert "Address already in use" in log, f"the server did not start; its log:\n{log}"
             return "port taken"
         if "eady to accept connections" not in log and "+monitor" not in log and "Sentinel ID is" not in log:
             return None
@@ -170,7 +106,7 @@ class Server:
         self.process.send_signal(number)
 
     def kill(self):
-        """Ends it as a power failure would."""
+        """Ends it at once, without a shutdown."""
         if self.process.poll() is None:
             self.signal(signal.SIGCONT)
             self.process.kill()
@@ -186,7 +122,7 @@ class Server:
 
 
 class Cluster:
-    """Masters that share the slots evenly, and one replica for each if asked for."""
+    """Primaries that share the slots evenly, with one replica each if `replicas`."""
 
     def __init__(self, masters=2, replicas=False):
         count = masters * 2 if replicas else masters
@@ -214,7 +150,7 @@ class Cluster:
             return replica.client().execute_command("CLUSTER", "REPLICATE", self.id(master))
 
     def _knows_all(self, node):
-        """Who has no connection to a replica, or does not know its master, gives it no vote."""
+        """Whether this node could vote for any replica: it is connected to all, and knows their primaries."""
         seen = [line.split() for line in node.client().execute_command("CLUSTER", "NODES").splitlines()]
         replicas = [words for words in seen if b"slave" in words[2] and words[3] != b"-"]
         connected = all(words[7] == b"connected" for words in seen)
@@ -227,11 +163,8 @@ class Cluster:
     def id(node):
         return node.client().execute_command("CLUSTER", "MYID").decode()
 
-    def client(self, **settings):
-        return redis.RedisCluster(host=HOST, port=self.nodes[0].port, **settings)
-
     def owner(self, key):
-        """The index of the master that serves a key."""
+        """The index of the primary that serves a key."""
         slot = self.slot(key)
         masters = len(self.masters)
         return next(i for i in range(masters) if slot < (i + 1) * 16384 // masters)
@@ -240,12 +173,12 @@ class Cluster:
         return self.nodes[0].client().execute_command("CLUSTER", "KEYSLOT", key)
 
     def begin_move(self, slot, source, target):
-        """Both ends know, and nothing has moved."""
+        """Marks a slot as moving at both ends, and moves no key."""
         target.client().execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id(source))
         source.client().execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id(target))
 
     def finish_move(self, slot, source, target):
-        """The keys move, and the target owns the slot."""
+        """Moves the keys, and gives the slot to the target."""
         while keys := source.client().execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
             source.client().execute_command("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *keys)
         for node in [target, source, *(n for n in self.masters if n not in (source, target))]:
@@ -257,7 +190,7 @@ class Cluster:
 
 
 class Sentinels:
-    """A master, a replica and one Sentinel that decides alone."""
+    """A primary, a replica and one Sentinel, which decides alone."""
 
     NAME = "locks"
 
@@ -268,7 +201,7 @@ class Sentinels:
         self.sentinel = Server(
             sentinel=(
                 f"sentinel monitor {self.NAME} {HOST} {self.master.port} 1\n"
-                # A busy machine is no failure: see kill_master.
+                # So that a busy machine is no failure: see kill_master.
                 f"sentinel down-after-milliseconds {self.NAME} 60000\n"
                 f"sentinel failover-timeout {self.NAME} 3000\n"
             )
@@ -280,7 +213,7 @@ class Sentinels:
         return len(known) == 1
 
     def kill_master(self):
-        """Ends it, and lets the Sentinel notice soon."""
+        """Ends the primary, and lets the Sentinel notice that soon."""
         self.master.kill()
         self.sentinel.client().execute_command("SENTINEL", "SET", self.NAME, "down-after-milliseconds", 500)
 

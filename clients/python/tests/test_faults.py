@@ -1,4 +1,4 @@
-"""Connections that break at any message, and callers who cancel at any moment, at a real server."""
+"""Connections that break at any message, and callers that cancel at any moment, at a real server."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from servers import until
 
 
 class Nth:
-    """A rule of the proxy: this happens to the nth request of a kind."""
+    """A rule of the proxy: applies `fate` to the nth request of a kind."""
 
     def __init__(self, verb, number, fate):
         self.verb, self.left, self.fate = verb, number, fate
@@ -38,7 +38,7 @@ def proxied(kind, proxy):
 
 @pytest.mark.parametrize("fate", ["request", "reply", "late"])
 @pytest.mark.parametrize(("verb", "number"), [(b".ACQUIRE", 0), (b".RENEW", 0), (b".RENEW", 1), (b".RELEASE", 0)])
-def test_lock_survives_a_cut_at_any_message(proxied, proxy, admin, name, verb, number, fate, quick):
+def test_hold_survives_a_cut_at_any_message(proxied, proxy, admin, name, verb, number, fate, quick):
     proxied.lock(name).acquire().release()
     proxy.rule = Nth(verb, number, fate)
     hold = proxied.lock(name, lease=60).acquire(45)
@@ -89,7 +89,7 @@ def test_waiter_keeps_its_place_when_cut(proxied, client, proxy, name, fate):
 
 @pytest.mark.parametrize("fate", ["request", "reply"])
 @pytest.mark.parametrize("number", [0, 1])
-def test_nothing_is_left_when_a_wait_is_given_up_in_a_cut(proxied, client, proxy, admin, name, number, fate):
+def test_wait_that_times_out_during_a_cut_leaves_nothing(proxied, client, proxy, admin, name, number, fate):
     blocker = client.lock(name).acquire()
     proxy.rule = Nth(b".ACQUIRE" if number == 0 else b".RELEASE", 0, fate)
     with pytest.raises(holdfast.NotAcquiredError):
@@ -98,18 +98,18 @@ def test_nothing_is_left_when_a_wait_is_given_up_in_a_cut(proxied, client, proxy
     until(lambda: not client.waiters(name) and not admin.exists(name), "nothing is left")
 
 
-def test_silent_connection_is_replaced_and_the_place_kept(proxied, client, proxy, name, impatient):
+def test_waiter_keeps_its_place_when_its_connection_is_silent(proxied, client, proxy, name, impatient):
     blocker = client.lock(name).acquire()
     got = []
     thread = threading.Thread(target=lambda: got.append(proxied.lock(name).acquire(45)))
     thread.start()
     until(lambda: client.waiters(name), "it waits")
     before = client.waiters(name)[0]["client"]
-    # The client's side of the connection is gone, and the server is not told.
+    # The client receives nothing any more, and the server does not notice.
     for link in list(proxy.links):
         link.mute = True
     until(lambda: [one["client"] for one in client.waiters(name)] not in ([before], []), "it asks over another one")
-    # The place is the first request's, which may have taken longer to the server than the second one did.
+    # The first request has waited for 500 ms, less what it took to the server.
     assert client.waiters(name)[0]["waited"] >= 250
     blocker.release()
     thread.join(60)
@@ -159,7 +159,7 @@ async def _cancels(port, name, count, seed):
     return got, connections
 
 
-async def test_cancels_at_any_moment_leave_nothing(own_server):
+async def test_cancelled_calls_leave_nothing(own_server):
     _, connections = await _cancels(own_server.port, "k", 500, 1)
     assert connections <= 2 * 32 + 3
 

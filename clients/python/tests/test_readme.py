@@ -27,7 +27,7 @@ def three_servers():
 
 
 @pytest.mark.parametrize("source", EXAMPLES)
-def test_an_example(own_server, three_servers, source):
+def test_example_runs(own_server, three_servers, source):
     # The default port belongs to the reader.
     program = source.replace(".Redis()", f".Redis(port={own_server.port})")
     program = program.replace(".Redis(db=", f".Redis(port={own_server.port}, db=")
@@ -40,5 +40,5 @@ def test_an_example(own_server, three_servers, source):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_there_are_examples():
+def test_documents_have_examples():
     assert len(EXAMPLES) >= 8

@@ -55,7 +55,7 @@ def test_majority_grants_and_excludes_others(kind, three, name):
     assert all(not server.client().exists(name) for server in three)
 
 
-def test_minority_may_be_down(kind, own_three, name, quick):
+def test_majority_grants_and_renews_when_a_minority_is_down(kind, own_three, name, quick):
     lock = kind.redlock(opened(kind, own_three), name, lease=60)
     own_three[0].kill()
     with lock.acquire(45) as hold:
@@ -65,7 +65,7 @@ def test_minority_may_be_down(kind, own_three, name, quick):
         assert hold.is_held()
 
 
-def test_no_majority_is_an_error(kind, own_three, name):
+def test_acquire_raises_when_no_majority_answers(kind, own_three, name):
     lock = kind.redlock(opened(kind, own_three), name, lease=2)
     for server in own_three[:2]:
         server.kill()
@@ -73,7 +73,7 @@ def test_no_majority_is_an_error(kind, own_three, name):
         lock.acquire(0.5)
 
 
-def test_hold_is_lost_with_the_majority(kind, own_three, name, quick):
+def test_hold_is_lost_when_a_majority_lost_it(kind, own_three, name, quick):
     hold = kind.redlock(opened(kind, own_three), name, lease=60).acquire(45)
     own_three[0].client().execute_command("LOCK.FORCE", name)
     until(lambda: sum(part.state is State.LOST for part in hold._parts.values()) == 1, "one server's part is lost")
@@ -110,7 +110,7 @@ def test_many_clients_never_overlap(kind, three, name):
     assert (count[0], most[0]) == (12, 1)
 
 
-def test_hold_is_never_over_while_its_token_is_raised(kind, three, name, monkeypatch):
+def test_hold_stays_certain_while_its_token_is_raised(kind, three, name, monkeypatch):
     renewed, seen = rules.Grant.renewed, []
 
     def spy(grant, began, lease):
@@ -121,11 +121,11 @@ def test_hold_is_never_over_while_its_token_is_raised(kind, three, name, monkeyp
     monkeypatch.setattr(rules.Grant, "renewed", spy)
     kind.redlock(opened(kind, three), name, lease=60, server_timeout=20).acquire(45).release()
     assert len(seen) >= 2
-    assert min(seen) > 30, "its timer would take it for lost"
+    assert min(seen) > 30, "the timer would end it"
 
 
 @pytest.mark.parametrize("verb", ["check", "renew"])
-def test_what_no_majority_answers_is_an_error(kind, verb, monkeypatch):
+def test_call_raises_when_a_majority_refuses_it(kind, verb, monkeypatch):
     monkeypatch.setattr(engine, "RELEASE_TIME", 1.0)
     servers = [Fake() for _ in range(3)]
     try:
@@ -141,7 +141,7 @@ def test_what_no_majority_answers_is_an_error(kind, verb, monkeypatch):
             server.close()
 
 
-def test_order_and_terms_are_checked(kind, three, name):
+def test_servers_are_ordered_by_name_and_must_differ(kind, three, name):
     one, two, _ = opened(kind, three)
     with pytest.raises(ValueError, match="different servers"):
         kind.redlock([one, one], name)
@@ -150,7 +150,7 @@ def test_order_and_terms_are_checked(kind, three, name):
     assert [engine.source.server_name for engine in engines] == sorted(engine.source.server_name for engine in engines)
 
 
-def test_released_lock_leaves_nothing_where_a_server_was_away(kind, own_three, name):
+def test_release_leaves_nothing_at_any_server(kind, own_three, name):
     hold = kind.redlock(opened(kind, own_three), name, lease=2).acquire(45)
     hold.release()
     until(lambda: all(not server.client().exists(name) for server in own_three), "nothing is left")
@@ -163,7 +163,7 @@ def test_interrupted_acquisition_leaves_nothing():
 
     def interrupt(_):
         os.kill(os.getpid(), signal.SIGINT)
-        # The votes that are known are released then; this one comes late.
+        # The client now releases what it was granted; this grant comes late.
         end = time.monotonic() + 1
         while time.monotonic() < end and not any(server.of("RELEASE") for server in servers):
             time.sleep(0.01)

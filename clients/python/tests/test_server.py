@@ -1,4 +1,4 @@
-"""What the client does at real servers, in both flavours."""
+"""The client at real servers, in both flavours."""
 
 import asyncio
 import gc
@@ -115,7 +115,7 @@ def test_pool_used_up_by_waiters_still_serves_a_holder(kind, server, client, nam
 
 
 def _left(client, name):
-    """What is left of the lease, by the server's word, in ms."""
+    """What is left of the lease according to the server, in ms."""
     return client.info(name)["holders"][0]["ttl"]
 
 
@@ -173,7 +173,7 @@ def test_semaphore_has_a_limit(client, name):
     assert client.semaphore(name, 2).try_acquire() is not None
 
 
-async def test_reentrant_lock_is_of_a_task(server, name):
+async def test_reentrant_lock_belongs_to_a_task(server, name):
     client = redis.asyncio.Redis(port=server.port)
     async with holdfast.asyncio.Holdfast(client) as opened:
         lock = opened.reentrant_lock(name)
@@ -185,7 +185,7 @@ async def test_reentrant_lock_is_of_a_task(server, name):
     await closed(client)
 
 
-def test_reentrant_lock_is_of_a_thread(server, name):
+def test_reentrant_lock_belongs_to_a_thread(server, name):
     with holdfast.Holdfast(server.client()) as opened:
         lock = opened.reentrant_lock(name)
         with lock as outer, lock as inner:
@@ -201,10 +201,10 @@ def test_reentrant_lock_is_of_a_thread(server, name):
             lock.release()
 
 
-def test_two_threads_that_wait_for_each_other_are_told(server, name):
+def test_one_of_two_threads_that_wait_for_each_other_gets_a_deadlock_error(server, name):
     opened = holdfast.Holdfast(server.client())
     a, b = opened.reentrant_lock(f"{name}:a"), opened.reentrant_lock(f"{name}:b")
-    told, ready = [], threading.Barrier(2)
+    errors, ready = [], threading.Barrier(2)
 
     def work(first, second):
         with first:
@@ -213,14 +213,14 @@ def test_two_threads_that_wait_for_each_other_are_told(server, name):
                 with second:
                     pass
             except holdfast.DeadlockError as error:
-                told.append(error)
+                errors.append(error)
 
     threads = [threading.Thread(target=work, args=pair) for pair in ((a, b), (b, a))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(told) == 1
+    assert len(errors) == 1
     opened.close()
 
 
@@ -260,20 +260,20 @@ def test_leader_is_elected_and_hands_over(kind, client, server, name):
     until(lambda: client.leader(name) is None, "nobody leads")
 
 
-def test_leader_that_is_deposed_is_told(client, name, quick):
+def test_leader_is_notified_when_its_lock_is_forced(client, name, quick):
     lost = []
     election = client.elect(name, lambda _: None, lost.append, lease=60)
     until(lambda: client.leader(name), "it leads")
     client.force(name)
-    until(lambda: lost, "it is told")
+    until(lambda: lost, "the callback is called")
     assert lost == [LossReason.GONE]
-    until(lambda: election.is_leader, "it stands again")
+    until(lambda: election.is_leader, "it leads again")
     election.close()
 
 
 def test_ephemeral_leader_is_replaced_when_its_connection_ends(kind, client, server, admin, name, quick):
     other, log = kind.open(kind.redis(server.port)), []
-    # Its lease is longer than what the test waits for: nothing but the connection ends the term.
+    # The lease is longer than the test: only the end of the connection ends the term.
     first = client.elect(name, lambda _: log.append("first"), ephemeral=True, lease=60)
     until(lambda: log == ["first"], "the first leads")
     second = other.elect(name, lambda _: log.append("second"), ephemeral=True)
@@ -282,7 +282,7 @@ def test_ephemeral_leader_is_replaced_when_its_connection_ends(kind, client, ser
     admin.client_kill_filter(_id=holder["client"])
     until(lambda: log == ["first", "second"], "the second leads")
     second.close()
-    until(lambda: log == ["first", "second", "first"], "the first has stood again")
+    until(lambda: log == ["first", "second", "first"], "the first leads again")
     first.close()
     until(lambda: client.leader(name) is None, "nobody leads")
 
@@ -304,7 +304,7 @@ def test_leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_with
 
             before = asked()
             second = client.elect(name, lambda hold: log.append(hold.fence), replicas=1, lease=60)
-            until(lambda: asked() >= before + 2, "it was refused, and asks again", 60)
+            until(lambda: asked() >= before + 2, "it was refused, and has asked again", 60)
             assert len(log) == 1
             assert not second.is_leader
             second.close()
@@ -312,7 +312,7 @@ def test_leader_with_replicas_is_known_to_the_replica_and_nobody_is_elected_with
         replica.close()
 
 
-def test_observer_sees_changes(server, name):
+def test_observe_yields_each_change(server, name):
     with holdfast.Holdfast(server.client()) as opened:
         changes = opened.observe(name, every=0.02)
         assert next(changes) is None
@@ -327,7 +327,7 @@ async def test_closed_connection_is_disconnected_when_all_tasks_are_cancelled(se
     line = await io.Tasks().open(io.Source(client), None)
     assert line.raw.is_connected
     line.close()
-    # As asyncio.run does at its end, before any of them has begun.
+    # asyncio.run does so at its end, before any of them has started.
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await asyncio.sleep(0)
@@ -335,7 +335,7 @@ async def test_closed_connection_is_disconnected_when_all_tasks_are_cancelled(se
     await closed(client)
 
 
-async def test_asyncio_observer_sees_changes(server, name):
+async def test_asyncio_observe_yields_each_change(server, name):
     async with holdfast.asyncio.Holdfast(redis.asyncio.Redis(port=server.port)) as opened:
         changes = opened.observe(name, every=0.02)
         assert await anext(changes) is None
@@ -345,7 +345,7 @@ async def test_asyncio_observer_sees_changes(server, name):
         assert await anext(changes) is None
 
 
-def test_close_releases_and_tells(kind, server, admin, name):
+def test_close_releases_holds_and_notifies_their_holders(kind, server, admin, name):
     opened = kind.open(kind.redis(server.port))
     hold = opened.lock(name).acquire()
     opened.close()
@@ -393,7 +393,7 @@ def test_dropped_hold_is_not_released(client, name, caplog, quick):
     del hold
     gc.collect()
     least = until(lambda: (left := _left(client, name)) < 59_950 and left, "time goes on")
-    until(lambda: _left(client, name) > least, "it is renewed still")
+    until(lambda: _left(client, name) > least, "it is still renewed")
     assert client.info(name)["holders"][0]["owner"] == owner
     until(lambda: "dropped without a release" in caplog.text, "it is logged")
 
@@ -447,7 +447,7 @@ def test_unreachable_server_raises_in_time(kind, fake):
     assert time.monotonic() - began < 10
 
 
-def test_unix_socket_works(kind, name):
+def test_lock_works_over_a_unix_socket(kind, name):
     path = None
     server = Server(("unixsocket", f"/tmp/holdfast-{os.getpid()}-{name.replace(':', '')}.sock"))
     try:
@@ -473,13 +473,13 @@ def test_acl_user_needs_only_the_commands(kind, server, admin, name, quick):
         kind.open(kind.redis(server.port, username="locker", password="wrong")).lock(name).acquire(45)
 
 
-def test_database_of_the_application_is_used(kind, server, name):
+def test_lock_is_in_the_database_of_the_application(kind, server, name):
     with kind.open(kind.redis(server.port, db=3, decode_responses=True)).lock(name):
         assert server.client(db=3).exists(name) == 1
         assert server.client(db=0).exists(name) == 0
 
 
-def test_tls_works(kind, tmp_path, name, quick):
+def test_lock_works_over_tls(kind, tmp_path, name, quick):
     certificate, key = tmp_path / "cert", tmp_path / "key"
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
@@ -564,11 +564,11 @@ def test_hold_in_a_slot_that_is_moving_is_renewed_and_released(kind, cluster, na
         cluster.finish_move(slot, target, source)
 
 
-def test_hold_survives_a_failover_when_the_program_only_holds(kind, quick):
+def test_hold_is_renewed_at_the_new_primary_when_the_program_sends_nothing_else(kind, quick):
     cluster = Cluster(replicas=True)
     try:
         opened = kind.open(kind.cluster(cluster.nodes[0].port))
-        # At the only node that was configured.
+        # It is served by the only node that was configured.
         owner = 0
         name = next(name for name in map("lock:{}".format, itertools.count()) if cluster.owner(name) == owner)
         hold = opened.lock(name, lease=60).acquire(30)
@@ -582,7 +582,7 @@ def test_hold_survives_a_failover_when_the_program_only_holds(kind, quick):
         cluster.close()
 
 
-def test_sentinel_leads_to_the_new_primary(kind, sentinels):
+def test_hold_follows_the_primary_that_sentinel_names(kind, sentinels):
     opened = kind.open(kind.sentinel(sentinels.sentinel.port, sentinels.NAME))
     hold = opened.lock("k", lease=60).acquire(45)
     until(lambda: sentinels.replica.client().exists("k"), "the replica has it")
@@ -602,7 +602,7 @@ def _program(port, text, before=""):
         "import sys, os, time, asyncio\n"
         f"sys.path.insert(0, {str(TESTS)!r})\n"
         "import redis, redis.asyncio, holdfast, holdfast.asyncio\n"
-        # As the fixtures `quick` and `_patient`: nothing here is about a stopped process.
+        # As the fixtures `quick` and `_patient` set them.
         "rules = holdfast._rules\n"
         "rules.RENEW_AT, rules.LEAST_SILENCE, rules.LONGEST_SILENCE, rules.WAIT_SILENCE = 0.0025, 20, 20, 20\n"
         "holdfast.EXIT_TIME = holdfast.asyncio.EXIT_TIME = holdfast._engine.EXIT_TIME = 20\n"
@@ -684,7 +684,7 @@ print("fine")
     assert found.stdout == "fine\n", found.stderr
 
 
-def test_threads_of_a_forked_child_share_no_connection_with_the_parent(own_server):
+def test_forked_child_shares_no_connection_with_its_parent(own_server):
     found = _program(
         own_server.port,
         """
@@ -712,7 +712,7 @@ print("fine")
     assert found.stdout == "fine\n", found.stderr
 
 
-def test_connections_stay_alive_when_a_forked_child_collects_garbage(own_server):
+def test_connections_of_the_parent_stay_open_when_a_forked_child_collects_garbage(own_server):
     found = _program(
         own_server.port,
         """
@@ -755,7 +755,7 @@ def test_acquire_raises_when_no_thread_can_be_started(server, name, monkeypatch)
     monkeypatch.undo()
     with opened.lock(name).acquire(45):
         monkeypatch.setattr(threading.Thread, "start", start)
-        # The renewing thread runs; connections are opened by the caller's.
+        # The timer runs already; the calling thread opens the connections.
         with opened.lock(f"{name}:2").acquire(45), opened.lock(f"{name}:3", ephemeral=True).acquire(45):
             pass
     monkeypatch.undo()
@@ -767,7 +767,7 @@ def test_interrupted_wait_leaves_nothing(own_server):
         own_server.port,
         """
 import threading, signal
-# A shell starts its background jobs with SIGINT ignored, and children inherit that.
+# A shell starts background jobs with SIGINT ignored, which their children inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 opened = holdfast.Holdfast(redis.Redis(port=port))
 other = opened.lock("k").acquire()
@@ -798,10 +798,10 @@ def test_import_is_quick():
         float(subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout)
         for _ in range(3)
     )
-    assert best < 0.3, "seconds of the processor"
+    assert best < 0.3, "seconds of processor time"
 
 
-def test_gevent_runs_it(own_server):
+def test_lock_works_with_gevent(own_server):
     found = _program(
         own_server.port,
         """

@@ -1,7 +1,7 @@
-"""CPython's own tests of threading.Lock, RLock and Semaphore, run on ours.
+"""CPython's own tests of threading.Lock, RLock and Semaphore, run with holdfast's locks.
 
-They come with the interpreter (Debian: libpython3-testsuite). Left out, each with its reason, is what no lock outside
-the process can mean.
+They come with the interpreter (Debian: libpython3-testsuite). Tests that make no sense for a lock outside of the
+process are skipped, each with its reason.
 """
 
 import itertools
@@ -22,7 +22,7 @@ _client = None
 def _opened(server):
     global _client
     with holdfast.Holdfast(server.client()) as _client:
-        # The client's thread is there before the tests count threads.
+        # So that the client's timer runs before the tests count threads.
         for _ in range(3):
             _client.lock("cpython").acquire().release()
         yield
@@ -36,7 +36,7 @@ def left_out(reason):
 
 
 class _Adapter:
-    """threading's signature and errors on one of our locks, whose holds any thread may release."""
+    """One of our locks with the signature and errors of `threading`. Any thread may release it."""
 
     not_held = RuntimeError
 
@@ -46,11 +46,11 @@ class _Adapter:
 
     def acquire(self, blocking=True, timeout=-1):
         if timeout != -1 and (timeout < 0 or not blocking):
-            raise ValueError("this timeout makes no sense")
+            raise ValueError("a timeout must not be negative, and needs blocking")
         if timeout > threading.TIMEOUT_MAX:
             raise OverflowError("timeout value is too large")
         if 0 < timeout < 0.1:
-            timeout = 1  # A busy machine does not answer in the few milliseconds that are enough for memory.
+            timeout = 1  # A server on a busy machine does not answer within a few milliseconds.
         try:
             hold = self.lock.acquire(None if timeout == -1 else timeout) if blocking else self.lock.try_acquire()
         except holdfast.NotAcquiredError:
@@ -120,7 +120,7 @@ def rlock():
 def semaphore(value=1):
     if value < 0:
         raise ValueError("a negative number of permits")
-    # No permit of none is ever granted.
+    # A semaphore without permits: its only one is taken.
     made = _SemaphoreAdapter(_client.semaphore(_name(), max(value, 1)))
     if value == 0:
         made.blocker = made.lock.acquire()
@@ -128,7 +128,7 @@ def semaphore(value=1):
 
 
 class _Uncounted:
-    """The client has threads of its own, which come and go: CPython does not count them here."""
+    """Lets CPython not count threads: the client starts and ends threads of its own."""
 
     def setUp(self):
         pass
@@ -149,7 +149,7 @@ class RLockTests(_Uncounted, lock_tests.RLockTests, unittest.TestCase):
 
 class SemaphoreTests(_Uncounted, lock_tests.SemaphoreTests, unittest.TestCase):
     semtype = staticmethod(semaphore)
-    test_release_unacquired = left_out("a permit that was never taken can't be given back; see BoundedSemaphoreTests")
+    test_release_unacquired = left_out("a permit that was never acquired can't be released; see BoundedSemaphoreTests")
     test_repr = left_out("the number of free permits is the server's to know")
 
 

@@ -16,7 +16,7 @@ _opened = {}
 
 
 class Redis(redis.asyncio.Redis):
-    """Reads our layout where redis-py's tests read theirs."""
+    """Gives redis-py's tests the owner as the value of a lock's key."""
 
     async def get(self, name):
         try:
@@ -55,7 +55,7 @@ async def r(create_redis):
 
 class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
-        # The lock() of older versions does not know all arguments.
+        # The lock() of older versions does not take all arguments.
         return lock_class(_opened[redis])(redis, *args, **kwargs)
 
     test_lock = upstream.left_out(upstream.NO_EXPIRY)

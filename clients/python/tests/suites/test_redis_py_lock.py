@@ -14,7 +14,7 @@ _opened = {}
 
 
 class Redis(redis.Redis):
-    """Reads our layout where redis-py's tests read theirs."""
+    """Gives redis-py's tests the owner as the value of a lock's key."""
 
     def get(self, name):
         try:
@@ -53,7 +53,7 @@ def r():
 
 class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
-        # The lock() of older versions does not know all arguments.
+        # The lock() of older versions does not take all arguments.
         return lock_class(_opened[redis])(redis, *args, **kwargs)
 
     test_lock = upstream.left_out(upstream.NO_EXPIRY)

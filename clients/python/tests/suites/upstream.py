@@ -1,4 +1,4 @@
-"""redis-py's own tests of its Lock, as modules; fetched by clients/python/run-tests, no part of this repository."""
+"""redis-py's own tests of its Lock, as modules. clients/python/run-tests fetches them from its source distribution."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ NO_EXPIRY = "wants a key without expiry; a watched lock has a lease that the ser
 
 
 def load(path, **conftest):
-    """The module at this path of redis-py's source distribution, with what it wants of its own conftest."""
+    """The module at this path of redis-py's source distribution. `conftest`: what it imports from its conftest."""
     folder = os.environ.get("REDIS_PY_SOURCE")
     if not folder:
         pytest.skip("REDIS_PY_SOURCE is not set: run-tests fetches redis-py's tests", allow_module_level=True)
@@ -30,7 +30,7 @@ def load(path, **conftest):
 
 
 def left_out(reason):
-    """In the place of a test."""
+    """A skipped test, in the place of one of redis-py's."""
 
     @pytest.mark.skip(reason=reason)
     def test(self):
@@ -40,7 +40,7 @@ def left_out(reason):
 
 
 def owner(fields):
-    """What stands where redis-py has the token: the owner, of whom its tests expect one."""
+    """The owner, which redis-py's tests read as the token. They expect one at most."""
     owners = [field for field in fields if not field.startswith(b"#")]
     return owners[0] if owners else None
 

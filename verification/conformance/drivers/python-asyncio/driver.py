@@ -1,4 +1,4 @@
-"""The driver of the Python client with asyncio: DRIVER.md says what it reads and writes."""
+"""The driver of the Python client with asyncio. DRIVER.md describes its input and output."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The driver of the Python client with threads: DRIVER.md says what it reads and writes."""
+"""The driver of the Python client with threads. DRIVER.md describes its input and output."""
 
 import gc
 import json
@@ -80,7 +80,7 @@ driver = Driver()
 for text in sys.stdin:
     line = json.loads(text)
     call = (line.pop("id"), line.pop("call"), line)
-    # Calls that may block run in threads.
+    # Calls that may block run in threads of their own.
     if call[1] in ("acquire", "release", "renew", "check"):
         threading.Thread(target=driver.call, args=call, daemon=True).start()
     else:

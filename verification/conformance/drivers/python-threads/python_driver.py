@@ -1,4 +1,4 @@
-"""The common part of the drivers of the Python client: DRIVER.md says what they read and write."""
+"""The common part of the drivers of the Python client. DRIVER.md describes their input and output."""
 
 import json
 import pickle
@@ -22,7 +22,7 @@ def say(**line):
 
 
 def failure(error):
-    # The error as another process would receive it.
+    # As another process would receive the error.
     error = pickle.loads(pickle.dumps(error))
     if isinstance(error, holdfast.LockLostError):
         return {"outcome": "lost", "reason": error.reason.value, "text": str(error)}
@@ -40,7 +40,7 @@ def failure(error):
 
 
 class BaseDriver(holdfast.Hooks):
-    """The clients and holds of a driver. A subclass has the client's classes, and makes the calls."""
+    """The clients and holds of a driver. A subclass names the client's classes, and makes the calls."""
 
     Client = RedLock = connect = None
 
@@ -71,6 +71,6 @@ class BaseDriver(holdfast.Hooks):
         return {"outcome": "held", "fence": held.fence}
 
     def forget_all(self):
-        """The clients to close."""
+        """Forgets all clients and holds. Returns the clients, for the caller to close."""
         clients, self.clients, self.holds, self.fences = self.clients, {}, {}, {}
         return clients.values()

@@ -1,4 +1,4 @@
-// The driver of the TypeScript client for the conformance suite: ../../DRIVER.md. It uses the built package of the client.
+// The driver of the TypeScript client. ../../DRIVER.md describes its input and output. It uses the built package of the client.
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 
@@ -15,7 +15,7 @@ const cancels = new Map();
 
 const write = (line) => process.stdout.write(`${JSON.stringify({ ...line, at: Number(process.hrtime.bigint() / 1000n) })}\n`);
 
-/** The outcome of a call that failed with `error`. `tried`: the call did not wait, so an error of the server ended it. */
+/** The outcome of a call that failed with `error`. `tried`: the call did not wait, so an error reply may have ended it. */
 function failure(error, tried) {
   const text = `${error?.name}: ${error?.message}`;
   if (error instanceof LockLostError) return { outcome: 'lost', reason: error.reason, text };
@@ -102,5 +102,5 @@ for await (const line of createInterface({ input: process.stdin })) {
   const unknown = async () => ({ outcome: 'invalid', text: `this driver has no ${call}` });
   (calls[call] ?? unknown)(rest).catch(failure).then((outcome) => write({ id, ...outcome }));
 }
-// Pending waits would keep the program running. Its exit releases its holds.
+// Waits would keep the program running. Its exit releases its holds.
 process.exit();

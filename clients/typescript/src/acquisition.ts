@@ -9,22 +9,22 @@ import { Alarm, after, now, silence, sleep, wallOffset, whole } from './time.js'
 
 /** The longest wait of one request, ms. */
 const HOUR = 3_600_000;
-/** The wait of a request that found no connection for a longer one, ms, and how often it is sent; one at a time in a client. */
+/** A wait that has no connection of its own: how long each of its requests waits at the server, and how often one is sent, ms. */
 const POLL = 100;
 const POLL_EVERY = 1000;
-/** A request that waits is sent again after so long without an answer, ms. */
+/** After this time without an answer, a wait is sent again, ms. */
 const ASK_AGAIN = 2000;
-/** A request that nobody waits for any more has to be answered within so long, ms. */
+/** How long a request may stay unanswered after a newer one or the end of its call, ms. */
 const SUPERSEDED = 1000;
-/** How long after the caller's time an answer may come, ms. */
+/** For how long after the caller's time an answer still counts, ms. */
 const GRACE = 250;
 const SILENT = 'the server did not answer';
 
 /** One request for the lock. */
 interface Attempt {
-  /** How long it waits at the server at most, ms. */
+  /** The longest time that it may wait at the server, ms. */
   readonly longest: number;
-  /** When it was written; a redirect repeats that. */
+  /** When it was written; a redirect sets it again. */
   sent: number;
   /** The {@link wallOffset} then. */
   offset: number;
@@ -34,11 +34,11 @@ interface Attempt {
 }
 
 /**
- * A call that asks for a lock, from its beginning until it has the lock or has left nothing behind.
+ * A call that acquires a lock, from its beginning until it has the lock or the server has nothing of it any more.
  *
  * - `waiting`: it has no grant;
  * - `confirming`: it has one that came late, and a renewal decides whether it counts;
- * - `over`: the caller has its answer.
+ * - `over`: the call has settled.
  */
 export class Acquisition {
   readonly client: Client;
@@ -58,16 +58,16 @@ export class Acquisition {
   #resolve!: (hold: Hold | null) => void;
   #reject!: (error: unknown) => void;
   #ignoreSignal: (() => void) | undefined;
-  /** The request that may still bring what the caller waits for; it may need a connection first. */
+  /** The newest request, until it is answered or silent; it may still wait for a connection. */
   #newest: Attempt | undefined;
-  /** The one that was written last. */
+  /** The request that was written last. */
   #last: Attempt | undefined;
-  /** It waited in this client before it asked. */
+  /** It has waited for other calls of this client. */
   #queued = false;
   /** The pool in which this wait has a place, or needs one. */
   #pool: Pool | undefined;
   #hasPlace = false;
-  /** What was granted, even if it does not count. */
+  /** The grant, even if it does not count. */
   #hold: Hold | undefined;
   /** The last error, unless nil came after it. */
   #cause: unknown;
@@ -84,7 +84,7 @@ export class Acquisition {
     this.#key = terms.keys[0] as string;
     this.#waits = terms.wait > 0;
     this.owner = terms.prefix + random();
-    // The time of a request that must not wait is the time that its answer may take.
+    // A call that does not wait ends when its answer has taken too long.
     this.#deadline = this.#began + (this.#waits ? terms.wait : Math.max(silence(terms.lease), GRACE) + this.#confirmation);
     this.outcome = new Promise((resolve, reject) => {
       this.#resolve = resolve;
@@ -100,7 +100,7 @@ export class Acquisition {
     if (!this.#queued) this.#ask();
   }
 
-  /** Gives up: the caller is answered with `reason` at once, and the request is withdrawn in the background. */
+  /** Cancels the call: it rejects with `reason` at once, and its request is withdrawn in the background. */
   cancel(reason: unknown): void {
     if (this.#state === 'over') return;
     this.#end();
@@ -112,7 +112,7 @@ export class Acquisition {
     return this.broke || this.unanswered.size > 0;
   }
 
-  /** How much longer an answer may take for which replicas have to confirm, ms. */
+  /** How much longer an answer may take if replicas have to confirm, ms. */
   get #confirmation(): number {
     return this.terms.replicas ? this.client.server.pool(this.#key).replicasTimeout : 0;
   }
@@ -137,7 +137,7 @@ export class Acquisition {
     this.#ask();
   };
 
-  /** Asks with a short wait, when it is its turn. */
+  /** Asks with a short wait, in its turn among the waits without a connection. */
   readonly #poll = (): void => {
     if (this.#state === 'waiting' && !this.#newest) this.#send(POLL);
     else this.client.polls.leave(this.#poll);
@@ -191,12 +191,12 @@ export class Acquisition {
     attempt.alarm = new Alarm(patience, silent);
   }
 
-  /** Leaves the requests that nobody waits for any more their time to be answered. */
+  /** Limits the time of unanswered requests: the call no longer depends on them. */
   #hurry(): void {
     for (const attempt of this.unanswered) this.#watch(attempt, SUPERSEDED + this.#confirmation, () => abandon(attempt));
   }
 
-  /** A request is silent: the next one takes over its place in the queue, and it has to be answered then. */
+  /** Sends a new request if this one is silent. The new one takes over its place in the queue. */
   #askAgain(attempt: Attempt): void {
     if (this.#newest !== attempt || now() >= this.#deadline) return;
     this.#newest = undefined;
@@ -223,7 +223,7 @@ export class Acquisition {
 
   #refused(attempt: Attempt): void {
     this.#cause = undefined;
-    // Its wait ended when the caller's time does.
+    // The wait has ended because the caller's time is over.
     if (!this.#waits || (attempt.longest === HOUR && this.#deadline - attempt.sent <= HOUR)) this.#giveUp();
     else this.#again(this.#hasPlace ? this.client.server.pool(this.#key).pause() : POLL_EVERY);
   }
@@ -245,7 +245,7 @@ export class Acquisition {
 
   #granted(attempt: Attempt, token: number, waited: number): void {
     if (this.#state === 'over') {
-      // The same grant again: whatever ends the hold ends it, too.
+      // The same grant again: it ends with the hold.
       if (this.#hold?.fence === token) return;
       this.#hold?.lose('gone');
       this.#withdraw();
@@ -257,7 +257,6 @@ export class Acquisition {
     this.#hold = hold;
     if (hold.counts) this.#held(hold);
     else {
-      // A renewal decides.
       this.#state = 'confirming';
       this.client.renewer.send([hold], () => this.#confirmed(hold));
     }
@@ -303,7 +302,7 @@ export class Acquisition {
     }
   }
 
-  /** The caller gets its answer. Without a hold, whatever the server may have is withdrawn. */
+  /** Ends the call. Without a hold, what the server may have of it is withdrawn. */
   #end(hold?: Hold): void {
     const { turns, polls, acquisitions, foreground } = this.client;
     this.#state = 'over';
@@ -318,7 +317,7 @@ export class Acquisition {
     if (!hold && (this.mayBeQueued || this.#cause || this.#hold)) this.#withdraw();
   }
 
-  /** Releases whatever the server has of this acquisition, in the background. */
+  /** Releases what the server may have of this acquisition, in the background. */
   #withdraw(): void {
     if (this.#withdrawal !== 'none') {
       this.#withdrawal = 'overtaken';
@@ -336,7 +335,7 @@ export class Acquisition {
       });
   }
 
-  /** Until nothing can be left: once more if a token came after it, and a second later if a connection broke. `end`: when the last lease is over. */
+  /** Repeats the withdrawal until nothing can be left: if a token came after it, and a second later if a connection broke. `end`: when the last lease is over. */
   async #sendWithdrawals(end: number): Promise<void> {
     const { keys, lease } = this.terms;
     const withdrawal = [command('RELEASE', keys, this.owner, 'ALL')];
@@ -373,10 +372,10 @@ export class Acquisition {
 const isGrant = (reply: unknown): reply is [number, number] =>
   Array.isArray(reply) && typeof reply[0] === 'number' && typeof reply[1] === 'number';
 
-/** Ends a request that is not answered. */
+/** Gives up waiting for an answer. */
 const abandon = (attempt: Attempt): void => attempt.sending?.abandon(new UnavailableError(SILENT, true));
 
-/** Bits of the operating system's generator: for 256 owners at once, since asking for them costs as much as a request. */
+/** Random bits of the operating system, for 256 owners at once: each call for them costs as much as a request. */
 const bits = Buffer.alloc(4096);
 let used = bits.length;
 

@@ -6,7 +6,7 @@ export type Pipeline = readonly (readonly string[])[];
 /** The replies to a pipeline, an error reply as a {@link ServerError}; or why there are none. */
 export type Outcome = readonly unknown[] | UnavailableError;
 
-/** A connection of our own to one server. */
+/** A connection to one server that only this package uses. */
 export interface Connection {
   /** Writes a pipeline, and calls `done` once, later. */
   send(pipeline: Pipeline, done: (outcome: Outcome) => void): void;
@@ -14,14 +14,14 @@ export interface Connection {
   readonly closed: boolean;
   /** Called once when the connection has ended, on either side. */
   onClose: (() => void) | undefined;
-  /** Ends it at once. What is under way fails, with `reason` if there is one. */
+  /** Ends it at once. Pipelines under way fail, with `reason` if there is one. */
   close(reason?: UnavailableError): void;
 }
 
 /** Opens connections as the application's Redis client opens its own. */
 export interface Driver {
   /**
-   * Opens a connection, within `timeout` ms; of a cluster, to the node at `address` (`host:port`). Never repeats a request by itself.
+   * Opens a connection, within `timeout` ms; of a cluster, to the node at `address` (`host:port`). The connection never repeats a request by itself.
    * Rejects with a {@link ServerError} if the server refuses, else with an {@link UnavailableError}.
    */
   connect(timeout: number, address?: string): Promise<Connection>;
@@ -29,7 +29,7 @@ export interface Driver {
   addresses?(): string[];
 }
 
-/** What adapters use of a client of a Redis library that serves nobody else. */
+/** What this package uses of a Redis library's client, of which it is the only user. */
 export interface LibraryClient {
   connect(): Promise<unknown>;
   call(args: readonly string[]): Promise<unknown>;
@@ -38,10 +38,10 @@ export interface LibraryClient {
   on(event: string, listener: (cause?: unknown) => void): unknown;
 }
 
-/** Whether an error of a Redis library is an error reply: `CODE words…`. Errors of connections are not written so. */
+/** Whether an error of a Redis library is an error reply: `CODE words…`. Errors of connections have another form. */
 const isReply = (error: unknown): error is Error => error instanceof Error && /^[A-Z][A-Z0-9]+ /.test(error.message);
 
-/** The error of a library as one of ours. */
+/** A library's error as one of this package. */
 export function translate(error: unknown, sent: boolean): ServerError | UnavailableError {
   if (error instanceof ServerError || error instanceof UnavailableError) return error;
   return isReply(error) ? ServerError.from(error.message) : new UnavailableError('the connection broke', sent, error);
@@ -68,8 +68,8 @@ export function within<T>(timeout: number, work: Promise<T>): Promise<T> {
 }
 
 /**
- * Opens a connection over a client of a Redis library, within `timeout` ms. `ends`: the events that say that the socket is gone.
- * Requests under way fail then: not every library sees to that.
+ * Opens a connection with a client of a Redis library, within `timeout` ms. `ends`: the events that say that the socket has ended.
+ * Requests under way fail then: not every library does that itself.
  */
 export async function openConnection(client: LibraryClient, timeout: number, ends: readonly string[]): Promise<Connection> {
   // "Connection is closed." says less than the error before it.

@@ -7,23 +7,23 @@ import type { LockInfo } from './replies.js';
 import { onAbort } from './signals.js';
 
 export interface ElectionOptions {
-  /** What the others read of the leader, such as its address; at most some 400 bytes. */
+  /** What {@link Holdfast.leader} says of this candidate, such as its address; at most about 400 bytes. */
   value?: string | undefined;
   /** How long a leader that was killed blocks the next one, ms. Default 5,000. */
   lease?: number | undefined;
-  /** Replaces a killed leader at once, for those who guard by the term. */
+  /** A killed leader is replaced at once. Guard by the term: the server may see the end of its connection before it does. */
   ephemeral?: boolean | undefined;
-  /** How many replicas have to confirm a term, and each of its renewals, so that it survives a failover to one of them. */
+  /** How many replicas must confirm a term, and each of its renewals, so that it survives a failover to one of them. */
   replicas?: number | undefined;
   /** Resigns when it aborts. */
   signal?: AbortSignal | undefined;
-  /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts with the loss of leadership. To release `hold` is to stand again. */
+  /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts when leadership is lost. Releasing `hold` ends the term, and the candidacy goes on. */
   onElected?: ((hold: Hold) => void | PromiseLike<void>) | undefined;
-  /** Called when leadership was lost. It is not called for one that was resigned. */
+  /** Called when leadership was lost; not after a resignation. */
   onLost?: ((reason: LossReason) => void | PromiseLike<void>) | undefined;
 }
 
-/** Who leads. */
+/** A leader. */
 export interface Leader {
   /** What the leader named as its value. */
   readonly value: string;
@@ -31,10 +31,10 @@ export interface Leader {
   readonly fence: number | null;
 }
 
-/** How long to wait before standing again after an error, ms. */
+/** How long a candidate pauses after an error, ms. */
 const PAUSE = 1000;
 
-/** A candidate. The client's event `warning` reports errors of the server; then it stands again. */
+/** A candidacy. After an error of the server, the client emits a `warning`, and the candidacy goes on. */
 export class Election {
   readonly #holdfast: Holdfast;
   readonly #name: string;
@@ -71,7 +71,7 @@ export class Election {
     return this.isLeader ? this.#hold?.fence : undefined;
   }
 
-  /** Stands no more; a leader hands over at once. Resolves when the server has confirmed that, or after 5 s. Rejects never. */
+  /** Ends the candidacy; a leader hands over at once. Resolves when the server has confirmed that, or after 5 s. Never rejects. */
   async resign(): Promise<void> {
     this.#ending.abort();
     await this.#done;
@@ -111,13 +111,13 @@ export class Election {
     }
   }
 
-  /** An error of a callback is the program's own: it ends the process unless the program handles it, as an error of any listener. */
+  /** An error of a callback is an unhandled rejection: it ends the process unless the program handles it. */
   #call(callback: () => void | PromiseLike<void>): void {
     void Promise.resolve().then(callback);
   }
 }
 
-/** The leader by the state of its lock. */
+/** The leader, from the state of its lock. */
 export function leaderOf(info: LockInfo | null): Leader | null {
   const holder = info?.holders[0];
   if (!holder) return null;
@@ -131,7 +131,7 @@ export async function* observe(
   options: { signal?: AbortSignal | undefined; interval?: number | undefined },
 ): AsyncGenerator<Leader | null, void, undefined> {
   const { signal } = options;
-  const interval = checkRange('interval', options.interval ?? 1000, 1, 2 ** 31 - 1); // A timer takes no more: it would ring at once.
+  const interval = checkRange('interval', options.interval ?? 1000, 1, 2 ** 31 - 1); // With more, a timer would fire at once.
   let last: string | undefined;
   while (!signal?.aborted) {
     const leader = await holdfast.leader(name);

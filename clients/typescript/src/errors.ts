@@ -1,6 +1,7 @@
 /**
- * Base class of all errors of this package. `code` is stable; messages are not: `NOT_ACQUIRED`, `LOCK_LOST`, `RELEASED`, `UNAVAILABLE`, `CLOSED`,
- * `MODULE_NOT_LOADED`, `SERVER_TOO_OLD`, `CLIENT_TOO_OLD`, or the first word of an error reply, such as `DEADLOCK` or `WRONGTYPE`.
+ * Base class of all errors of this package. Messages may change, `code` does not: `NOT_ACQUIRED`, `LOCK_LOST`, `RELEASED`, `UNAVAILABLE`, `CLOSED`,
+ * `MODULE_NOT_LOADED`, `SERVER_TOO_OLD`, `CLIENT_TOO_OLD`, of `holdfast/redlock` `EXECUTION` and `RESOURCE_LOCKED`, or the first word of an error
+ * reply, such as `DEADLOCK` or `WRONGTYPE`.
  */
 export class HoldfastError extends Error {
   override name = 'HoldfastError';
@@ -11,7 +12,7 @@ export class HoldfastError extends Error {
   }
 }
 
-/** The lock was not granted within the caller's time. `cause` is the last error, if the server gave no answer. */
+/** The lock was not granted within the caller's time. `cause` is the last error, unless the server's last answer was that the lock is held. */
 export class NotAcquiredError extends HoldfastError {
   override name = 'NotAcquiredError';
   readonly names: readonly string[];
@@ -32,7 +33,7 @@ export class NotAcquiredError extends HoldfastError {
  */
 export type LossReason = 'expired' | 'gone' | 'changed' | 'disconnected';
 
-/** The lock is not held any more. The reason of `hold.signal`, and the error of `release()` and `renew()` after a loss. */
+/** The lock is no longer held, although it was not released: the reason of `hold.signal`, and the error of `release()` and `renew()`. */
 export class LockLostError extends HoldfastError {
   override name = 'LockLostError';
   readonly names: readonly string[];
@@ -44,7 +45,7 @@ export class LockLostError extends HoldfastError {
   }
 }
 
-/** The codes of errors after which the same request may succeed, there or elsewhere. */
+/** The codes of errors after which the same request may succeed, at this server or at another one. */
 const PASSING =
   /^(LOADING|BUSY|TRYAGAIN|MASTERDOWN|MISCONF|NOREPLICAS|CLUSTERDOWN|OOM|UNCONFIRMED|READONLY|UNBLOCKED|SUPERSEDED|MOVED|ASK)$/;
 
@@ -78,17 +79,17 @@ export class ModuleNotLoadedError extends ServerError {
   }
 }
 
-/** The server's module does not speak the protocol of this client yet. */
+/** The server's module only has older protocol versions than this client. */
 export class ServerTooOldError extends ServerError {
   override name = 'ServerTooOldError';
 }
 
-/** The server's module does not speak the protocol of this client any more. */
+/** The server's module no longer has the protocol version of this client. */
 export class ClientTooOldError extends ServerError {
   override name = 'ClientTooOldError';
 }
 
-/** No answer: no connection could be made, it broke, or the server was silent. `sent`: the request may have been executed. */
+/** There was no answer: no connection, a broken one, or a silent server. `sent`: the server may have executed the request. */
 export class UnavailableError extends HoldfastError {
   override name = 'UnavailableError';
   readonly sent: boolean;

@@ -26,7 +26,7 @@ export interface Terms {
   readonly prefix: string;
   /** For how long the request has waited already, ms. */
   readonly waited: number;
-  /** Goes to the server even if another wait of this client for the mutex is there. */
+  /** Goes to the server even while another wait of this client for the mutex is there. */
   readonly urgent: boolean;
   /** Does not keep the process alive. */
   readonly background: boolean;
@@ -42,11 +42,11 @@ export interface Work {
 export interface Client {
   readonly server: Server;
   readonly renewer: Renewer;
-  /** The waits for each mutex, of which the oldest one is at the server. */
+  /** The waits for each mutex, of which only the oldest one is at the server. */
   readonly turns: Turns;
-  /** The waits that need a connection to wait over. */
+  /** The waits that have no connection of their own. */
   readonly polls: Line;
-  /** Those whose callers wait. */
+  /** The acquisitions whose calls have not settled. */
   readonly acquisitions: Set<Acquisition>;
   /** Keeps the process alive. */
   readonly foreground: Work;
@@ -62,19 +62,19 @@ const RELEASE_TIMEOUT = 5000;
 /** How many holders LOCK.INFO shows at most. */
 const SHOWN = 5000;
 
-/** A lock that is held. Ends by {@link Hold.release}, or by a loss, which aborts {@link Hold.signal}. */
+/** A lock that is held, until {@link Hold.release} or a loss, which aborts {@link Hold.signal}. */
 export class Hold {
   /** The names of the lock, one or several. */
   readonly names: readonly string[];
-  /** Who holds the lock, as `info()` shows it: unique for each acquisition. */
+  /** The owner, as `info()` shows it: unique for each acquisition. */
   readonly owner: string;
   /** Fencing token: greater than that of every earlier holder. Let storage refuse writes with a smaller one. */
   readonly fence: number;
   /** @internal */ readonly terms: Terms;
-  /** @internal That of an ephemeral hold. */ readonly connection: Connection | undefined;
+  /** @internal The connection of an ephemeral hold. */ readonly connection: Connection | undefined;
   /** @internal When it was granted. */ heldSince = 0;
   /** @internal When to renew, or when the hold is over, by the monotonic clock. */ due = 0;
-  /** @internal Those that are due together. */ bucket: Set<Hold> | undefined;
+  /** @internal The holds that are due together with it. */ bucket: Set<Hold> | undefined;
   /** @internal A renewal is under way. */ renewing = false;
   /** @internal Called when it was released or lost. */ ended: (() => void) | undefined;
   /** @internal Called before the end of the program or of the client releases it. */ retire: (() => void) | undefined;
@@ -90,11 +90,12 @@ export class Hold {
   /** The same by the wall clock, which goes on while the machine is suspended. */
   #certainWall = 0;
   #over: LockLostError | 'released' | undefined;
-  /** The calls of `renew()` that are not answered yet. */
+  /** The calls of `renew()` that have not settled. */
   #renewals: { resolve(): void; reject(error: unknown): void }[] = [];
   #released: Promise<void> | undefined;
-  /** Called when the release was answered. */
+  /** Settles the call of `release()`. */
   #answerRelease: ((error?: unknown) => void) | undefined;
+  /** The release was sent. */
   #isSent = false;
   #controller: AbortController | undefined;
 
@@ -115,7 +116,7 @@ export class Hold {
     if (connection) connection.onClose = () => this.lose('disconnected');
   }
 
-  /** @internal It counts from now on. */
+  /** @internal Starts renewals. */
   begin(): void {
     this.heldSince = now();
     this.#client.renewer.holds.add(this);
@@ -129,7 +130,7 @@ export class Hold {
     return this.#controller.signal;
   }
 
-  /** Whether no other client can hold the lock, as far as this process knows. Sends no request. */
+  /** Whether no other client can hold the lock, by this machine's clocks. Does not ask the server. */
   get isHeld(): boolean {
     if (this.remaining === 0) return false;
     if (Date.now() < this.#certainWall) return true;
@@ -137,7 +138,7 @@ export class Hold {
     return false;
   }
 
-  /** For how long the lock is certainly held without a renewal, ms; 0: it is not. */
+  /** For how long the lock is certainly held if it is not renewed again, ms; 0: it is not held. */
   get remaining(): number {
     return this.#over ? 0 : Math.max(0, this.#certain - now());
   }
@@ -148,9 +149,9 @@ export class Hold {
   }
 
   /**
-   * Renews the lease, with this length from now on, ms. Repeats the request until the server has answered, at the latest until the lock is
+   * Renews the lease, with this length from now on, ms. Repeats the request until the server has answered or the lock is
    * lost. Rejects with a {@link LockLostError} after a loss, with a {@link HoldfastError} of code `RELEASED` after a release, with
-   * a `RangeError` if `lease` is no time, and with a {@link ServerError} if the server refuses this length: then the former one stays.
+   * a `RangeError` if `lease` is out of range, and with a {@link ServerError} if the server refuses this length: the former one stays.
    */
   async renew(lease = this.#lease): Promise<void> {
     if (this.#over) throw this.#end();
@@ -163,8 +164,8 @@ export class Hold {
   }
 
   /**
-   * Asks the server whether the lock is held; does not renew the lease. After a loss it is false. Rejects with an {@link UnavailableError} if there
-   * is no answer within `timeout` ms, and with a {@link ServerError}; then nothing is known.
+   * Asks the server whether the lock is held; does not renew the lease. False after a loss or a release. Rejects with an {@link UnavailableError}
+   * if there is no answer within `timeout` ms, and with a {@link ServerError}; the state of the lock is unknown then.
    */
   async check(timeout = 5000): Promise<boolean> {
     if (this.#over) return false;
@@ -183,7 +184,7 @@ export class Hold {
         this.lose('changed');
       });
       const holders = lockInfo(reply)?.holders ?? [];
-      // More holders than the server shows say nothing of those that it does not show.
+      // The server may have more holders than it shows.
       return holders.length >= SHOWN || holders.some(({ owner, token }) => owner === this.owner && token === this.fence);
     });
     const held = (await keepAlive(this.#client, Promise.all(asked))).every(Boolean);
@@ -191,7 +192,7 @@ export class Hold {
     return this.isActive;
   }
 
-  /** Runs `work` and releases. An error of `work` goes first; otherwise it rejects as {@link Hold.release} does. */
+  /** Runs `work` and releases. Rejects with the error of `work` if there is one, else as {@link Hold.release} does. */
   async run<T>(work: (signal: AbortSignal, hold: this) => T | PromiseLike<T>): Promise<T> {
     let result: T;
     try {
@@ -205,9 +206,9 @@ export class Hold {
   }
 
   /**
-   * Releases the lock. Rejects with a {@link LockLostError} if it was not held any more, with a {@link ServerError} if the server refuses, and
+   * Releases the lock. Rejects with a {@link LockLostError} if it was no longer held, with a {@link ServerError} if the server refuses, and
    * with an {@link UnavailableError} if it did not confirm within `timeout` ms (5,000); then the release goes on in the background until the
-   * lease is over. Safe to call again: the outcome is that of the first call.
+   * lease is over. Later calls have the outcome of the first one.
    */
   release(options: { timeout?: number } = {}): Promise<void> {
     this.#released ??= this.#release(options.timeout ?? RELEASE_TIMEOUT);
@@ -234,13 +235,13 @@ export class Hold {
     return this.#certain;
   }
 
-  /** @internal Whether half of its lease is certain, by both clocks: less does not count when it is granted. */
+  /** @internal Whether at least half of its lease is certain, by both clocks: a grant with less does not count. */
   get counts(): boolean {
     const half = this.#lease / 2;
     return this.isActive && this.#certain - now() >= half && this.#certainWall - Date.now() >= half;
   }
 
-  /** @internal The renewal to be written now. A shorter lease begins now, even if the reply is lost. */
+  /** @internal The renewal to write now. A shorter lease counts at once, even if the reply is lost. */
   renewal(sent: number): string[] {
     const { keys, replicas } = this.terms;
     this.#asked = this.#lease;
@@ -261,7 +262,7 @@ export class Hold {
     this.#acquisition.broke = true;
   }
 
-  /** @internal Takes the reply to the renewal that was written at `sent`. Returns whether it is one; after other errors it is asked for again. */
+  /** @internal Takes the reply to the renewal that was written at `sent`. Returns false if the renewal has to be repeated. */
   takeRenewal(reply: unknown, sent: number): boolean {
     if (!this.isActive) return true; // It came late.
     if (isOverwritten(reply)) this.lose('changed');
@@ -278,22 +279,22 @@ export class Hold {
       if (this.#asked === this.#lease) {
         for (const { resolve } of this.#renewals.splice(0)) resolve();
         this.#plan(sent);
-      } else this.due = now(); // Another length was asked for meanwhile.
+      } else this.due = now(); // `renew()` has changed the lease meanwhile.
     }
     return true;
   }
 
-  /** @internal */
+  /** @internal Ends a hold that is lost. */
   lose(reason: LossReason): void {
     if (!this.isActive) return;
     const wasHeld = this.#client.renewer.holds.has(this);
     this.#lost(new LockLostError(this.names, reason));
-    // Of several names, the others may still be held; and a stale request may be granted them all.
+    // Of several names, the others may still be held. A stale request may be granted later.
     if (wasHeld && (this.#acquisition.mayBeQueued || this.names.length > 1)) this.#send();
     this.connection?.close();
   }
 
-  /** @internal The commands that release; the reply to the first one is the verdict. */
+  /** @internal The commands that release. The reply to the first one decides. */
   releases(): string[][] {
     const release = command('RELEASE', this.terms.keys, this.owner, 'TOKEN', String(this.fence));
     return this.#acquisition.mayBeQueued ? [release, command('RELEASE', this.terms.keys, this.owner, 'ALL')] : [release];
@@ -301,10 +302,10 @@ export class Hold {
 
   #setCertain(certain: number): void {
     this.#certain = certain;
-    this.#certainWall = certain + this.#offset; // The machine may have been suspended since the request.
+    this.#certainWall = certain + this.#offset; // The offset of the request: the machine may have been suspended since.
   }
 
-  /** When to renew. Renewals of one 40th of the lease go together, none later than at a quarter. */
+  /** Sets when to renew: at a quarter of the lease, rounded down to a 40th of it, so that renewals are sent together. */
   #plan(since: number): void {
     const grain = Math.max(1, this.#lease / 40);
     this.due = this.terms.renewed ? Math.floor((since + this.#lease / 4) / grain) * grain : this.#certain;
@@ -386,7 +387,7 @@ export class Hold {
     });
   }
 
-  /** `mayBeMissing`: a repetition finds nothing if the reply to the first request was lost. */
+  /** `mayBeMissing`: nil means released, because the reply to an earlier request was lost. */
   #takeRelease(reply: unknown, mayBeMissing: boolean): void {
     const { renewer, tell } = this.#client;
     const isGone = isMissing(reply) || isOverwritten(reply);
@@ -431,16 +432,16 @@ export function command(verb: string, keys: readonly string[], owner: string, ..
 /** The longest lease that the server accepts, ms: ten years. */
 export const LONGEST_LEASE = 315_360_000_000;
 
-/** Refuses what is no number of this range. */
+/** Throws a `RangeError` unless the value is a number in this range. */
 export function checkRange(what: string, value: number, least: number, most: number): number {
   if (typeof value === 'number' && value >= least && value <= most) return value;
   throw new RangeError(`${what} must be a number from ${least} to ${most}, got ${String(value)}`);
 }
 
-/** Refuses what is no lease. */
+/** Throws a `RangeError` unless the value is a lease, ms. */
 export const checkLease = (value: number): number => checkRange('lease', value, 1, LONGEST_LEASE);
 
-/** Refuses what is no function, unless it is left out. */
+/** Throws a `TypeError` unless the value is a function or undefined. */
 export function checkFunction(what: string, value: unknown): void {
   if (value !== undefined && typeof value !== 'function') throw new TypeError(`${what} must be a function, got ${String(value)}`);
 }

@@ -16,22 +16,22 @@ export interface HoldfastOptions {
   lease?: number | undefined;
   /** How many connections to one server at most. Default 32; at least 3, of which waits leave two free. */
   maxConnections?: number | undefined;
-  /** What stands before each name in the keys. Default: nothing; a `keyPrefix` of the Redis client does not count. */
+  /** The prefix of all keys. Default: none. A `keyPrefix` of the Redis client is not used. */
   prefix?: string | undefined;
   /**
-   * Names the only task that can release what is acquired now, so that the server can refuse a wait for itself (`DeadlockError`). Use it only where
-   * each task has a name of its own that no other process uses, for instance with an `AsyncLocalStorage`: `actor: () => storage.getStore()`.
+   * Names the task that acquires now, so that the server can refuse a cycle of waits (`DeadlockError`). Only this task may release the lock, and no
+   * other task of any process may have the same name. An `AsyncLocalStorage` can provide it: `actor: () => storage.getStore()`.
    */
   actor?: (() => string | undefined) | undefined;
 }
 
-/** How a lock is asked for. Times in ms. */
+/** The options of an acquisition. Times in ms. */
 export interface LockOptions {
   /** How long to wait at most. Default: until it is granted. 0: not at all. */
   wait?: number | undefined;
   /** Gives up when it aborts; the promise rejects with its reason. */
   signal?: AbortSignal | undefined;
-  /** How long the lock is held at most after the last renewal. */
+  /** For how long the server keeps the lock after the last renewal. */
   lease?: number | undefined;
   /** Whether the lease is renewed for as long as this process lives. Default true. */
   renew?: boolean | undefined;
@@ -45,16 +45,16 @@ export interface LockOptions {
   shared?: boolean | undefined;
 }
 
-/** What `on` and `once` tell, for metrics and logs. Times in ms. Listeners run apart from the work that they hear of. */
+/** The events of a client, for metrics and logs. Times in ms. A listener does not run within the work that it is notified of. */
 export interface HoldfastEvents {
   acquired: [event: { names: readonly string[]; fence: number; waited: number }];
   lost: [event: { names: readonly string[]; fence: number; reason: LossReason }];
   released: [event: { names: readonly string[]; fence: number; held: number }];
-  /** Something failed in the background that no caller waits for. */
+  /** An error of work in the background, for which no caller waits. */
   warning: [error: unknown];
 }
 
-/** A lock of a kind: takes the same options as {@link Holdfast.lock}, but for the kind, and rejects as that does. */
+/** A lock with a fixed kind. Its methods take the other options of {@link Holdfast.lock}, and reject as that does. */
 export interface Lock {
   lock(options?: KindOptions): Promise<Hold>;
   /** As {@link Holdfast.tryLock}. */
@@ -69,12 +69,12 @@ const checkLimit = (value: number): number => checkRange('limit', value, 1, 2 **
 /** How long `close()` waits for the server, ms. */
 const CLOSE_TIMEOUT = 5000;
 
-/** The clients that are open: a normal exit releases what they hold. */
+/** The open clients: a normal exit releases their holds. */
 const open = new Set<Holdfast>();
 const releaseAll = (): void => {
   for (const client of open) client.releaseAll();
 };
-/** For `process.exit()`, which waits for nothing: of use where the library writes at once. */
+/** For `process.exit()`, which waits for nothing. It has an effect if the library writes to the socket at once. */
 const releaseNow = (): void => {
   for (const client of open) client.releaseNow();
 };
@@ -107,7 +107,7 @@ class Count implements Work {
   }
 }
 
-/** Locks of one server or cluster that has the Holdfast module. Make one for a process, and close it. */
+/** The client of one server or cluster with the Holdfast module. A process needs one, and closes it. */
 export class Holdfast extends EventEmitter<HoldfastEvents> {
   readonly #options: HoldfastOptions;
   readonly #client: Client;
@@ -116,7 +116,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   readonly #background = new Count();
   #closing: Promise<void> | undefined;
 
-  /** Connects when it is first used. Throws a `RangeError` if an option is out of range, and a `TypeError` if `driver` or `actor` is none. */
+  /** Connects when it is first used. Throws a `RangeError` if an option is out of range, and a `TypeError` if `driver` or `actor` is invalid. */
   constructor(driver: Driver, options: HoldfastOptions = {}) {
     super();
     this.#options = options;
@@ -145,15 +145,15 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   }
 
   /**
-   * Acquires the lock, after those who asked earlier. Rejects with a {@link NotAcquiredError} when the time is over, with the signal's reason when it
+   * Acquires the lock, after all earlier requests. Rejects with a {@link NotAcquiredError} when the time is over, with the signal's reason when it
    * aborts, with a {@link DeadlockError}, with another {@link ServerError} if the server cannot do it, with a {@link ClosedError}, and with a
-   * `RangeError` or `TypeError` if the options make no sense.
+   * `RangeError` or `TypeError` if an argument is invalid.
    */
   lock(name: string, options: LockOptions = {}): Promise<Hold> {
     return this.lockAll([name], options);
   }
 
-  /** Acquires the lock if it is free; otherwise null. Rejects as {@link Holdfast.lock}; with a {@link NotAcquiredError} if the server gave no answer. */
+  /** Acquires the lock if it is free, else resolves with null. Rejects as {@link Holdfast.lock}; with a {@link NotAcquiredError} if the server gave no answer. */
   async tryLock(name: string, options: LockOptions = {}): Promise<Hold | null> {
     return await this.acquire([name], { ...options, wait: 0 }).outcome;
   }
@@ -165,7 +165,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return hold;
   }
 
-  /** Runs `work` under the lock. An error of `work` goes first; a loss rejects with a {@link LockLostError} after `work` has ended. */
+  /** Runs `work` under the lock. Rejects with the error of `work` if there is one, else with a {@link LockLostError} if the lock was lost. */
   async using<T>(
     name: string | readonly string[],
     work: (signal: AbortSignal, hold: Hold) => T | PromiseLike<T>,
@@ -181,25 +181,25 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return { read: this.#kind(name, { shared: true }), write: this.#kind(name, {}) };
   }
 
-  /** A lock that `limit` may hold at once. Every user must name the same limit. Throws a `RangeError` if it is less than 1. */
+  /** A lock that `limit` holders may hold at once. All clients must name the same limit. Throws a `RangeError` if it is less than 1. */
   semaphore(name: string, limit: number): Lock {
     return this.#kind(name, { limit: checkLimit(limit) });
   }
 
   /**
-   * Stands for leadership from now on: leads, as soon as no other does, until it resigns or loses it, and stands again after a loss. Throws a
-   * `RangeError` or `TypeError` if an argument makes no sense.
+   * Starts a candidacy. It leads as soon as no other candidate does, until it resigns or loses the leadership; after a loss it is a candidate again.
+   * Throws a `RangeError` or `TypeError` if an argument is invalid.
    */
   elect(name: string, options: ElectionOptions = {}): Election {
     return new Election(this, name, options);
   }
 
-  /** Who leads; null: nobody. Rejects as {@link Holdfast.info}. */
+  /** The leader; null: there is none. Rejects as {@link Holdfast.info}. */
   async leader(name: string): Promise<Leader | null> {
     return leaderOf(await this.info(name));
   }
 
-  /** Tells who leads now, and each change, until the signal aborts; asks every `interval` ms (1,000; 1 to 2^31 - 1). Ends with the error if that fails. */
+  /** Yields the leader now, and at each change, until the signal aborts. Asks every `interval` ms (1,000; 1 to 2^31 - 1). Throws if that fails. */
   observe(
     name: string,
     options: { signal?: AbortSignal | undefined; interval?: number | undefined } = {},
@@ -208,19 +208,19 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   }
 
   /**
-   * Who holds the lock (1,000 holders at most), and how many wait; null: nobody does either. Rejects with an {@link UnavailableError} if there is no answer within
+   * The holders of the lock (1,000 at most), and the number of waiters; null: it has neither. Rejects with an {@link UnavailableError} if there is no answer within
    * 5 s, with a {@link ServerError}, and with a {@link ClosedError}.
    */
   async info(name: string): Promise<LockInfo | null> {
     return lockInfo(await this.request(name, ['LOCK.INFO', this.key(name)]));
   }
 
-  /** Who waits for the lock, in their order: the first 1,000. Rejects as {@link Holdfast.info}. */
+  /** The requests that wait for the lock, in their order: the first 1,000. Rejects as {@link Holdfast.info}. */
   async waiters(name: string): Promise<Waiter[]> {
     return waiterList(await this.request(name, ['LOCK.WAITERS', this.key(name)]));
   }
 
-  /** Takes the lock from its holders; resolves with their number. Their clients learn of it when they renew. Rejects as {@link Holdfast.info}. */
+  /** Takes the lock from its holders, and resolves with their number. Their clients notice when they renew. Rejects as {@link Holdfast.info}. */
   async force(name: string): Promise<number> {
     return Number(await this.request(name, ['LOCK.FORCE', this.key(name)], false));
   }
@@ -255,7 +255,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return [...names];
   }
 
-  /** Cancels what waits, releases what is held, and closes the connections; within 5 s, whatever the server does. Rejects never. */
+  /** Cancels all waits, releases all holds, and closes the connections, within 5 s even if the server does not answer. Never rejects. */
   close(): Promise<void> {
     this.#closing ??= keepAlive(this.#client, this.#close());
     return this.#closing;
@@ -266,8 +266,8 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   }
 
   /**
-   * @internal Begins an acquisition. `waited`: for how long it has waited already, ms; `prefix`: what its owner begins with; `urgent`: not
-   * behind other waits of this client; `background`: it does not keep the process alive.
+   * @internal Begins an acquisition. `waited`: for how long it has waited already, ms; `prefix`: the first part of its owner; `urgent`: it does not
+   * queue behind other waits of this client; `background`: it does not keep the process alive.
    */
   acquire(
     names: readonly string[],
@@ -314,7 +314,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     const end = now() + 5000;
     const ask = (command: readonly string[], more = {}): Promise<unknown> =>
       server.ask({ target, priority: OTHER, lease: 5000, timeout: 1000, commands: () => [command], end: () => end, ...more });
-    // What may be sent once only goes over the connection that has just answered, be it with an error.
+    // A command that must not be repeated goes over a connection that has just answered, if only with an error.
     const proven = repeatable
       ? undefined
       : ask(['PING']).catch((error) => {
@@ -324,7 +324,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return keepAlive(this.#client, reply);
   }
 
-  /** @internal Releases what is held, for good. */
+  /** @internal Releases all holds. A leader does not become a candidate again. */
   releaseAll(): void {
     for (const hold of this.#client.renewer.holds) {
       hold.retire?.();
@@ -335,13 +335,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   /** @internal Writes the releases without waiting for the replies. */
   releaseNow(): void {
     for (const hold of this.#client.renewer.holds)
-      this.#client.server.lastWords(hold.terms.keys[0] as string, hold.releases()[0] as string[]);
+      this.#client.server.sendAtExit(hold.terms.keys[0] as string, hold.releases()[0] as string[]);
   }
 
   async #close(): Promise<void> {
     open.delete(this);
     if (open.size === 0) process.off('beforeExit', releaseAll).off('exit', releaseNow);
-    // The newest one first: otherwise each that is cancelled lets the next one ask the server.
+    // The newest one first: otherwise each one that ends would let the next one ask the server.
     for (const acquisition of [...this.#client.acquisitions].reverse()) acquisition.cancel(new ClosedError());
     this.releaseAll();
     await Promise.race([this.#background.none(), sleep(CLOSE_TIMEOUT)]);

@@ -1,18 +1,18 @@
 import { type Connection, type Driver, hostAndPort, openConnection } from './driver.js';
 
-/** What is used of a `Redis` of ioredis or iovalkey. */
+/** What this package uses of a `Redis` of ioredis or iovalkey. */
 export interface IoredisClient {
   call(command: string, ...args: string[]): Promise<unknown>;
   // The generics of two versions do not assign to each other: hence `object` and `unknown`.
   duplicate(override: object): unknown;
 }
 
-/** What is used of a `Cluster` of ioredis or iovalkey. */
+/** What this package uses of a `Cluster` of ioredis or iovalkey. */
 export interface IoredisCluster {
   nodes(role: 'master'): unknown[];
 }
 
-/** What a duplicate has, too. */
+/** What this package uses of a duplicate. */
 interface Duplicate extends IoredisClient {
   connect(): Promise<unknown>;
   disconnect(): void;
@@ -21,7 +21,7 @@ interface Duplicate extends IoredisClient {
   readonly options: { host?: string | null; port?: number | null; sentinels?: unknown };
 }
 
-/** Our own connections do not reconnect, repeat or time out by themselves, and speak plain RESP. */
+/** Settings of our connections: they do not reconnect, repeat or time out by themselves, and change no key or reply. */
 const OVERRIDES = {
   retryStrategy: () => null,
   sentinelRetryStrategy: () => null,
@@ -43,7 +43,7 @@ const OVERRIDES = {
   lazyConnect: true,
 };
 
-/** Connections like those of a `Redis` (standalone, Sentinel, TLS, unix socket) or `Cluster` of ioredis or iovalkey. It need not be connected. Throws a `TypeError` if it is none. */
+/** Opens connections as a `Redis` (standalone, Sentinel, TLS, unix socket) or `Cluster` of ioredis or iovalkey does. It need not be connected. Throws a `TypeError` for anything else. */
 export function fromIoredis(redis: IoredisClient | IoredisCluster): Driver {
   if ('nodes' in redis) return clusterDriver(redis);
   if (!('call' in redis)) throw new TypeError('fromIoredis needs a Redis or a Cluster of ioredis');
@@ -51,7 +51,7 @@ export function fromIoredis(redis: IoredisClient | IoredisCluster): Driver {
   let last: object | undefined;
   return {
     async connect(timeout) {
-      // The last known address is used while the look-up hangs or fails; a former primary answers with -READONLY.
+      // If the look-up hangs or fails, the last known address is used; a former primary answers with -READONLY.
       const direct = last;
       const begun = performance.now();
       try {

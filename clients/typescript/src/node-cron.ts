@@ -4,8 +4,8 @@ import type { Holdfast } from './holdfast.js';
 import { whole } from './time.js';
 
 /**
- * A `RunCoordinator` for node-cron: of a fleet, one process runs each scheduled run. The lock of a run stays for its time to live (`distributedLease`), also
- * when this process exits, so that one whose clock is late does not run it again: choose it longer than clocks may differ.
+ * A `RunCoordinator` for node-cron: one process of a fleet executes each scheduled run. The lock of a run stays for its time to live (`distributedLease`), even
+ * after this process has exited, so that a process whose clock is late does not execute it again. Choose it longer than clocks may differ.
  * `shouldRun` takes ms, and rejects with the errors of `Holdfast.info`, and with a `RangeError`.
  */
 export function runCoordinator(
@@ -15,7 +15,7 @@ export function runCoordinator(
   const { prefix = 'cron:' } = options;
   return {
     async shouldRun(key, ttlMs) {
-      // The key names one run. Nobody releases it, so this is a grant without a hold.
+      // The key names one run. Its lock is never released or renewed, so it needs no hold.
       const owner = randomBytes(16).toString('hex');
       const name = prefix + key;
       const command = ['LOCK.ACQUIRE', holdfast.key(name), owner, 'HOLDS', '1', 'LEASE', whole(checkLease(ttlMs))];

@@ -1,7 +1,7 @@
 import { type Connection, type Driver, hostAndPort, openConnection, within } from './driver.js';
 import { now } from './time.js';
 
-/** What is used of a client of node-redis. */
+/** What this package uses of a client of node-redis. */
 export interface NodeRedisClient {
   sendCommand(args: string[]): Promise<unknown>;
   // The generics of two versions do not assign to each other: hence `object` and `unknown`.
@@ -9,19 +9,19 @@ export interface NodeRedisClient {
   readonly options?: object | undefined;
 }
 
-/** What is used of a cluster of node-redis. */
+/** What this package uses of a cluster of node-redis. */
 export interface NodeRedisCluster {
   readonly masters: readonly { readonly address: string }[];
   nodeClient(node: never): unknown;
 }
 
-/** What is used of a Sentinel client of node-redis. */
+/** What this package uses of a Sentinel client of node-redis. */
 export interface NodeRedisSentinel {
   getMasterNode(): { host: string; port: number } | undefined;
   _execute(readOnly: boolean, work: never): Promise<unknown>;
 }
 
-/** What a duplicate has, too. */
+/** What this package uses of a duplicate. */
 interface Duplicate extends NodeRedisClient {
   connect(): Promise<unknown>;
   destroy(): void;
@@ -29,7 +29,7 @@ interface Duplicate extends NodeRedisClient {
   on(event: string, listener: (cause?: unknown) => void): unknown;
 }
 
-/** Connections like those of a client (standalone, TLS, unix socket), cluster or Sentinel client of node-redis. A client need not be connected; the two others must be. Throws a `TypeError` if it is none. */
+/** Opens connections as a client (standalone, TLS, unix socket), cluster or Sentinel client of node-redis does. A client need not be connected; a cluster and a Sentinel client must be. Throws a `TypeError` for anything else. */
 export function fromNodeRedis(redis: NodeRedisClient | NodeRedisCluster | NodeRedisSentinel): Driver {
   if ('nodeClient' in redis) return clusterDriver(redis);
   if ('getMasterNode' in redis) return sentinelDriver(redis);
@@ -44,8 +44,8 @@ function sentinelDriver(sentinel: NodeRedisSentinel): Driver {
     async connect(timeout) {
       const end = now() + timeout;
       const same = ((client: unknown) => Promise.resolve(client)) as never;
-      template ??= (await within(timeout, sentinel._execute(false, same))) as NodeRedisClient; // It waits for a primary.
-      last = sentinel.getMasterNode() ?? last; // It looks for the primary in the background.
+      template ??= (await within(timeout, sentinel._execute(false, same))) as NodeRedisClient; // The library waits for a primary.
+      last = sentinel.getMasterNode() ?? last; // The library looks for the primary in the background.
       return open(template, Math.max(1, end - now()), last ? { host: last.host, port: last.port } : {});
     },
   };
@@ -64,7 +64,7 @@ function clusterDriver(cluster: NodeRedisCluster): Driver {
       const end = now() + timeout;
       const node = cluster.masters.find((node) => node.address === address) ?? cluster.masters[0];
       if (!template && !node) throw new Error(`no node of the cluster is known: is the client connected? (${address})`);
-      template ??= (await within(timeout, Promise.resolve(cluster.nodeClient(node as never)))) as NodeRedisClient; // It waits for the node.
+      template ??= (await within(timeout, Promise.resolve(cluster.nodeClient(node as never)))) as NodeRedisClient; // The library waits for the node.
       return open(template, Math.max(1, end - now()), hostAndPort(address));
     },
   };
@@ -73,7 +73,7 @@ function clusterDriver(cluster: NodeRedisCluster): Driver {
 function open(template: NodeRedisClient, timeout: number, address: object): Promise<Connection> {
   const { socket } = (template.options ?? {}) as { socket?: object };
   const client = template.duplicate({
-    // The URL has been read into the other options already; given again, it would overrule the address.
+    // The library has read the URL into the other options. A URL would override the address.
     url: undefined,
     socket: { ...socket, ...address, reconnectStrategy: false, connectTimeout: timeout, socketTimeout: undefined },
     pingInterval: undefined,

@@ -4,7 +4,7 @@ import { record } from './replies.js';
 import { Alarm, now } from './time.js';
 import { Line } from './turns.js';
 
-/** Who gets a connection first. */
+/** Priorities: the lowest gets a connection first. */
 export const RENEW = 0;
 export const RELEASE = 1;
 export const OTHER = 2;
@@ -16,10 +16,10 @@ const CONNECT = 2000;
 const FIRST_PAUSE = 20;
 const LONGEST_PAUSE = 1000;
 
-/** What needs a connection. */
+/** A request that needs a connection. */
 export interface Taker {
   readonly priority: Priority;
-  /** The lease that it is about: it bounds the pauses. */
+  /** The lease of its lock: it bounds the pauses. */
   readonly lease: number;
   /** Gets the connection, perhaps at once. */
   take(connection: Connection): void;
@@ -32,7 +32,7 @@ export class Pool {
   readonly address: string | undefined;
   /** The server's `replicas-timeout`, ms. */
   replicasTimeout = 1000;
-  /** The waits that may have a connection: two are left free for everything else. */
+  /** The waits that may have a connection of their own: two connections are left for other requests. */
   readonly places: Line;
   readonly #driver: Driver;
   readonly #max: number;
@@ -71,13 +71,13 @@ export class Pool {
     }
   }
 
-  /** Takes back what needs a connection no more. Returns why there was none. */
+  /** Removes a request that has waited for a connection. Returns the error that says why there was none. */
   leave(taker: Taker): UnavailableError {
     this.#queues[taker.priority].delete(taker);
     return new UnavailableError('no connection was free in time', false, this.#failure);
   }
 
-  /** Takes a connection back whose reply has been read. */
+  /** Takes back a connection whose replies have been read. */
   give(connection: Connection): void {
     if (!this.#all.has(connection)) return;
     this.#used.add(connection);
@@ -85,7 +85,7 @@ export class Pool {
     this.#pump();
   }
 
-  /** Lets a connection go that a hold keeps. */
+  /** Removes a connection that has ended, or that a hold keeps. */
   detach(connection: Connection): void {
     if (!this.#all.delete(connection)) return;
     this.#proven &&= this.#all.size > 0;
@@ -95,7 +95,7 @@ export class Pool {
   /** Closes a connection under which a command broke or was not answered. */
   broke(connection: Connection): void {
     this.#proven = false;
-    // The idle ones may be as dead, or lead to a former primary: tried one after the other, they would outlast a lease.
+    // The idle ones may be dead, too, or lead to a former primary. To try one after the other could take longer than a lease.
     if (this.#used.has(connection)) this.dropIdle();
     // A dead idle connection is replaced at once, once.
     if (this.#used.has(connection) && !this.#replaced && now() >= this.#until) this.#replaced = true;
@@ -131,7 +131,7 @@ export class Pool {
     for (const connection of this.#all) connection.close();
   }
 
-  /** An idle connection, for the last words of a process that exits. */
+  /** An idle connection, which stays idle: for a command at the exit of the process. */
   idle(): Connection | undefined {
     return this.#idle.at(-1);
   }
@@ -191,19 +191,19 @@ export class Pool {
     }
   }
 
-  /** Asks whether this client and the server's module understand each other. */
+  /** Checks that this client and the server's module have a protocol version in common. */
   async #check(connection: Connection): Promise<void> {
     const timer = new Alarm(CONNECT, () => connection.close());
     try {
       const reply = await ask(connection, ['LOCK.VERSION']);
       const speaks = `this client speaks protocol ${PROTOCOL}`;
       if (reply instanceof ModuleNotLoadedError) {
-        // A module without LOCK.VERSION says how LOCK.ACQUIRE is to be called.
+        // A module without LOCK.VERSION has LOCK.ACQUIRE, and refuses the number of arguments.
         if ((await ask(connection, ['LOCK.ACQUIRE'])) instanceof ModuleNotLoadedError) throw reply;
         throw new ServerTooOldError('SERVER_TOO_OLD', `the server's module is too old: it has no LOCK.VERSION, and ${speaks}`);
       }
       if (reply instanceof ServerError) {
-        if (reply.code === 'NOPERM') return; // A user who only looks may have no right to ask.
+        if (reply.code === 'NOPERM') return; // A user that only reads may have no right to this command.
         throw reply;
       }
       const version = record(reply);

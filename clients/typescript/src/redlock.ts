@@ -5,11 +5,11 @@ import type { Holdfast } from './holdfast.js';
 
 /** Settings of node-redlock. `driftFactor` and `automaticExtensionThreshold` are accepted and have no effect: a hold is certain for 99 % of its lease, and renewed at each quarter. */
 export interface Settings {
-  /** How often a refused acquisition was to be repeated; here it waits in the queue for as long as that would have taken. Negative: without a limit. */
+  /** How often node-redlock repeats a refused acquisition. Here, it waits in the queue for as long as that would take. Negative: without a limit. */
   readonly retryCount: number;
-  /** ms. */
+  /** The time between two of these repetitions, ms. */
   readonly retryDelay: number;
-  /** ms. */
+  /** The random part of that time, ms. */
   readonly retryJitter: number;
   readonly driftFactor: number;
   readonly automaticExtensionThreshold: number;
@@ -17,7 +17,7 @@ export interface Settings {
 
 const DEFAULTS: Settings = { retryCount: 10, retryDelay: 200, retryJitter: 100, driftFactor: 0.01, automaticExtensionThreshold: 500 };
 
-/** How the vote of the only server went. */
+/** The vote of the only server. */
 export interface ExecutionStats {
   readonly membershipSize: number;
   readonly quorumSize: number;
@@ -25,12 +25,12 @@ export interface ExecutionStats {
   readonly votesAgainst: ReadonlyMap<Holdfast, Error>;
 }
 
-/** One attempt, as the server is asked once. */
+/** The attempts, of which there is one. */
 export interface ExecutionResult {
   readonly attempts: readonly Promise<ExecutionStats>[];
 }
 
-/** Another owner holds a lock, or this one does not any more. The event `error` carries it, so that listeners can ignore it. */
+/** Another owner holds the lock, or this one no longer does. The event `error` carries it, so that listeners can ignore it. */
 export class ResourceLockedError extends HoldfastError {
   override name = 'ResourceLockedError';
   constructor(cause: Error) {
@@ -38,7 +38,7 @@ export class ResourceLockedError extends HoldfastError {
   }
 }
 
-/** The lock was not acquired, extended or released, or was lost; `cause` says why. */
+/** The lock was not acquired, extended or released, or it was lost; `cause` is the reason. */
 export class ExecutionError extends HoldfastError implements ExecutionResult {
   override name = 'ExecutionError';
   readonly attempts: readonly Promise<ExecutionStats>[];
@@ -51,13 +51,13 @@ export class ExecutionError extends HoldfastError implements ExecutionResult {
 /** `error` is an {@link ExecutionError} once the signal has aborted. */
 export type RedlockAbortSignal = AbortSignal & { readonly error?: Error };
 
-/** A lock of the facade. */
+/** A lock that is held. */
 export class Lock implements ExecutionResult {
   readonly redlock: Redlock;
   readonly resources: string[];
   /** The owner. */
   readonly value: string;
-  /** Fencing token, which node-redlock has not. */
+  /** The fencing token, which node-redlock does not have. */
   readonly fence: number;
   readonly attempts: readonly Promise<ExecutionStats>[];
   /** Until when the lock is certain, by the wall clock, ms; 0: released, or extended by another object. */
@@ -87,11 +87,11 @@ export class Lock implements ExecutionResult {
 }
 
 /**
- * What programs use of node-redlock 5, on Holdfast: `new Redlock(holdfast)` instead of `new Redlock([redis])`. One server or cluster, fair, and with a
- * fencing token; not the Redlock algorithm. Durations are whole ms, and ten years at most. What fails rejects with an {@link ExecutionError}, whose
- * cause the event `error` carries. Unlike node-redlock:
+ * The interface of node-redlock 5 to Holdfast: `new Redlock(holdfast)` instead of `new Redlock([redis])`. One server or cluster, fair, and with a
+ * fencing token; not the Redlock algorithm. Durations are whole ms, and ten years at most. A failed call rejects with an {@link ExecutionError},
+ * and the event `error` carries the cause. Unlike node-redlock:
  *
- * - an acquisition waits at the server: it counts as one attempt, and the event reports a lock that is held once, when the time is over;
+ * - an acquisition waits at the server: it counts as one attempt, and the event reports a lock that is held only once, when the time is over;
  * - an extension or a release is repeated until the server has answered, not `retryCount` times;
  * - releasing again resolves; `using` takes any duration, and rejects with the routine's error even if the release fails, too.
  */
@@ -103,7 +103,7 @@ export class Redlock extends EventEmitter {
     super();
     this.#holdfast = holdfast;
     this.settings = { ...DEFAULTS, ...given(settings) };
-    this.on('error', () => {}); // As there: an error event without another listener does not end the process.
+    this.on('error', () => {}); // As in node-redlock, an error event without another listener does not end the process.
   }
 
   /** Acquires the lock for `duration`, without renewals. */
@@ -117,7 +117,7 @@ export class Redlock extends EventEmitter {
     return { attempts: this.#vote() };
   }
 
-  /** Begins the lease anew. The lock that is returned replaces `existing`. */
+  /** Renews the lease, with this duration. The returned lock replaces `existing`. */
   async extend(existing: Lock, duration: number, _settings?: Partial<Settings>): Promise<Lock> {
     const lease = whole(duration);
     if (existing.expiration < Date.now()) throw new ExecutionError('Cannot extend an already-expired lock.');
@@ -126,7 +126,7 @@ export class Redlock extends EventEmitter {
     return new Lock(this, existing.hold, this.#vote());
   }
 
-  /** Runs `routine` under a lock that is renewed until it ends. Its signal aborts with the loss of the lock. An error of the routine goes first. */
+  /** Runs `routine` under a lock that is renewed until it ends. Its signal aborts when the lock is lost. Rejects with the error of the routine if there is one. */
   async using<T>(
     resources: readonly string[],
     duration: number,

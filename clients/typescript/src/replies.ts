@@ -1,4 +1,4 @@
-/** A map as the libraries give it: a flat array (RESP2), a `Map` or an object (RESP3). */
+/** A map reply, which libraries return as a flat array (RESP2), a `Map` or an object (RESP3). */
 export function record(reply: unknown): Record<string, unknown> {
   if (reply instanceof Map) return Object.fromEntries(reply);
   if (!Array.isArray(reply)) return { ...(reply as object) };
@@ -10,14 +10,14 @@ export function record(reply: unknown): Record<string, unknown> {
 const number = (value: unknown): number | null => (value === null || value === undefined ? null : Number(value));
 const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
 
-/** One holder of a lock. Times in ms; `null`: unknown, or not so. */
+/** One holder of a lock. Times in ms; `null`: there is none. */
 export interface Holder {
   readonly owner: string;
   /** How many times it holds the lock: 1 for clients of this package. */
   readonly holds: number;
   /** Its fencing token. */
   readonly token: number | null;
-  /** Until its deadline; -1: none. */
+  /** The time until its deadline; -1: it has none. */
   readonly ttl: number;
   /** The id of the connection that the hold is bound to. */
   readonly client: number | null;
@@ -30,7 +30,7 @@ export interface LockInfo {
   readonly limit: number | null;
   /** The newest token. */
   readonly fence: number | null;
-  /** Until the last deadline, ms; -1: none; null: it is free. */
+  /** The time until the last deadline, ms; -1: there is none; null: it is free. */
   readonly ttl: number | null;
   readonly holders: readonly Holder[];
   /** How many requests wait. */
@@ -40,11 +40,11 @@ export interface LockInfo {
 /** A request that waits for a lock. Times in ms. */
 export interface Waiter {
   readonly owner: string;
-  /** Since it asked for the first time. */
+  /** The time since its first request. */
   readonly waited: number;
-  /** Until its wait is over; -1: no end. */
+  /** The time until its wait ends; -1: it has no limit. */
   readonly remaining: number;
-  /** How many may hold the lock with it; 0: any number. */
+  /** How many it lets hold the lock; 0: any number. */
   readonly limit: number;
 }
 

@@ -10,7 +10,7 @@ export class Server {
   readonly #max: number;
   readonly #pools = new Map<string | undefined, Pool>();
   readonly #slots = new Map<number, string>();
-  /** Which node is asked about slots that are not known, by its place in the addresses. */
+  /** The index, among the addresses, of the node that is asked about slots that are not known. */
   #guide = 0;
 
   constructor(driver: Driver, maxConnections: number) {
@@ -59,14 +59,14 @@ export class Server {
     });
   }
 
-  /** How long to wait before what failed is sent again, ms; undefined: it would fail again. */
+  /** How long to wait before a failed request is repeated, ms; undefined: it would fail again. */
   pauseAfter(failure: Error, target: string | Pool): number | undefined {
     if (failure instanceof UnavailableError) return 0; // The pool pauses before it connects again.
     return failure instanceof ServerError && failure.passing ? this.pool(target).pause() : undefined;
   }
 
-  /** Writes a last command on an idle connection's way out, without waiting for its reply. */
-  lastWords(key: string, command: readonly string[]): void {
+  /** Writes a command over an idle connection, if there is one, while the process exits. */
+  sendAtExit(key: string, command: readonly string[]): void {
     this.pool(key)
       .idle()
       ?.send([command], () => {});
@@ -76,7 +76,7 @@ export class Server {
     for (const pool of this.#pools.values()) pool.close();
   }
 
-  /** Takes note of what error replies say about their server. Returns where they redirect to, if all of them do. */
+  /** Learns from error replies which node serves what. Returns where to send the pipeline again, if all of them are redirects. */
   learn(
     target: string | Pool,
     pool: Pool,
@@ -113,20 +113,20 @@ export class Server {
     return pool;
   }
 
-  /** The node did not answer: another one knows who serves its slots now. One at a time, they would outlast the leases of a pipeline. */
+  /** A node did not answer: all its slots are asked for at another one. Slot by slot, that would take longer than a lease. */
   forget(pool: Pool): void {
     for (const [slot, address] of this.#slots) if (address === pool.address) this.#slots.delete(slot);
     this.#avoid(pool);
   }
 
-  /** Asks another node about unknown slots. Requests that fail at one node together change it once. */
+  /** Lets another node be asked about unknown slots. Requests that fail together at one node change that once. */
   #avoid(pool: Pool): void {
     const addresses = this.#driver.addresses?.() ?? [];
     if (addresses[this.#guide % addresses.length] === pool.address) this.#guide++;
   }
 }
 
-/** The slot of a cluster that a key is in (CRC16/XMODEM of the key, or of its hash tag). */
+/** The cluster slot of a key: CRC16/XMODEM of the key, or of its hash tag. */
 export function slotOf(key: string): number {
   const open = key.indexOf('{');
   const shut = open < 0 ? -1 : key.indexOf('}', open + 1);

@@ -1,4 +1,4 @@
-/** A line of tasks, of which the first `capacity` are served until they leave. */
+/** A queue of tasks, of which the first `capacity` are served until they leave. */
 export class Line {
   readonly #capacity: number;
   readonly #tasks = new Set<() => void>();
@@ -11,7 +11,7 @@ export class Line {
     return this.#tasks.size === 0;
   }
 
-  /** Joins the line. Returns whether it is served at once; if not, `turn` is called when it is. */
+  /** Joins the queue. Returns whether the task is served at once; if not, `turn` is called when it is. */
   join(turn: () => void): boolean {
     return this.#tasks.add(turn).size <= this.#capacity;
   }
@@ -31,7 +31,7 @@ export class Line {
   }
 }
 
-/** Lines by name, in each of which one task is served. */
+/** Queues by name, in each of which one task at a time is served. */
 export class Turns {
   readonly #lines = new Map<string, Line>();
 

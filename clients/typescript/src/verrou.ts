@@ -4,23 +4,23 @@ import type { Holdfast } from './holdfast.js';
 import { whole } from './time.js';
 import { Turns } from './turns.js';
 
-/** What is used of the exports of `@verrou/core`. */
+/** What this package uses of `@verrou/core`. */
 export interface VerrouErrors {
   E_LOCK_NOT_OWNED: new () => Error;
 }
 
-/** How many tokens are remembered: those of the locks that were saved last. */
+/** How many tokens are kept: those of the locks that were saved last. */
 const TOKENS = 10_000;
 
 /**
  * A store for `@verrou/core`: `new Verrou({ default: 'holdfast', stores: { holdfast: { driver: { factory: () => new VerrouStore(holdfast, { E_LOCK_NOT_OWNED }) } } } })`,
- * with verrou's own error class. Verrou polls and does not renew; what it gains is the module's locks, which other clients can wait for.
+ * with verrou's own error class. Verrou polls and does not renew, but other clients can wait in the queues of its locks.
  * Times are in ms. Every call rejects with the errors of `Holdfast.info`.
  */
 export class VerrouStore {
   readonly #holdfast: Holdfast;
   readonly #errors: VerrouErrors;
-  /** By name and owner, in JSON. */
+  /** The tokens by name and owner, in JSON. */
   readonly #tokens = new Map<string, string>();
   readonly #turns = new Turns();
 
@@ -29,9 +29,9 @@ export class VerrouStore {
     this.#errors = errors;
   }
 
-  /** Whether the lock was free, and is held by `owner` now. `ttl` null: for ten years. */
+  /** Acquires the lock for `owner` if it is free. Returns whether it was. `ttl` null: ten years. */
   async save(name: string, owner: string, ttl: number | null): Promise<boolean> {
-    // One at a time for each name, in the order of the calls: two connections keep no order.
+    // One at a time for each name: two requests over two connections have no order.
     let turn = (): void => {};
     await new Promise<void>((resolve) => {
       turn = resolve;
@@ -88,13 +88,13 @@ export class VerrouStore {
     return info !== null && info.holders.length > 0;
   }
 
-  /** Begins the lease anew, with this duration. Rejects with `E_LOCK_NOT_OWNED` if `owner` does not hold the lock. */
+  /** Renews the lease, with this duration. Rejects with `E_LOCK_NOT_OWNED` if `owner` does not hold the lock. */
   async extend(name: string, owner: string, duration: number): Promise<void> {
     const reply = await this.#holdfast.request(name, this.#command('RENEW', name, owner, 'LEASE', whole(duration)));
     if (reply === null) throw new this.#errors.E_LOCK_NOT_OWNED();
   }
 
-  /** Closes nothing: the client belongs to the program. */
+  /** Does nothing: the client belongs to the program. */
   async disconnect(): Promise<void> {}
 
   #command(verb: string, name: string, owner: string, ...rest: string[]): string[] {

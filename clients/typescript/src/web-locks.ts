@@ -12,9 +12,9 @@ export type LockMode = 'exclusive' | 'shared';
 export interface LockRequestOptions {
   /** Default `exclusive`. */
   mode?: LockMode | undefined;
-  /** Calls back with null if the lock is not free now. */
+  /** Calls the callback with null if the lock is not free now. */
   ifAvailable?: boolean | undefined;
-  /** Takes the lock from its holders, whose requests reject with an `AbortError`. */
+  /** Takes the lock from its holders; their requests reject with an `AbortError`. */
   steal?: boolean | undefined;
   /** Gives up waiting when it aborts; the request rejects with its reason. */
   signal?: AbortSignal | undefined;
@@ -23,16 +23,16 @@ export interface LockRequestOptions {
 export interface LockRecord {
   readonly name: string;
   readonly mode: LockMode;
-  /** Which manager's it is. */
+  /** The manager whose request it is. */
   readonly clientId: string;
 }
-/** What {@link LockManager.query} tells. */
+/** The result of {@link LockManager.query}. */
 export interface LockManagerSnapshot {
   readonly held: LockRecord[];
   readonly pending: LockRecord[];
 }
 
-/** What the callback of a request gets. */
+/** The argument of a request's callback. */
 export class WebLock {
   readonly #name: string;
   readonly #mode: LockMode;
@@ -54,37 +54,36 @@ export class WebLock {
 
 type Callback<L, T> = (lock: L) => T | PromiseLike<T>;
 
-/** A request of this manager, in the order of its calls. */
+/** A request of this manager. */
 interface Request {
   readonly name: string;
   readonly mode: LockMode;
   readonly ifAvailable: boolean;
   readonly steal: boolean;
   readonly since: number;
-  /** `trying`: whether it can be granted is about to be known; `waiting`: it cannot yet. */
+  /** `trying`: the manager is asking whether it can be granted; `waiting`: it can't yet. */
   state: 'queued' | 'trying' | 'waiting' | 'held' | 'over';
   hold?: Hold;
-  /** What is under way at the server. */
+  /** Its acquisition, from when the server is asked. */
   acquisition?: Acquisition;
-  /** It is known now whether it can be granted. */
-  judged(): void;
+  /** Called when it is known whether it can be granted. */
+  decided(): void;
   grant(hold: Hold | null): void;
   reject(reason: unknown): void;
 }
 
 const stolen = (cause?: unknown): DOMException => Object.assign(new DOMException('The lock was stolen or lost', 'AbortError'), { cause });
 
-/** How long a request says it has waited that steals a lock, ms: it goes to the head of the queue. */
+/** How long a request that steals claims to have waited, ms: that puts it at the head of the queue. */
 const A_DAY = 86_400_000;
 
-/** How many requests of a manager wait at the server beside the oldest one for each name: each takes a connection. */
+/** How many requests of a manager wait at the server besides the oldest one for each name: each needs a connection. */
 const MOST_BEHIND = 8;
 
 /**
- * `navigator.locks` between processes: the Web Locks specification, on Holdfast. All managers of the same `prefix` see each other. The holder that a lock was
- * stolen from learns of it when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen. The
- * oldest request of a manager for each name waits at the server, and eight more: another manager does not see the rest, and may be granted a later
- * request earlier.
+ * `navigator.locks` between processes: the Web Locks specification, on Holdfast. Managers with the same `prefix` share their locks. The holder of a stolen
+ * lock notices when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen. The oldest request
+ * of a manager for each name waits at the server, and eight more do. Other managers do not see the rest, and their later requests may be granted earlier.
  */
 export class LockManager {
   readonly #holdfast: Holdfast;
@@ -93,9 +92,9 @@ export class LockManager {
   readonly #clientId = randomUUID();
   readonly #requests = new Map<string, Request[]>();
   #changed: (() => void)[] = [];
-  /** Resolves when all requests until now have been judged. */
-  #judged = Promise.resolve();
-  /** How many wait at the server, or are about to, behind others of this manager. */
+  /** Resolves when all requests made until now are decided. */
+  #decided = Promise.resolve();
+  /** How many requests wait at the server, or are about to, behind others of this manager. */
   #behind = 0;
 
   /** `lease`, ms: how long a killed process blocks others at most; default 5,000. `prefix`: what stands before each name; default `web-locks:`. */
@@ -110,8 +109,8 @@ export class LockManager {
   }
 
   /**
-   * Calls `callback` under the lock, and settles as it does, when the lock has been released. Rejects with a `TypeError` or a `NotSupportedError` if
-   * the arguments make no sense, with an `AbortError` if the lock was stolen or lost, with the signal's reason, and with the errors of
+   * Calls `callback` under the lock, and settles as it does, once the lock was released. Rejects with a `TypeError` or a `NotSupportedError` if
+   * an argument is invalid, with an `AbortError` if the lock was stolen or lost, with the signal's reason, and with the errors of
    * `Holdfast.lock`.
    */
   request<T>(name: string, callback: Callback<WebLock, T>): Promise<Awaited<T>>;
@@ -134,12 +133,12 @@ export class LockManager {
     if (signal && (steal || ifAvailable)) throw not('a signal goes neither with steal nor with ifAvailable');
     signal?.throwIfAborted();
     return new Promise((resolve, reject) => {
-      const before = this.#judged;
-      let judged = (): void => {};
+      const before = this.#decided;
+      let decided = (): void => {};
       const known = new Promise<void>((done) => {
-        judged = done;
+        decided = done;
       });
-      this.#judged = before.then(() => known);
+      this.#decided = before.then(() => known);
       const lose = (cause: unknown): void => {
         this.#finish(request);
         reject(stolen(cause));
@@ -153,7 +152,7 @@ export class LockManager {
       // The lock may be granted in the async context of another request.
       const grant = AsyncResource.bind(async (hold: Hold | null): Promise<void> => {
         hold?.signal.addEventListener('abort', () => lose(hold.signal.reason), { once: true });
-        await before; // Callbacks are called in the order of the requests, whatever their names.
+        await before; // Callbacks are called in the order of the requests, also if these have different names.
         ignoreSignal?.();
         if (hold?.signal.aborted) lose(hold.signal.reason);
         if (signal?.aborted || hold?.signal.aborted) return;
@@ -174,7 +173,7 @@ export class LockManager {
         ignoreSignal?.();
         reject(reason);
       };
-      const request: Request = { name, mode, ifAvailable, steal, since: performance.now(), state: 'queued', judged, grant, reject: fail };
+      const request: Request = { name, mode, ifAvailable, steal, since: performance.now(), state: 'queued', decided, grant, reject: fail };
       const ignoreSignal = signal && onAbort(signal, abort);
       const requests = this.#requests.get(name) ?? [];
       this.#requests.set(name, requests);
@@ -185,7 +184,7 @@ export class LockManager {
   }
 
   /**
-   * What is held and what waits at the server, by all managers of this prefix, and all requests of this one. Looks at every key of the database. Rejects
+   * The locks and the requests at the server of all managers with this prefix, and all requests of this manager. Looks at every key of the database. Rejects
    * with the errors of `Holdfast.info`.
    */
   async query(): Promise<LockManagerSnapshot> {
@@ -214,7 +213,7 @@ export class LockManager {
     return { held, pending: waiting.sort((a, b) => a.since - b.since).map(({ record }) => record) };
   }
 
-  /** Resolves when the requests of this manager are held or wait as they do at the server. */
+  /** Resolves when the states of this manager's requests are those at the server. */
   async #settled(): Promise<void> {
     const change = (): Promise<void> => new Promise((resolve) => this.#changed.push(resolve));
     for (;;) {
@@ -223,7 +222,7 @@ export class LockManager {
         await change();
         continue;
       }
-      // The server may have granted what waits here, with the answer on its way.
+      // The server may have granted a request that waits here: its reply is not here yet.
       const granted = await Promise.all(
         firsts.map(async ({ name, acquisition }) => {
           const info = await this.#holdfast.info(this.#prefix + encode(name));
@@ -236,8 +235,8 @@ export class LockManager {
   }
 
   /**
-   * Asks for the first request that is not held. When it waits, its successors have to wait, too, as the specification's queue has it: they are asked
-   * for one after the other.
+   * Sends the first request that is not held. While it waits, the later ones have to wait, too, as the specification says: they are sent one after
+   * the other.
    */
   #pump(name: string): void {
     const requests = this.#requests.get(name) ?? [];
@@ -245,9 +244,9 @@ export class LockManager {
     const [next] = open;
     if (next?.state === 'queued') void this.#ask(next);
     else if (next?.state === 'waiting' || next?.steal) {
-      // Nothing behind it can be granted now.
+      // No request behind it can be granted now.
       for (const request of open) {
-        if (request.state !== 'trying') request.judged();
+        if (request.state !== 'trying') request.decided();
         if (request.ifAvailable && request.state === 'queued') this.#refuse(request);
       }
       const at = open.findIndex(({ state }) => state === 'queued');
@@ -263,7 +262,7 @@ export class LockManager {
     for (const changed of this.#changed.splice(0)) changed();
   }
 
-  /** Sends a request: to wait behind the one `before` it, or to be tried first. */
+  /** Sends a request: behind `before`, to wait; else first without a wait. */
   async #ask(request: Request, before?: Request): Promise<void> {
     request.state = 'trying';
     try {
@@ -283,7 +282,7 @@ export class LockManager {
     }
   }
 
-  /** A server that gives no answer now is waited for, unless the request must not wait. */
+  /** Asks without a wait. If the server gives no answer, the request waits for it, unless it must not wait. */
   #try(request: Request): Promise<Hold | null> {
     return this.#acquire(request, 0).catch((error) => {
       if (request.ifAvailable || !(error instanceof NotAcquiredError)) throw error;
@@ -291,10 +290,10 @@ export class LockManager {
     });
   }
 
-  /** For how long a request has waited in the server's queue, as soon as it is there, ms; undefined if it does not wait any more. */
+  /** Waits until a request is in the server's queue. Returns for how long it has waited, ms; undefined: it no longer waits. */
   async #waited(request: Request): Promise<number | undefined> {
     for (let pause = 5; request.state === 'waiting'; pause = Math.min(2 * pause, 1000)) {
-      // A server that does not answer now is asked again.
+      // After an error, the server is asked again.
       const waiters = await this.#holdfast.waiters(this.#prefix + encode(request.name)).catch(() => []);
       const place = waiters.find(({ owner }) => owner === request.acquisition?.owner);
       if (place) return place.waited;
@@ -302,11 +301,11 @@ export class LockManager {
     }
   }
 
-  /** `most`: for how long the request before it has waited. */
+  /** Waits at the server. `most`: for how long the request before it has waited. */
   async #wait(request: Request, most?: number): Promise<Hold | null> {
     if (request.state === 'over') return null;
     request.state = 'waiting';
-    // It has not waited for as long as the one before it, nor by the server's whole milliseconds.
+    // It must claim less than the one before it, also in the server's whole milliseconds: it would overtake that one.
     const behind = most === undefined ? {} : { urgent: true, waited: Math.max(0, Math.min(waitedSince(request), most - 2)) };
     const hold = this.#acquire(request, undefined, behind);
     this.#pump(request.name);
@@ -326,7 +325,7 @@ export class LockManager {
   #grant(request: Request, hold: Hold): void {
     request.state = 'held';
     request.hold = hold;
-    request.judged();
+    request.decided();
     request.grant(hold);
     this.#pump(request.name);
   }
@@ -338,7 +337,7 @@ export class LockManager {
 
   #finish(request: Request): void {
     request.state = 'over';
-    request.judged();
+    request.decided();
     const requests = this.#requests.get(request.name) ?? [];
     const at = requests.indexOf(request);
     if (at >= 0) requests.splice(at, 1);
@@ -352,7 +351,7 @@ export class LockManager {
     thief.state = 'trying';
     let result: Promise<Hold | null> | undefined;
     try {
-      await before; // What it steals may be about to be granted.
+      await before; // A lock that it has to steal may be about to be granted.
       requests.unshift(...requests.splice(requests.indexOf(thief), 1));
       let hold = await this.#try(thief);
       while (!hold?.isHeld) {
@@ -365,10 +364,10 @@ export class LockManager {
         while (waits) {
           const [first] = await this.#holdfast.waiters(name);
           if (first?.owner === thief.acquisition?.owner) await this.#holdfast.force(name);
-          await sleep(5); // Also after FORCE, and before the lock is asked for again: the server may answer anything.
+          await sleep(5); // Also after FORCE, whatever the server has answered: there is no loop without a pause.
         }
         hold = await result;
-        await hold?.check(); // It may have been granted right before, and taken away by our own FORCE.
+        await hold?.check(); // Our own FORCE may have hit this hold, if it was granted right before.
       }
       for (const victim of requests.filter(({ state }) => state === 'held')) {
         this.#finish(victim);
@@ -376,7 +375,7 @@ export class LockManager {
       }
       this.#grant(thief, hold);
     } catch (error) {
-      // Nothing may be granted to a request that was rejected.
+      // The rejected request must not be granted later.
       thief.acquisition?.cancel(error);
       result?.then((late) => late?.release()).catch(() => {});
       this.#finish(thief);
@@ -385,7 +384,7 @@ export class LockManager {
   }
 }
 
-/** For how long a request has waited, ms: 1 less, since WAITED is rounded up. It would overtake one that another manager made right before it. */
+/** For how long a request has waited, ms, less 1: WAITED is rounded up, and it must not overtake a request that another manager made right before it. */
 const waitedSince = ({ since }: Request): number => Math.max(0, performance.now() - since - 1);
 
 /** The options as the bindings of a browser would read them. */
@@ -402,7 +401,7 @@ function dictionary(value: unknown): { mode: LockMode; ifAvailable: boolean; ste
   return { mode, ifAvailable, steal: Boolean(options.steal), signal };
 }
 
-/** UTF-8 has no lone surrogates; names have. */
+/** Names may have lone surrogates, which UTF-8 can't encode. */
 const encode = (name: string): string =>
   name.replace(/%|\p{Surrogate}/gu, (char) => `%${char.charCodeAt(0).toString(16).padStart(4, '0')}`);
 const decode = (name: string): string => name.replace(/%([0-9a-f]{4})/g, (_, hex: string) => String.fromCharCode(Number.parseInt(hex, 16)));

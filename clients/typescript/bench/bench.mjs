@@ -2,7 +2,7 @@
 //
 //   REDIS=/path/of/redis.sock node bench.mjs [rounds]
 //
-// All use ioredis, over one server, in turns, so that a busy machine treats them alike.
+// All use ioredis and one server, in turns, so that other load on the machine affects all of them.
 import { Holdfast } from 'holdfast';
 import { fromIoredis } from 'holdfast/ioredis';
 import { Redis } from 'ioredis';
@@ -18,7 +18,7 @@ const CLIENTS = 8;
 const SECONDS = 1;
 const LEASE = 10_000;
 
-/** For each contender: makes a client, which gives a function that acquires (waiting if need be) and resolves with the release. */
+/** For each library: makes a client, with a function that acquires a lock, waiting if needed, and resolves with the function that releases it. */
 const contenders = {
   holdfast: () => {
     const holdfast = new Holdfast(fromIoredis(new Redis(server, { lazyConnect: true })));
@@ -104,7 +104,7 @@ const results = Object.fromEntries(Object.keys(contenders).map((name) => [name, 
 const clients = Object.fromEntries(Object.entries(contenders).map(([name, make]) => [name, make()]));
 for (const client of Object.values(clients)) await pairs(client, PAIRS);
 for (let round = 0; round < rounds; round++) {
-  // Short turns, each time in another order.
+  // Short turns, in a different order each time.
   for (let turn = 0; turn < 10; turn++) {
     const names = Object.keys(clients);
     for (let i = 0; i < names.length; i++) {

@@ -1,9 +1,9 @@
-// A job of node-cron that runs once in a fleet: the scheduler of every host fires at the same time, and one of them runs the job.
+// A node-cron job that runs once in a fleet: the scheduler of each host starts at the same time, and one of them executes the job.
 //
 //     node cron-in-a-fleet.mjs NAME
 //
-// Each run has a name and a lock of its own, which stays for `distributedLease`. If the process that works is killed, its run is not repeated; the others go on
-// with the next one.
+// Each run has a name and a lock of its own, which stays for `distributedLease`. If the process that executes a run is killed, that run is not repeated; the
+// others execute the next one.
 import { Holdfast } from 'holdfast';
 import { fromIoredis } from 'holdfast/ioredis';
 import { runCoordinator } from 'holdfast/node-cron';

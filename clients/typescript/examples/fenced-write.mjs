@@ -19,7 +19,7 @@ async function write(hold, text) {
 }
 
 await redis.del('document:1');
-// Not renewed, as if this process stood still.
+// Not renewed, as if this process were paused.
 const paused = await holdfast.lock('document:1:lock', { lease: 300, renew: false });
 await write(paused, 'first');
 const next = await holdfast.lock('document:1:lock', { wait: 5000 });

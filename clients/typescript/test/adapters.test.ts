@@ -41,7 +41,7 @@ test('redlock_waits_for_as_long_as_repetitions_would_take', async () => {
   await (await next).release();
 });
 
-test('redlock_using_renews_and_tells_of_a_loss', async () => {
+test('redlock_using_renews_and_reports_a_loss', async () => {
   const redlock = new Redlock(holdfast);
   expect(await redlock.using(['using'], 8000, async () => 'result')).toBe('result');
   await expect(redlock.using(['using'], 8000, {}, () => Promise.reject(new Error('mine')))).rejects.toThrow('mine');
@@ -59,7 +59,7 @@ test('redlock_using_renews_and_tells_of_a_loss', async () => {
   expect(errors).toEqual([expect.any(ResourceLockedError)]);
 });
 
-test('redlock_tells_of_a_lock_that_is_held_as_node_redlock_does', async () => {
+test('redlock_reports_a_held_lock_as_node_redlock_does', async () => {
   const redlock = new Redlock(holdfast, { retryCount: 0 });
   const errors: unknown[] = [];
   redlock.on('error', (error) => errors.push(error));
@@ -77,7 +77,7 @@ test('redlock_tells_of_a_lock_that_is_held_as_node_redlock_does', async () => {
   expect(errors[1]).toMatchObject({ code: 'WRONGTYPE' });
 });
 
-test('redlock_takes_settings_without_a_value_and_durations_of_any_length', async () => {
+test('redlock_accepts_settings_without_a_value_and_durations_of_any_length', async () => {
   const redlock = new Redlock(holdfast, { retryCount: undefined } as object);
   expect(redlock.settings.retryCount).toBe(10);
   const longest = Math.floor(Number.MAX_SAFE_INTEGER / 10);
@@ -102,7 +102,7 @@ test('run_coordinator_lets_one_process_run_each_run', async () => {
   await until('three runs', () => runs.length >= 3);
   for (const task of tasks) await task.destroy();
   await expect(runCoordinator(holdfast).shouldRun('job', -1)).rejects.toThrow('lease must be a number from 1');
-  // A process that ends gives its run to nobody.
+  // The lock of a run stays after its process has ended.
   await Promise.all(clients.map((client) => client.close()));
   expect(redis.cli('EXISTS', 'cron:job:2026')).toMatch(/[01]/);
   const times = runs.map((run) => run.split(' ')[0]);

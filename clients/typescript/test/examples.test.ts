@@ -18,14 +18,14 @@ async function output(name: string): Promise<string[]> {
   return stdout.trim().split('\n');
 }
 
-test('fenced_write', async () => {
+test('example_fenced_write_runs', async () => {
   expect(await output('fenced-write')).toEqual(['first: written', 'second: written', 'late: refused', 'the first one is lost']);
 });
-test('upload_service', async () => {
+test('example_upload_service_runs', async () => {
   const lines = ['part 1 of the first client: stored', 'part 1 of the second client: stored', 'part 2 of the first client: refused'];
   expect(await output('upload-service')).toEqual([...lines, expect.stringContaining('the first client: lock "upload:/video" was lost')]);
 });
-test('nestjs_bullmq', async () => {
+test('example_nestjs_bullmq_runs', async () => {
   const lines = await output('nestjs-bullmq');
   expect(lines.slice(0, 4)).toEqual(['debit begins', 'debit ends', 'credit begins', 'credit ends']);
   expect(lines[4]).toBe('late is to be repeated');

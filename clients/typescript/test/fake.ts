@@ -1,7 +1,7 @@
 import type { Connection, Driver, Outcome, Pipeline } from '../src/driver.js';
 import { ServerError, UnavailableError } from '../src/errors.js';
 
-/** What the fake server does with a request: replies, says nothing, or cuts the connection. */
+/** What the fake server does with a request: it replies (after so many ms), stays silent, or cuts the connection. */
 export type Act = { reply: unknown; after?: number } | 'silent' | 'cut';
 export type Script = (args: readonly string[], connection: FakeConnection) => Act;
 
@@ -59,15 +59,15 @@ export class FakeConnection implements Connection {
   }
 }
 
-/** A server that does what a script says. Times are those of the test's clock. */
+/** A server that follows a script. Times are those of the test's clock. */
 export class FakeServer implements Driver {
   readonly log: string[] = [];
   readonly connections: FakeConnection[] = [];
-  /** What attempts to connect meet; nothing: they succeed. */
+  /** The error of an attempt to connect; undefined: it succeeds. */
   refuse: ((address?: string) => Error | undefined) | undefined;
-  /** Of a cluster: the primaries. */
+  /** Of a cluster: the addresses of the primaries. */
   addresses?: () => string[];
-  /** What happens to a connection after it was opened. */
+  /** Called with each connection that was opened. */
   accepted: ((connection: FakeConnection) => void) | undefined;
   attempts = 0;
   /** How long opening a connection takes, ms. */
@@ -79,7 +79,7 @@ export class FakeServer implements Driver {
     this.script = script;
   }
 
-  /** `address`: that of a node, if `addresses` makes this a cluster. */
+  /** `address`: of a node, if `addresses` makes this a cluster. */
   async connect(_timeout?: number, address?: string): Promise<Connection> {
     this.attempts++;
     await new Promise((resolve) => setTimeout(resolve, this.delay));

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { type Hold, Holdfast } from '../src/index.js';
 import { type FakeConnection, FakeServer } from './fake.js';
 
-/** A mutex with a queue, as the module has it: for one key. */
+/** A model of the module: a mutex with a queue, for one key. */
 class LockServer {
   owner: string | undefined;
   token = 0;
@@ -16,7 +16,7 @@ class LockServer {
   constructor(network: { delay(): number; cut(): boolean }) {
     this.network = network;
     this.server = new FakeServer((args, connection) => {
-      // A connection that ends takes its requests along when the server notices.
+      // When a connection ends, its request leaves the queue.
       if (!this.#seen.has(connection)) {
         this.#seen.add(connection);
         const { onClose } = connection;
@@ -146,10 +146,10 @@ const action = fc.record({
   cancelAfter: fc.option(fc.nat(3000), { nil: undefined }),
 });
 
-/** Nothing arrives meanwhile; what was sent comes late. */
+/** A time in which nothing arrives; what was sent arrives after it. */
 const outage = fc.record({ from: fc.nat(8000), length: fc.nat(6000) });
 
-test('no_two_hold_at_once_and_nothing_is_left_whatever_the_network_does', async () => {
+test('lock_has_one_holder_at_a_time_and_nothing_is_left_when_the_network_fails', async () => {
   await fc.assert(
     fc.asyncProperty(
       fc.array(action, { minLength: 1, maxLength: 8 }),

@@ -19,7 +19,7 @@ const LIBRARIES = {
     const holdfast = new Holdfast(fromNodeRedis(createClient({ socket: { path: process.env.SOCKET, tls: false } })));`,
 };
 
-/** Runs a program with a client of its own; it needs the built package. */
+/** Runs a program with a client of its own. It uses the built package. */
 function program(
   library: keyof typeof LIBRARIES,
   code: string,
@@ -55,7 +55,7 @@ test('program_releases_when_it_calls_exit', async () => {
   await until('it is released', () => !held('exit'));
 });
 
-test.each(['ioredis', 'node_redis'] as const)('program_with_%s_lives_while_somebody_waits', async (library) => {
+test.each(['ioredis', 'node_redis'] as const)('program_with_%s_stays_alive_while_a_call_waits', async (library) => {
   redis.cli('LOCK.ACQUIRE', 'waits', 'somebody', 'LEASE', '60000');
   const { ended, output } = program(library, `const hold = await holdfast.lock('waits'); console.log('got it'); await hold.release();`);
   await until('it waits', () => redis.cli('LOCK.WAITERS', 'waits') !== '');
@@ -77,7 +77,7 @@ test('killed_program_holds_for_at_most_its_lease', async () => {
 
 test('candidate_does_not_keep_the_program_alive_and_a_leader_hands_over', async () => {
   const leads = `await new Promise((resolve) => holdfast.elect('led', { value: 'x', onElected: (hold) => (console.log('term', hold.fence > 0), resolve()) }));`;
-  // Who waits for the election waits for more than a lock: the program has to live for it.
+  // A candidacy does not keep the program alive: the timer does, until the callback was called.
   const { ended, output } = program('ioredis', `const live = setInterval(() => {}, 1000); ${leads} clearInterval(live);`);
   expect(await ended).toBe(0);
   expect(output()).toBe('term true\n');

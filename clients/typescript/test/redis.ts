@@ -20,7 +20,7 @@ export async function until<T>(what: string, probe: () => T | Promise<T>, ms = 6
   }
 }
 
-/** Waits until the time to live of a key has been lengthened. */
+/** Waits until the time to live of a key was prolonged. */
 export async function renewed(redis: Redis, key: string): Promise<void> {
   let least = Number.POSITIVE_INFINITY;
   await until(`${key} is renewed`, () => {
@@ -30,7 +30,7 @@ export async function renewed(redis: Redis, key: string): Promise<void> {
   });
 }
 
-/** A port that was free a moment ago, low enough for a cluster's bus 10,000 above it. */
+/** A port that was just free, low enough for a cluster bus port 10,000 above it. */
 export async function freePort(): Promise<number> {
   for (;;) {
     const port = await new Promise<number>((resolve) => {
@@ -61,7 +61,7 @@ export class Redis {
     });
   }
 
-  /** Starts a server; if another process has taken its port (or the cluster bus's) meanwhile, one on another port. */
+  /** Starts a server. Takes another port if another process has taken this one, or that of the cluster bus, meanwhile. */
   static async start(args: string[] = [], options: { module?: boolean } = {}): Promise<Redis> {
     if (!MODULE) throw new Error('HOLDFAST_MODULE must name the module');
     const load = options.module === false ? [] : ['--loadmodule', MODULE];
@@ -108,10 +108,10 @@ export class Redis {
   }
 }
 
-/** A proxy that cuts both sides of a connection after a number of messages, and can drop what one side says. */
+/** A proxy that cuts both sides of a connection after a number of messages. */
 export class CuttingProxy {
   readonly port: number;
-  /** Cuts the connection when so many chunks have passed; counts all connections. */
+  /** After how many chunks, of all connections together, the connection of the next one is cut. */
   cutAfter = Number.POSITIVE_INFINITY;
   passed = 0;
   cuts = 0;

@@ -10,7 +10,7 @@ import { fromIoredis } from '../src/ioredis.js';
 import { fromNodeRedis } from '../src/node-redis.js';
 import { CuttingProxy, freePort, Redis, until } from './redis.js';
 
-test('node_redis_driver_connects_within_its_time_if_the_library_waits_for_a_node', async () => {
+test('node_redis_driver_rejects_in_time_when_the_library_waits_for_a_node', async () => {
   const template = createClient();
   const masters = [{ address: 'down:1' }, { address: '127.0.0.1:1' }];
   const nodeClient = async ({ address }: { address: string }): Promise<unknown> =>
@@ -22,14 +22,14 @@ test('node_redis_driver_connects_within_its_time_if_the_library_waits_for_a_node
   await expect(sentinel.connect(100)).rejects.toMatchObject({ code: 'UNAVAILABLE', message: 'no connection within 100 ms' });
 });
 
-test('driver_refuses_a_client_that_it_cannot_use', () => {
+test('driver_refuses_a_client_of_another_library', () => {
   const [ours, theirs] = [createClient(), new Ioredis({ lazyConnect: true })];
   for (const client of [theirs, createClientPool(), ours.legacy()] as unknown as (typeof ours)[])
     expect(() => fromNodeRedis(client)).toThrow('fromNodeRedis needs a client');
   expect(() => fromIoredis(ours as unknown as Ioredis)).toThrow('fromIoredis needs a Redis');
 });
 
-/** What every way to reach a server must be able to do. */
+/** Uses the features that every kind of connection must have. */
 async function exercise(holdfast: Holdfast, names: readonly string[]): Promise<void> {
   for (const name of names) {
     const hold = await holdfast.lock(name, { wait: 60_000 });
@@ -69,7 +69,7 @@ async function exercise(holdfast: Holdfast, names: readonly string[]): Promise<v
   expect([first.isHeld, second.isHeld, await semaphore.tryLock()]).toEqual([true, true, null]);
 }
 
-/** Runs `exercise` with a driver, and closes all. */
+/** Runs `exercise` with a driver, and closes the client. */
 async function run(driver: Driver, names: readonly string[] = ['a'], then?: (holdfast: Holdfast) => Promise<void>): Promise<void> {
   const holdfast = new Holdfast(driver);
   try {
@@ -82,7 +82,7 @@ async function run(driver: Driver, names: readonly string[] = ['a'], then?: (hol
 
 describe('standalone', () => {
   let redis: Redis;
-  /** Nothing: this server was built without TLS. */
+  /** Undefined if this server was built without TLS. */
   let certificates: { ca: string; port: number } | undefined;
   beforeAll(async () => {
     const tlsPort = await freePort();
@@ -117,37 +117,37 @@ describe('standalone', () => {
       certificates = { ca: readFileSync(file('crt'), 'utf8'), port: tlsPort };
     } catch {
       certificates = undefined;
-      redis.stop(); // Valkey 9.1 ends itself over the setting if TLS was left out of it.
+      redis.stop(); // Valkey 9.1 without TLS exits when the setting is changed.
       redis = await Redis.start();
     }
     redis.cli('ACL', 'SETUSER', 'locker', 'on', '>secret', '~*', '&*', '+@all');
   });
   afterAll(() => redis.stop());
 
-  test('ioredis_unix_socket', () => run(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true, keyPrefix: 'ignored:' }))));
-  test('iovalkey_unix_socket', () => run(fromIoredis(new Iovalkey(redis.socket, { lazyConnect: true }))));
-  test('node_redis_unix_socket', () => run(fromNodeRedis(createClient({ socket: { path: redis.socket, tls: false } }))));
-  test('ioredis_user_and_database', async () => {
+  test('ioredis_works_over_a_unix_socket', () => run(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true, keyPrefix: 'ignored:' }))));
+  test('iovalkey_works_over_a_unix_socket', () => run(fromIoredis(new Iovalkey(redis.socket, { lazyConnect: true }))));
+  test('node_redis_works_over_a_unix_socket', () => run(fromNodeRedis(createClient({ socket: { path: redis.socket, tls: false } }))));
+  test('ioredis_uses_its_user_and_database', async () => {
     const library = new Ioredis(redis.port, { username: 'locker', password: 'secret', db: 3, lazyConnect: true, stringNumbers: true });
     await run(fromIoredis(library), ['db'], async (holdfast) => {
       await using _ = await holdfast.lock('three');
       expect(redis.cli('-n', '3', 'EXISTS', 'three')).toBe('1');
     });
   });
-  test('node_redis_user_and_database', async () => {
+  test('node_redis_uses_its_user_and_database', async () => {
     const library = createClient({ url: `redis://locker:secret@127.0.0.1:${redis.port}/4` });
     await run(fromNodeRedis(library), ['db'], async (holdfast) => {
       await using _ = await holdfast.lock('four');
       expect(redis.cli('-n', '4', 'EXISTS', 'four')).toBe('1');
     });
   });
-  test('node_redis_resp2', () => run(fromNodeRedis(createClient({ RESP: 2, socket: { port: redis.port } }))));
-  test('ioredis_tls', async ({ skip }) => {
+  test('node_redis_works_with_resp2', () => run(fromNodeRedis(createClient({ RESP: 2, socket: { port: redis.port } }))));
+  test('ioredis_works_over_tls', async ({ skip }) => {
     if (!certificates) return skip('this server was built without TLS');
     const { ca, port } = certificates;
     await run(fromIoredis(new Ioredis({ port, tls: { ca, servername: 'localhost' }, lazyConnect: true })));
   });
-  test('node_redis_tls', async ({ skip }) => {
+  test('node_redis_works_over_tls', async ({ skip }) => {
     if (!certificates) return skip('this server was built without TLS');
     const { ca, port } = certificates;
     await run(fromNodeRedis(createClient({ socket: { host: 'localhost', port, tls: true, ca } })));
@@ -190,12 +190,12 @@ describe('standalone', () => {
     }
   });
 
-  test('paused_server_delays_and_loses_nothing_within_the_lease', async () => {
+  test('hold_survives_a_pause_of_the_server_within_its_lease', async () => {
     const holdfast = new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })));
     const holds = await Promise.all(Array.from({ length: 20 }, (_, i) => holdfast.lock(`paused${i}`, { lease: 8000 })));
     redis.pause();
     const wait = holdfast.lock('paused0', { wait: 60_000 });
-    // The first renewals are due after 2 s, and have no answer.
+    // The first renewals are due after 2 s, and get no answer.
     await new Promise((resolve) => setTimeout(resolve, 2200));
     redis.resume();
     await until('they are renewed', () => holds.every((hold) => hold.remaining > 6500));
@@ -204,7 +204,7 @@ describe('standalone', () => {
     await holdfast.close();
   });
 
-  test('server_without_the_module_is_named', async () => {
+  test('lock_rejects_when_the_server_lacks_the_module', async () => {
     const plain = await Redis.start([], { module: false });
     const holdfast = new Holdfast(fromIoredis(new Ioredis(plain.socket, { lazyConnect: true })));
     await expect(holdfast.lock('a')).rejects.toMatchObject({ code: 'MODULE_NOT_LOADED' });
@@ -218,7 +218,7 @@ describe('standalone', () => {
       Holdfast,
     ];
     const events: string[] = [];
-    // Its lease outlasts the test: nothing but the connection ends the term.
+    // The lease is longer than the test: only the end of the connection ends the term.
     const a = first.elect('ephemeral', {
       ephemeral: true,
       lease: 3_600_000,
@@ -227,7 +227,7 @@ describe('standalone', () => {
     });
     await until('a leads', () => a.isLeader);
     const b = second.elect('ephemeral', { ephemeral: true, onElected: () => void events.push('b') });
-    await until('b stands', async () => (await second.waiters('ephemeral')).length === 1);
+    await until('b waits', async () => (await second.waiters('ephemeral')).length === 1);
     const holder = /client\n(\d+)/.exec(redis.cli('LOCK.INFO', 'ephemeral'))?.[1] ?? '';
     redis.cli('CLIENT', 'KILL', 'ID', holder);
     await until('b leads', () => b.isLeader);
@@ -255,7 +255,7 @@ describe('standalone', () => {
     const asked = (): number => Number(/cmdstat_lock\.acquire:calls=(\d+)/.exec(primary.cli('INFO', 'commandstats'))?.[1]);
     const before = asked();
     const second = stand();
-    await until('it was refused, and asks again', () => asked() >= before + 2);
+    await until('it was refused, and has asked again', () => asked() >= before + 2);
     expect([terms.length, second.isLeader]).toEqual([1, false]);
     await second.resign();
     await holdfast.close();
@@ -282,7 +282,7 @@ describe('standalone', () => {
       onElected: () => void events.push('b'),
       onLost: (reason) => void events.push(reason),
     });
-    await until('b stands', async () => (await first.waiters('leader')).length === 1);
+    await until('b waits', async () => (await first.waiters('leader')).length === 1);
     await until('the observer has seen it', () => seen.includes('a:1#%'));
     const { term = 0 } = a;
     await a.resign();
@@ -319,7 +319,7 @@ describe('cluster', () => {
     for (const node of nodes) node.stop();
   });
 
-  /** Gives the slot of a key to the other node, while a request waits for it. */
+  /** Moves the slot of a key to the other node, while the lock is held and a request waits for it. */
   async function move(holdfast: Holdfast, name: string): Promise<void> {
     const [a, b] = nodes as [Redis, Redis];
     const slot = a.cli('CLUSTER', 'KEYSLOT', name);
@@ -392,7 +392,7 @@ describe('sentinel', () => {
     const library = new Ioredis({ sentinels: [{ host: '127.0.0.1', port: sentinel.port }], name: 'mine', lazyConnect: true });
     await run(fromIoredis(library), ['a'], async (holdfast) => {
       const hold = await holdfast.lock('kept', { lease: 20_000 });
-      // The last known address serves while the sentinel hangs.
+      // While the Sentinel hangs, the last known address is used.
       sentinel.pause();
       primary.cli('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
       await hold.renew();

@@ -18,7 +18,7 @@ function start(acts: Record<string, Act[]> | Script, options?: HoldfastOptions):
   return { server, holdfast: new Holdfast(server, options) };
 }
 
-/** The outcome of a promise, while the test's clock goes on for `ms`. */
+/** Advances the test's clock by `ms`, and returns the outcome that a promise has then. */
 async function within<T>(ms: number, work: Promise<T>): Promise<T> {
   const settled = work.then(
     (value) => ({ value }),
@@ -56,7 +56,7 @@ const passing: [string, Act][] = [
   ['end of file', 'cut'],
 ];
 
-// Asked, Waiting
+// Waiting
 
 test('lock_all_keeps_its_names_when_the_caller_changes_the_array', async () => {
   const { holdfast } = start({ MACQUIRE: [granted], MRENEW: [reply([TOKEN, null])], MRELEASE: [reply([1, 1])] });
@@ -79,7 +79,7 @@ test('lock_sends_terms_and_holds', async () => {
   );
 });
 
-test('lock_waits_an_hour_again_and_again_without_a_limit', async () => {
+test('lock_repeats_waits_of_an_hour_when_it_has_no_limit', async () => {
   const { server, holdfast } = start((args) => (args.includes('WAITED') ? granted : reply(null, 1500)));
   await within(2500, holdfast.lock('a'));
   expect(server.sent[0]).toMatch(/ WAIT 3600000 /);
@@ -175,12 +175,12 @@ test('silence_of_a_wait_counts_from_when_it_was_sent', async () => {
   expect(server.sent[1]).toMatch(/WAITED 40\d\d/);
 });
 
-test('try_lock_says_that_there_was_no_answer', async () => {
+test('try_lock_rejects_when_there_is_no_answer', async () => {
   const { holdfast } = start({ ACQUIRE: ['silent'] });
   await expect(within(3000, holdfast.tryLock('a'))).rejects.toMatchObject({ code: 'NOT_ACQUIRED', cause: { code: 'UNAVAILABLE' } });
 });
 
-test('try_lock_says_that_there_was_no_answer_when_it_got_no_connection', async () => {
+test('try_lock_rejects_when_it_gets_no_connection', async () => {
   const { server, holdfast } = start({});
   server.delay = 60_000;
   await expect(within(3000, holdfast.tryLock('a'))).rejects.toMatchObject({ code: 'NOT_ACQUIRED', cause: { code: 'UNAVAILABLE' } });
@@ -266,7 +266,7 @@ test('superseded_request_is_not_withdrawn_once_its_reply_is_read', async () => {
   expect(server.sent.slice(2)).toEqual([`LOCK.RELEASE a O TOKEN ${TOKEN}`]);
 });
 
-test('superseded_only_request_asks_again', async () => {
+test('lock_asks_again_when_its_only_request_is_superseded', async () => {
   const { server, holdfast } = start({ ACQUIRE: [reply('-SUPERSEDED x'), granted] });
   await within(100, holdfast.lock('a', { wait: 1000 }));
   expect(server.sent).toHaveLength(2);
@@ -308,7 +308,7 @@ test('lock_gives_up_250_ms_after_its_time_and_withdraws', async () => {
   expect(server.sent.filter((line) => line === 'LOCK.RELEASE a O ALL')).toHaveLength(2);
 });
 
-test('try_is_bounded_when_server_is_silent', async () => {
+test('try_lock_ends_and_withdraws_when_the_server_is_silent', async () => {
   const { server, holdfast } = start({ ACQUIRE: ['silent'] });
   await expect(within(1100, holdfast.tryLock('a'))).rejects.toBeInstanceOf(NotAcquiredError);
   await vi.advanceTimersByTimeAsync(3000);
@@ -323,7 +323,7 @@ test('late_grant_is_renewed_before_it_counts', async () => {
   expect(server.sent[1]).toBe(`LOCK.RENEW a O TOKEN ${TOKEN} LEASE 1000`);
 });
 
-test('late_grant_is_asked_for_again_when_its_renewal_says_nil', async () => {
+test('lock_asks_again_when_the_renewal_of_a_late_grant_is_nil', async () => {
   const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 600), reply([TOKEN + 1, 0])], RENEW: [reply(null)] });
   const hold = await within(1000, holdfast.lock('a', { lease: 1000 }));
   expect(hold.fence).toBe(TOKEN + 1);
@@ -357,7 +357,7 @@ test('force_is_not_repeated_after_a_lost_reply', async () => {
   expect(server.sent.filter((line) => line.includes('FORCE'))).toHaveLength(1);
 });
 
-// Cancel, Withdrawing
+// Withdrawing
 
 test('cancel_answers_at_once_and_withdraws_over_another_connection', async () => {
   let end: (() => void) | undefined;
@@ -426,7 +426,7 @@ test('withdrawal_that_fails_closes_the_connection_of_a_silent_wait', async () =>
   holdfast.lock('a', { signal: controller.signal }).catch(() => {});
   await vi.advanceTimersByTimeAsync(10);
   server.delay = 1500;
-  await vi.advanceTimersByTimeAsync(2500); // The request is silent, and the next one waits for its connection.
+  await vi.advanceTimersByTimeAsync(2500); // The request is silent, and the next one still waits for a connection.
   controller.abort();
   await vi.advanceTimersByTimeAsync(20_000);
   expect(server.connections[0]?.closed).toBe(true);
@@ -443,7 +443,7 @@ test('cancel_before_anything_was_sent_sends_nothing', async () => {
   expect(server.sent).toEqual([]);
 });
 
-// Held, Renewing
+// Held and renewing
 
 test('hold_is_renewed_at_each_quarter_of_its_lease', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
@@ -507,7 +507,7 @@ test('hold_without_renewal_is_lost_when_its_certainty_is_over', async () => {
   expect(server.sent).toHaveLength(1);
 });
 
-test('renew_by_hand_begins_the_lease_anew', async () => {
+test('renew_restarts_the_lease', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN), reply(null)] });
   const hold = await within(10, holdfast.lock('a', { lease: 1000, renew: false }));
   await vi.advanceTimersByTimeAsync(500);
@@ -539,7 +539,7 @@ test('renew_with_a_longer_lease_while_a_renewal_is_under_way_resolves_when_the_s
   expect(server.sent.slice(1)).toEqual([1000, 60_000].map((lease) => `LOCK.RENEW a O TOKEN ${TOKEN} LEASE ${lease}`));
 });
 
-test('renew_is_refused_when_the_lease_is_no_time_or_the_lock_was_released', async () => {
+test('renew_rejects_when_the_lease_is_out_of_range_or_the_lock_was_released', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted] });
   const hold = await within(10, holdfast.lock('a'));
   for (const lease of [0, -1, Number.NaN, Number.POSITIVE_INFINITY, 315_360_000_001])
@@ -550,7 +550,7 @@ test('renew_is_refused_when_the_lease_is_no_time_or_the_lock_was_released', asyn
   expect(server.sent).toHaveLength(2);
 });
 
-test.each([true, false])('renew_keeps_the_former_lease_when_the_server_refuses_another_one, renewed: %s', async (renew) => {
+test.each([true, false])('renew_keeps_the_former_lease_when_the_server_refuses_the_new_one_and_renew_is_%s', async (renew) => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply('-ERR LEASE must be between 1 and 60000 ms'), reply(TOKEN)] });
   const hold = await within(10, holdfast.lock('a', { lease: 1000, renew }));
   await expect(within(10, hold.renew(3_600_000))).rejects.toThrow('LEASE must be between 1 and 60000 ms');
@@ -561,7 +561,7 @@ test.each([true, false])('renew_keeps_the_former_lease_when_the_server_refuses_a
   expect(leases.slice(0, 2)).toEqual(renew ? ['3600000', '1000'] : ['3600000']);
 });
 
-test('request_to_a_server_that_is_down_rejects_with_the_reason', async () => {
+test('call_rejects_with_the_reason_when_the_server_is_down', async () => {
   const { server, holdfast } = start({});
   server.refuse = () => new UnavailableError('the connection broke', false, new Error('connect ECONNREFUSED 127.0.0.1:1'));
   await expect(within(5300, holdfast.info('a'))).rejects.toThrow(/: connect ECONNREFUSED/);
@@ -654,7 +654,7 @@ test.each([
   },
 );
 
-test('check_lengthens_nothing_and_finds_a_loss', async () => {
+test('check_does_not_renew_and_finds_a_loss', async () => {
   let held = true;
   const { holdfast } = start((args) => {
     if (args[0] === 'LOCK.ACQUIRE') return granted;
@@ -770,7 +770,7 @@ test('release_rejects_with_fatal_error', async () => {
   await expect(within(10, hold.release())).rejects.toMatchObject({ code: 'NOPERM' });
 });
 
-test('release_of_overwritten_lock_is_a_loss', async () => {
+test('release_rejects_with_a_loss_when_the_key_was_overwritten', async () => {
   const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply('-WRONGTYPE x')] });
   const hold = await within(10, holdfast.lock('a'));
   await expect(within(10, hold.release())).rejects.toMatchObject({ code: 'LOCK_LOST', reason: 'changed' });
@@ -809,7 +809,7 @@ test('several_names_are_one_hold_and_one_nil_is_its_loss', async () => {
   const hold = await within(10, holdfast.lockAll(['a', 'b'], { lease: 1000 }));
   await vi.advanceTimersByTimeAsync(600);
   expect(hold.signal.reason).toMatchObject({ reason: 'gone', names: ['a', 'b'] });
-  // The other one may still be held, whether or not the caller releases.
+  // The other name may still be held: it is released even if the caller does not release.
   expect(server.sent.slice(3)).toEqual([`LOCK.MRELEASE 2 a b O TOKEN ${TOKEN}`]);
   await expect(hold.release()).rejects.toMatchObject({ reason: 'gone' });
   expect(server.sent[0]).toBe('LOCK.MACQUIRE 2 a b O HOLDS 1 LEASE 1000 WAIT 3600000 WITHWAITED');
@@ -860,7 +860,7 @@ test('ephemeral_grant_that_is_cancelled_while_it_is_read_leaves_no_connection', 
   }
 });
 
-test('request_of_a_lock_manager_says_no_more_than_it_has_waited', async () => {
+test('lock_manager_claims_no_more_than_its_request_has_waited', async () => {
   const waited: (string | undefined)[] = [];
   const { holdfast } = start((args) => {
     if (args[0] !== 'LOCK.ACQUIRE') return reply(args[0] === 'LOCK.INFO' ? null : 1);
@@ -871,7 +871,7 @@ test('request_of_a_lock_manager_says_no_more_than_it_has_waited', async () => {
   const work = new LockManager(holdfast).request('a', () => {});
   await vi.advanceTimersByTimeAsync(20);
   await work;
-  // 7 ms with the connection, which may be 6 and a bit: it would overtake a request that another manager made right before.
+  // It took 7 ms, perhaps rounded up. Claiming 7 could overtake a request that another manager made right before.
   expect(waited).toEqual(['6']);
 });
 
@@ -895,7 +895,7 @@ test.each([[['a:1', 'b:2']], [['b:2', 'a:1']], [['b:2', 'a:1', 'c:3']], [['b:2',
   },
 );
 
-test('acquisition_leaves_a_node_that_was_cut_off_from_its_cluster', async () => {
+test('lock_asks_another_node_when_one_was_cut_off_from_its_cluster', async () => {
   let primary = 'a:1';
   const { server, holdfast } = start({});
   server.addresses = () => ['b:2', 'a:1'];
@@ -930,7 +930,7 @@ test.each(['RENEW', 'RELEASE', 'INFO'])('%s_follows_ask_also_from_a_pipeline', a
   await within(100, hold.release());
 });
 
-test('late_answer_at_a_former_node_costs_no_place_among_those_that_poll', async () => {
+test('late_answer_of_a_former_node_keeps_the_place_of_a_wait_that_polls', async () => {
   const { server, holdfast } = start({}, { maxConnections: 3 });
   server.addresses = () => ['a:1', 'b:2'];
   server.script = ([command, key = '', ...args], { address }) => {
@@ -1101,7 +1101,7 @@ test('election_resigns_at_once_while_it_pauses_after_an_error', async () => {
   await within(10, election.resign());
 });
 
-test('leader_that_releases_its_hold_stands_again', async () => {
+test('candidacy_goes_on_when_the_leader_releases_its_hold', async () => {
   const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(TOKEN)] });
   const terms: Hold[] = [];
   const election = holdfast.elect('a', { onElected: (hold) => void terms.push(hold) });
@@ -1112,7 +1112,7 @@ test('leader_that_releases_its_hold_stands_again', async () => {
   await within(10, election.resign());
 });
 
-test('leader_that_the_end_of_the_program_releases_stands_no_more', async () => {
+test('candidacy_ends_when_the_end_of_the_program_releases_the_leader', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(TOKEN)] });
   const election = holdfast.elect('a', {});
   await vi.advanceTimersByTimeAsync(10);
@@ -1136,7 +1136,7 @@ test('election_leaves_no_listener_when_it_resigned_or_the_client_was_closed', as
   expect(getEventListeners(signal, 'abort')).toHaveLength(0);
 });
 
-test('web_lock_waits_for_a_server_that_gives_no_answer_unless_it_must_not_wait', async () => {
+test('web_lock_waits_when_the_server_gives_no_answer_unless_it_must_not_wait', async () => {
   const { holdfast } = start({ ACQUIRE: ['silent', granted, 'silent'] });
   const locks = new LockManager(holdfast);
   expect(
@@ -1173,7 +1173,7 @@ test('observe_refuses_an_interval_that_no_timer_takes', async () => {
     await expect(holdfast.observe('a', { interval }).next()).rejects.toThrow('interval must be a number from 1 to 2147483647');
 });
 
-test('verrou_delete_takes_nil_to_a_repetition_as_released', async () => {
+test('verrou_delete_succeeds_when_the_reply_to_its_repetition_is_nil', async () => {
   const { holdfast } = start({ ACQUIRE: [reply(TOKEN)], RELEASE: ['cut', reply(null)] });
   const store = new VerrouStore(holdfast, { E_LOCK_NOT_OWNED: RangeError });
   await within(10, store.save('a', 'me', 1000));
@@ -1203,7 +1203,7 @@ test('lock_says_that_the_module_is_not_loaded_or_too_old', async () => {
   await expect(within(100, new Holdfast(server).lock('a'))).rejects.toMatchObject({ code: 'ERR' });
 });
 
-test('info_is_told_when_the_user_may_not_ask_for_the_version', async () => {
+test('info_works_when_the_user_may_not_ask_for_the_version', async () => {
   const { server, holdfast } = start({ INFO: [reply(null)] });
   server.version = '-NOPERM this user has no permissions';
   expect(await within(100, holdfast.info('a'))).toBeNull();

@@ -31,7 +31,7 @@ let count = 0;
 const fresh = (): string => `name ${count++}`;
 const never = new Promise<never>(() => {});
 
-/** Holds a lock until `release` is called. */
+/** Acquires a lock, and holds it until `release` is called. */
 async function holding(
   manager: LockManager,
   name: string,
@@ -122,10 +122,10 @@ test.each(['', 'ordinary', '\u0000', 'a\\b', '%0041', '\ud800', '\udc00', 'Ã©ðŸ˜
   },
 );
 
-test('callback_is_not_called_in_the_turn_of_the_request', async () => {
-  let turn = true;
-  const work = locks.request(fresh(), () => turn);
-  turn = false;
+test('callback_is_not_called_synchronously', async () => {
+  let isRequesting = true;
+  const work = locks.request(fresh(), () => isRequesting);
+  isRequesting = false;
   expect(await work).toBe(false);
 });
 
@@ -208,7 +208,7 @@ test('if_available_gets_null_when_lock_is_held_and_lock_when_it_is_free', async 
   expect(await foreign.request(name, { ifAvailable: true }, (lock) => lock !== null)).toBe(true);
 });
 
-test('if_available_is_judged_in_its_place_in_the_queue', async () => {
+test('if_available_is_decided_in_its_place_in_the_queue', async () => {
   const name = fresh();
   const results = await Promise.all([
     locks.request(name, { mode: 'shared' }, async () => 'first'),
@@ -218,7 +218,7 @@ test('if_available_is_judged_in_its_place_in_the_queue', async () => {
   expect(results.slice(0, 2)).toEqual(['first', 'shared']);
 });
 
-test('query_tells_held_and_pending_with_client_ids', async () => {
+test('query_lists_held_and_pending_requests_with_client_ids', async () => {
   const name = fresh();
   const mine = await holding(locks, name, 'shared');
   const theirs = await holding(foreign, name, 'shared');
@@ -268,7 +268,7 @@ test('requests_of_several_managers_are_granted_in_the_order_of_their_calls', asy
   expect(order).toEqual([0, 1, 2, 3, 4, 5]);
 });
 
-test('requests_that_take_too_many_connections_follow_the_others', async () => {
+test('requests_are_granted_in_order_when_they_need_too_many_connections', async () => {
   const name = fresh();
   const holder = await holding(locks, name);
   const order: number[] = [];
@@ -297,7 +297,7 @@ test('aborted_request_leaves_the_queue_between_others', async () => {
   expect(order).toEqual([1, 3]);
 });
 
-test('query_tells_what_a_release_has_granted', async () => {
+test('query_lists_requests_that_a_release_has_granted', async () => {
   const name = fresh();
   const writer = await holding(locks, name);
   const readers = [1, 2, 3].map(() => holding(locks, name, 'shared'));
@@ -313,7 +313,7 @@ test('query_tells_what_a_release_has_granted', async () => {
   (await last).release();
 });
 
-test('query_sees_requests_of_the_same_turn', async () => {
+test('query_lists_requests_of_the_same_tick', async () => {
   const name = fresh();
   const controller = new AbortController();
   const held = locks.request(name, () => never).catch(() => {});
@@ -375,7 +375,7 @@ test('steal_rejects_the_holder_and_goes_ahead_of_requests_that_wait', async () =
   expect(order).toHaveLength(3);
 });
 
-test('steal_overtakes_requests_of_the_same_turn', async () => {
+test('steal_overtakes_requests_of_the_same_tick', async () => {
   const name = fresh();
   const first = locks.request(name, () => never).catch((error: Error) => error.name);
   const order: string[] = [];
@@ -387,7 +387,7 @@ test('steal_overtakes_requests_of_the_same_turn', async () => {
   expect(order).toEqual(['stolen', 'waited']);
 });
 
-test('steal_takes_what_requests_of_the_same_turn_are_granted', async () => {
+test('steal_takes_locks_that_are_granted_in_the_same_tick', async () => {
   const name = fresh();
   const request = (mode: 'shared' | 'exclusive'): Promise<unknown> =>
     locks.request(name, { mode }, () => never).catch((error: Error) => error.name);
@@ -396,7 +396,7 @@ test('steal_takes_what_requests_of_the_same_turn_are_granted', async () => {
   expect(await Promise.all(victims)).toEqual(['AbortError', 'AbortError']);
 });
 
-test('steal_works_when_lock_is_free_and_the_last_thief_wins', async () => {
+test('steal_takes_a_free_lock_and_loses_it_to_a_later_steal', async () => {
   const name = fresh();
   expect(await locks.request(name, { steal: true }, () => 'free')).toBe('free');
   const first = locks.request(name, { steal: true }, () => never);

@@ -1,4 +1,4 @@
-// Runs the suite that verrou exports for stores of others, unmodified.
+// Runs, unmodified, the suite that verrou exports for stores of other packages.
 import { assert } from '@japa/assert';
 import { configure, run } from '@japa/runner';
 

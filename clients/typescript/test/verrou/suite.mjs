@@ -10,7 +10,7 @@ const redis = new Redis(process.env.REDIS_SOCKET ?? '');
 const holdfast = new Holdfast(fromIoredis(redis));
 
 test.group('verrou', (group) => {
-  // Every test locks the same names.
+  // All tests lock the same names.
   group.each.setup(async () => {
     await redis.del('foo', 'foo1');
   });

@@ -1,5 +1,6 @@
 """RedLock over independent servers, in both flavours."""
 
+import asyncio
 import collections
 import os
 import signal
@@ -14,7 +15,7 @@ from fake import Fake, error, granted
 from holdfast import _engine as engine
 from holdfast import _rules as rules
 from holdfast._rules import State
-from kinds import Threads
+from kinds import Tasks, Threads
 from servers import Server, until
 
 
@@ -154,6 +155,13 @@ def test_release_leaves_nothing_at_any_server(kind, own_three, name):
     hold = kind.redlock(opened(kind, own_three), name, lease=2).acquire(45)
     hold.release()
     until(lambda: all(not server.client().exists(name) for server in own_three), "nothing is left")
+
+
+def test_acquire_says_that_it_was_cancelled(kind, three, name):
+    cancel = kind.inside(asyncio.Event) if isinstance(kind, Tasks) else threading.Event()
+    cancel.set()
+    with pytest.raises(holdfast.NotAcquiredError, match="the wait was cancelled"):
+        kind.redlock(opened(kind, three), name).acquire(cancel=cancel)
 
 
 def test_interrupted_acquisition_leaves_nothing():

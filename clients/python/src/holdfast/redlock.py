@@ -111,7 +111,7 @@ class _RedLock(LockBase[HoldT]):
         """
         engines = [one._engine for one in holdfasts]
         if not engines or any(engine.source.is_cluster for engine in engines):
-            raise ValueError("holdfasts must be of single servers, at least one, none of them a cluster")
+            raise ValueError("holdfasts must be at least one, and none of a cluster")
         names = [engine.source.server_name for engine in engines]
         if len(set(names)) < len(names):
             raise ValueError(f"holdfasts must be of different servers, got {names!r}")
@@ -144,7 +144,8 @@ class _RedLock(LockBase[HoldT]):
                     ) from errors[0]
                 break
             await self._io.sleep(min(random.uniform(0, self._server_timeout), max(until - now(), 0)))  # noqa: S311
-        raise NotAcquiredError(f"lock {self.name!r} was not acquired within {wait} s", self.name)
+        why = ": the wait was cancelled" if cancel is not None and cancel.is_set() else f" within {wait} s"
+        raise NotAcquiredError(f"lock {self.name!r} was not acquired{why}", self.name)
 
     async def _round(
         self, parts: dict[Engine, Grant], errors: list[Exception], until: float, cancel: Any

@@ -684,6 +684,44 @@ print("fine")
     assert found.stdout == "fine\n", found.stderr
 
 
+def test_forked_child_does_not_hold_the_reentrant_lock_of_its_parent(own_server):
+    found = _program(
+        own_server.port,
+        """
+lock = holdfast.Holdfast(redis.Redis(port=port)).reentrant_lock("k", lease=60)
+lock.acquire()
+child = os.fork()
+if child == 0:
+    assert lock.try_acquire() is None
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+lock.release()
+print("fine")
+""",
+    )
+    assert found.stdout == "fine\n", found.stderr
+
+
+def test_forked_child_does_not_own_the_redis_py_lock_of_its_parent(own_server):
+    found = _program(
+        own_server.port,
+        """
+from holdfast.redis_py import lock_class
+client = redis.Redis(port=port)
+lock = client.lock("k", lock_class=lock_class(holdfast.Holdfast(client)))
+lock.acquire()
+child = os.fork()
+if child == 0:
+    os._exit(lock.owned())
+assert os.waitpid(child, 0)[1] == 0
+assert lock.owned()
+lock.release()
+print("fine")
+""",
+    )
+    assert found.stdout == "fine\n", found.stderr
+
+
 def test_forked_child_shares_no_connection_with_its_parent(own_server):
     found = _program(
         own_server.port,

@@ -81,7 +81,7 @@ class HoldBase:
 
     def __del__(self) -> None:
         grant = self.__dict__.get("_grant")
-        if grant is not None and grant.state is State.HELD and grant.terms.renew:
+        if grant is not None and grant.terms.renew and grant.remaining() > 0:
             # A finalizer must take no lock, and logging does: the timer logs it.
             self._engine.dropped.append(grant.terms.name)
 
@@ -136,8 +136,9 @@ class ReentrantBase(LockBase[HoldT]):
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         me = self._engine.io.me()
-        if me in self._mine and self._mine[me][0]._grant.state in (State.RELEASING, State.RELEASED):
-            # It was released by the hold itself.
+        grant = self._mine[me][0]._grant if me in self._mine else None
+        if grant and (grant.state in (State.RELEASING, State.RELEASED) or grant.is_forked):
+            # It was released by the hold itself, or the parent of this process holds it.
             del self._mine[me]
         if me in self._mine:
             hold = self._mine[me][0]
@@ -256,7 +257,10 @@ class ReadWriteLock(Generic[LockT]):
 class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     """What both Holdfast classes share."""
 
-    _classes: tuple[type[HoldBase], type[LockT], type[ReentrantT], type[ElectionT]]
+    _hold: type[HoldBase]
+    _lock: type[LockT]
+    _reentrant_lock: type[ReentrantT]
+    _election: type[ElectionT]
 
     def __init__(self, client: Any, io: Any, max_connections: int, hooks: Hooks | None, close: Any) -> None:
         self._engine = Engine(Source(client), io, max_connections, hooks)
@@ -285,7 +289,7 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         if limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit!r}")
         terms = _terms(name, lease, renew, ephemeral, replicas, 0 if shared else limit)
-        return self._classes[1](self._engine, self._classes[0], terms)
+        return self._lock(self._engine, self._hold, terms)
 
     def semaphore(self, name: Name, limit: int, **terms: Any) -> LockT:
         """A lock that `limit` holders may hold at once. The terms are those of `lock`."""
@@ -300,7 +304,7 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     ) -> ReentrantT:
         """A lock that the thread or task which holds it may acquire again."""
         terms = _terms(name, lease, renew, replicas=replicas)
-        return self._classes[2](self._engine, self._classes[0], terms)
+        return self._reentrant_lock(self._engine, self._hold, terms)
 
     def elect(
         self,
@@ -321,7 +325,7 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         escaped = value.replace("%", "%25").replace(_SEPARATOR, "%23")
         prefix = f"{escaped}{_SEPARATOR}".encode() if value else b""
         terms = _terms(name, lease, True, ephemeral, replicas, prefix=prefix)
-        return self._classes[3](self._engine, terms, on_elected, on_lost, self._classes[0])
+        return self._election(self._engine, terms, on_elected, on_lost, self._hold)
 
     async def _info(self, name: Name) -> dict[str, Any] | None:
         reply = await self._engine.ask(b"LOCK.INFO", rules.encode(name))

@@ -94,7 +94,7 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
     most `max_connections` to each server. `close` releases all holds.
     """
 
-    _classes = (Hold, Lock, ReentrantLock, Election)
+    _hold, _lock, _reentrant_lock, _election = Hold, Lock, ReentrantLock, Election
 
     def __init__(self, redis: Any, *, max_connections: int = 32, hooks: Hooks | None = None) -> None:
         super().__init__(redis, Tasks(), max_connections, hooks, _release_at_exit)

@@ -71,6 +71,7 @@ class _Base:
 
     async def _release(self) -> None:
         grant = self._current("release")
+        # After an error of the connection, this object keeps the hold: the caller may release it again.
         try:
             await self._engine.release(grant)
         except LockError:
@@ -99,8 +100,10 @@ class _Base:
         return bool(await self._holders())
 
     async def _owned(self) -> bool:
-        token = getattr(self.local, "token", None)
-        return token is not None and any(holder["owner"] == token for holder in await self._holders())
+        grant: Grant | None = getattr(self.local, "grant", None)
+        if grant is None or grant.is_forked:
+            return False
+        return any(holder["owner"] == grant.owner for holder in await self._holders())
 
     async def _enter(self) -> None:
         if not await self._acquire():

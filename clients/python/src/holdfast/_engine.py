@@ -88,7 +88,8 @@ class Engine:
         self.grants: set[Grant] = set()
         # Acquisitions that were sent, and are neither held nor withdrawn.
         self._asking: set[Grant] = set()
-        self._lines: dict[Any, collections.deque[Any]] = {}
+        # The waits of this client under each key, the oldest first.
+        self._lines: dict[Any, dict[Any, None]] = {}
         self._has_timer = False
         self._wake = self.io.event()
         self._alarm = math.inf
@@ -252,7 +253,9 @@ class Engine:
             self.router.doubt(grant.asked[-1].pool)
         if grant.waits and grant.slot is not pool:
             self._leave_slot(grant)
-            grant.slot = pool if pool.take_slot() else None
+            grant.slot = pool
+            if not pool.take_slot(grant):
+                grant.slot = None
         if grant.waits and grant.slot is None and was_sent:
             # It has no connection of its own: one such request at a time (B30).
             await poll.enter_async_context(self._turn(POLLS, grant))
@@ -368,25 +371,26 @@ class Engine:
     async def _turn(self, key: Any, grant: Grant) -> AsyncIterator[bool]:
         """Waits for the earlier waits of this client under the same key. Yields whether they ended in time."""
         turn = self.io.event()
-        with self.mutex:
-            line = self._lines.setdefault(key, collections.deque())
-            line.append(turn)
-            is_mine = line[0] is turn
         try:
+            with self.mutex:
+                line = self._lines.setdefault(key, {})
+                line[turn] = None
+                is_mine = next(iter(line)) is turn
             while not is_mine and now() < grant.until and not grant.cancel.is_set():
                 is_mine = await self.io.wait(turn, min(grant.until - now(), grant.look_every))
             yield is_mine
         finally:
             with self.mutex:
-                line.remove(turn)
+                line = self._lines.get(key, {})
+                line.pop(turn, None)
                 if line:
-                    line[0].set()
+                    next(iter(line)).set()
                 else:
                     self._lines.pop(key, None)
 
     def _leave_slot(self, grant: Grant) -> None:
         if grant.slot is not None:
-            grant.slot.leave_slot()
+            grant.slot.leave_slot(grant)
             grant.slot = None
 
     # Withdraw
@@ -696,7 +700,7 @@ class Engine:
 
     def must_hold(self, grant: Grant) -> None:
         """Raises LockLostError if a loss is known, NotHeldError if the hold was released. Asks no server."""
-        if grant.pid != os.getpid():
+        if grant.is_forked:
             raise LockLostError(grant.terms.name, grant.token, LossReason.FORKED)
         if grant.certain <= now():
             self.lost(grant, LossReason.EXPIRED)
@@ -750,7 +754,7 @@ class Engine:
         """
         if grant.state is State.RELEASED:
             return
-        if self.is_closed or grant.pid != os.getpid():
+        if self.is_closed or grant.is_forked:
             self.must_hold(grant)
         self.enter()
         if grant.certain <= now():

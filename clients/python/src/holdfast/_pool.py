@@ -56,13 +56,14 @@ class Pool:
         # Why the last attempt to connect failed.
         self._failure: Exception | None = None
         self._pause = self._paused_until = 0.0
-        self._waits = 0
+        # The waits that have a connection of their own.
+        self._waits: set[Any] = set()
         self._is_closed = False
         # The server has answered LOCK.VERSION since the last outage. One may accept connections and close them (B28).
         self.is_greeted = False
         self.replicas_timeout = 1.0
 
-    async def get(self, priority: int, seconds: float, pause: float = LONGEST_PAUSE) -> Any:
+    async def get(self, priority: int, seconds: float, pause: float) -> Any:
         """Returns a connection. Raises NotSent if none is free in time, or the error of an attempt to connect.
 
         During an outage, none is opened before the node's pause is over or `pause` seconds have passed.
@@ -152,17 +153,18 @@ class Pool:
             line.close()
         return lines
 
-    def take_slot(self) -> bool:
-        """Whether one more wait may have a connection of its own (B29). If so, `leave_slot` has to follow."""
+    def take_slot(self, wait: Any) -> bool:
+        """Whether this wait may have a connection of its own (B29). If so, `leave_slot` has to follow."""
         with self._mutex:
-            is_free = self._waits < max(self._limit - RESERVED, 1)
-            self._waits += is_free
+            is_free = len(self._waits) < self._limit - RESERVED
+            if is_free:
+                self._waits.add(wait)
             return is_free
 
-    def leave_slot(self) -> None:
+    def leave_slot(self, wait: Any) -> None:
         """A wait no longer needs its connection."""
         with self._mutex:
-            self._waits -= 1
+            self._waits.discard(wait)
 
     def failed(self) -> None:
         """Doubles the pause, once for all requests that see the same failure (B27)."""

@@ -116,7 +116,7 @@ export class Hold {
     if (connection) connection.onClose = () => this.lose('disconnected');
   }
 
-  /** @internal Starts renewals. */
+  /** @internal Starts to renew it, and to watch for its end. */
   begin(): void {
     this.heldSince = now();
     this.#client.renewer.holds.add(this);

@@ -281,8 +281,8 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     signal?.throwIfAborted();
     const actor = this.#options.actor?.();
     if (!Array.isArray(names) || names.length === 0)
-      throw new RangeError(`names must be an array of one name at least, got ${String(names)}`);
-    if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError('several locks at once are exclusive ones');
+      throw new RangeError(`names must be an array of at least one name, got ${String(names)}`);
+    if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError("several names can't be combined with limit or shared");
     const terms: Terms = {
       names: [...names], // The caller may change its array.
       keys: names.map((name) => this.key(name)),

@@ -1,4 +1,5 @@
 import { type Connection, type Driver, hostAndPort, openConnection } from './driver.js';
+import { UnavailableError } from './errors.js';
 
 /** What this package uses of a `Redis` of ioredis or iovalkey. */
 export interface IoredisClient {
@@ -83,7 +84,7 @@ function clusterDriver(cluster: IoredisCluster): Driver {
     async connect(timeout, address = '') {
       const [any] = known.values();
       const template = known.get(address) ?? any;
-      if (!template) throw new Error(address);
+      if (!template) throw new UnavailableError('no node of the cluster is known', false);
       return (await open(template, timeout, hostAndPort(address))).connection;
     },
   };

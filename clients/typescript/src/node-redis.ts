@@ -1,4 +1,5 @@
 import { type Connection, type Driver, hostAndPort, openConnection, within } from './driver.js';
+import { UnavailableError } from './errors.js';
 import { now } from './time.js';
 
 /** What this package uses of a client of node-redis. */
@@ -33,7 +34,7 @@ interface Duplicate extends NodeRedisClient {
 export function fromNodeRedis(redis: NodeRedisClient | NodeRedisCluster | NodeRedisSentinel): Driver {
   if ('nodeClient' in redis) return clusterDriver(redis);
   if ('getMasterNode' in redis) return sentinelDriver(redis);
-  if (!('duplicate' in redis) || 'call' in redis) throw new TypeError('fromNodeRedis needs a client, and no pool, of node-redis');
+  if (!('duplicate' in redis) || 'call' in redis) throw new TypeError('fromNodeRedis needs a client of node-redis, not a pool');
   return { connect: (timeout) => open(redis, timeout, {}) };
 }
 
@@ -63,7 +64,7 @@ function clusterDriver(cluster: NodeRedisCluster): Driver {
     async connect(timeout, address = '') {
       const end = now() + timeout;
       const node = cluster.masters.find((node) => node.address === address) ?? cluster.masters[0];
-      if (!template && !node) throw new Error(`no node of the cluster is known: is the client connected? (${address})`);
+      if (!template && !node) throw new UnavailableError('no node of the cluster is known: is the client connected?', false);
       template ??= (await within(timeout, Promise.resolve(cluster.nodeClient(node as never)))) as NodeRedisClient; // The library waits for the node.
       return open(template, Math.max(1, end - now()), hostAndPort(address));
     },

@@ -4,6 +4,9 @@ import { type Exchange, type Request, Sending } from './exchange.js';
 import { Pool } from './pool.js';
 import { after, now } from './time.js';
 
+/** The least time that a repetition has, ms: with less, a connection would count as silent before it can answer. */
+const LEAST_TIME = 50;
+
 /** Sends requests to the server that serves a key: the only one, or a node of a cluster. */
 export class Server {
   readonly #driver: Driver;
@@ -24,7 +27,7 @@ export class Server {
     const known = this.#slots.get(slotOf(target));
     if (known !== undefined) return this.#at(known);
     const addresses = this.#driver.addresses();
-    return this.#at(addresses[this.#guide % addresses.length] ?? 'no node of the cluster is known');
+    return this.#at(addresses[this.#guide % addresses.length] ?? ''); // Without a known node, the driver rejects.
   }
 
   /** A pool for each primary. */
@@ -47,7 +50,7 @@ export class Server {
       if (wasLost) request.broke?.();
       const isLast = reply instanceof UnavailableError && (own || (wasLost && !repeatable));
       if (pause === undefined || isLast || now() + pause >= request.end()) done(reply);
-      else after(pause, () => this.request(request, done, Math.min(request.timeout, request.end() - now())));
+      else after(pause, () => this.request(request, done, Math.max(LEAST_TIME, Math.min(request.timeout, request.end() - now()))));
     };
     this.exchange({ target, priority, lease, timeout, own, commands, isReply, done: take });
   }

@@ -97,7 +97,7 @@ export class LockManager {
   /** How many requests wait at the server, or are about to, behind others of this manager. */
   #behind = 0;
 
-  /** `lease`, ms: how long a killed process blocks others at most; default 5,000. `prefix`: what stands before each name; default `web-locks:`. */
+  /** `lease`, ms: how long a killed process blocks others at most; default 5,000. `prefix`: of all names; default `web-locks:`. */
   constructor(holdfast: Holdfast, options: { prefix?: string; lease?: number } = {}) {
     this.#holdfast = holdfast;
     this.#prefix = options.prefix ?? 'web-locks:';
@@ -128,9 +128,9 @@ export class LockManager {
     if (typeof callback !== 'function') throw new TypeError('callback is not a function');
     const not = (what: string): DOMException => new DOMException(what, 'NotSupportedError');
     if (name.startsWith('-')) throw not("a name must not begin with '-'");
-    if (steal && ifAvailable) throw not('steal and ifAvailable exclude each other');
+    if (steal && ifAvailable) throw not("steal can't be combined with ifAvailable");
     if (steal && mode !== 'exclusive') throw not('only exclusive locks can be stolen');
-    if (signal && (steal || ifAvailable)) throw not('a signal goes neither with steal nor with ifAvailable');
+    if (signal && (steal || ifAvailable)) throw not("a signal can't be combined with steal or ifAvailable");
     signal?.throwIfAborted();
     return new Promise((resolve, reject) => {
       const before = this.#decided;

@@ -88,7 +88,7 @@ test('redlock_accepts_settings_without_a_value_and_durations_of_any_length', asy
 
 test('run_coordinator_lets_one_process_run_each_run', async () => {
   const clients = [1, 2, 3].map(() => new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true }))));
-  const answers = await Promise.all(clients.map((client) => runCoordinator(client).shouldRun('job:2026', 60_000)));
+  const answers = await Promise.all(clients.map((client) => runCoordinator(client).shouldRun('job:2026', 3_600_000)));
   expect(answers.filter(Boolean)).toHaveLength(1);
   const runs: string[] = [];
   const tasks = clients.map((client, i) =>
@@ -104,7 +104,7 @@ test('run_coordinator_lets_one_process_run_each_run', async () => {
   await expect(runCoordinator(holdfast).shouldRun('job', -1)).rejects.toThrow('lease must be a number from 1');
   // The lock of a run stays after its process has ended.
   await Promise.all(clients.map((client) => client.close()));
-  expect(redis.cli('EXISTS', 'cron:job:2026')).toMatch(/[01]/);
+  expect(redis.cli('EXISTS', 'cron:job:2026')).toBe('1');
   const times = runs.map((run) => run.split(' ')[0]);
   expect(new Set(times).size).toBe(times.length);
 });

@@ -22,6 +22,15 @@ test('node_redis_driver_rejects_in_time_when_the_library_waits_for_a_node', asyn
   await expect(sentinel.connect(100)).rejects.toMatchObject({ code: 'UNAVAILABLE', message: 'no connection within 100 ms' });
 });
 
+test.each([
+  ['ioredis', () => fromIoredis({ nodes: () => [] })],
+  ['node_redis', () => fromNodeRedis({ masters: [], nodeClient: () => {} })],
+])('call_rejects_with_the_reason_when_%s_knows_no_node_of_the_cluster', async (_, driver) => {
+  const holdfast = new Holdfast(driver());
+  await expect(holdfast.lock('a', { wait: 100 })).rejects.toThrow('in time: cannot connect: no node of the cluster is known');
+  await holdfast.close();
+});
+
 test('driver_refuses_a_client_of_another_library', () => {
   const [ours, theirs] = [createClient(), new Ioredis({ lazyConnect: true })];
   for (const client of [theirs, createClientPool(), ours.legacy()] as unknown as (typeof ours)[])

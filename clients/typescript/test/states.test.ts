@@ -72,11 +72,9 @@ test('lock_sends_terms_and_holds', async () => {
   const hold = await within(10, holdfast.lock('a', { wait: 5000, lease: 4000.2, limit: 3, replicas: 1 }));
   expect(hold.fence).toBe(TOKEN);
   expect(hold.isHeld).toBe(true);
-  expect(server.sent).toEqual(
-    ['LOCK.ACQUIRE a O HOLDS 1 LEASE 4001 WAIT 5000 REPLICAS 1 LIMIT 3 WITHWAITED'.replace('WAIT 5000', 'WAIT 4998')].map((line) =>
-      expect.stringMatching(new RegExp(`^${line.replace('WAIT 4998', 'WAIT (49|50)\\d\\d')}$`)),
-    ),
-  );
+  expect(server.sent).toEqual([
+    expect.stringMatching(/^LOCK.ACQUIRE a O HOLDS 1 LEASE 4001 WAIT (49|50)\d\d REPLICAS 1 LIMIT 3 WITHWAITED$/),
+  ]);
 });
 
 test('lock_repeats_waits_of_an_hour_when_it_has_no_limit', async () => {
@@ -669,6 +667,13 @@ test('check_does_not_renew_and_finds_a_loss', async () => {
   held = false;
   expect(await within(2, hold.check())).toBe(false);
   expect(hold.signal.reason).toMatchObject({ reason: 'gone' });
+});
+
+test('check_gives_a_repetition_shortly_before_its_end_time_for_an_answer', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], INFO: [reply('-LOADING x', 70), reply(null, 20)] });
+  const hold = await within(10, holdfast.lock('a'));
+  expect(await within(200, hold.check(100))).toBe(false);
+  expect(server.open()).toBe(1);
 });
 
 test('check_finds_that_the_key_was_overwritten', async () => {

@@ -48,12 +48,15 @@ impl Checker {
 
     /// The requests without an outcome that may bind a hold so that it ends early: where each began, when, and the request. Of
     /// connections that have just closed, only those whose lease was not over at the `last` iteration: a hold that was still there
-    /// did not end by that.
+    /// did not end by that. (Unless it has an earlier lease, which goes on.)
     pub(super) fn undecided_bindings(&self, last: u64) -> Vec<(Position, u64, Request)> {
         let seen_at = node(|node| node.millis().saturating_sub(node.clock.mono.saturating_sub(last) / 1000));
-        let undecided = self.undecided().filter(|(_, open, it)| {
+        let undecided = self.undecided().filter(|(at, open, it)| {
             let lasted = self.has_stepped || open.at + it.lease.unwrap_or(30_000) >= seen_at;
-            (it.replicas > 0 || it.ephemeral) && (lasted || !self.closed.contains(&it.client))
+            let reenters =
+                || self.beliefs.iter().any(|((_, key, owner), belief)| belief.since < *at && it.concerns(key, owner));
+            (it.replicas > 0 || it.ephemeral)
+                && (lasted || !self.closed.contains(&it.client) || it.ephemeral && reenters())
         });
         undecided.map(|(at, open, it)| (at, open.at, it.clone())).collect()
     }

@@ -956,6 +956,12 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k0 o0
          c CLIENT KILL ID #b
          a LOCK.RENEW k0 o0 FENCE 1800001200592266",
+        // A re-entry whose reply nobody read makes the hold ephemeral; the hold's earlier lease goes on after its own.
+        "a !stop-reading
+         b LOCK.ACQUIRE k2 o3
+         a LOCK.ACQUIRE k2 o3 LEASE 50 EPHEMERAL SESSION $s
+         +120
+         a LOCK.SESSION REPLACES $s",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

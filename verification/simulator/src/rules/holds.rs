@@ -52,7 +52,7 @@ impl Checker {
     pub(super) fn undecided_bindings(&self, last: u64) -> Vec<(Position, u64, Request)> {
         let seen_at = node(|node| node.millis().saturating_sub(node.clock.mono.saturating_sub(last) / 1000));
         let undecided = self.undecided().filter(|(at, open, it)| {
-            let lasted = self.has_stepped || open.at + it.lease.unwrap_or(30_000) >= seen_at;
+            let lasted = self.has_stepped || open.at + it.lease.unwrap_or(30_000) + HANDLED_WITHIN >= seen_at;
             let reenters =
                 || self.beliefs.iter().any(|((_, key, owner), belief)| belief.since < *at && it.concerns(key, owner));
             (it.replicas > 0 || it.ephemeral)
@@ -263,11 +263,13 @@ impl Checker {
                 };
                 let is_bound = || state::with(|state| state.bindings.client_of(*db, key, owner).is_some());
                 let stays_over = belief.had_expired || bound.is_some_and(received_late);
-                if !stays_over || is_bound() {
-                    belief.deadline = holder.deadline;
-                } else {
+                // (So does one that is over when another command changes the expiry of its key.)
+                let was_over = self.expiry_changed.contains(key) && belief.deadline.is_some_and(|at| at < now);
+                if stays_over && !is_bound() {
                     // (It stays over when its connection closes.)
                     belief.had_expired |= belief.deadline.is_some_and(|at| at < now);
+                } else if !was_over {
+                    belief.deadline = holder.deadline;
                 }
                 if confirms || belief.known.is_none() {
                     belief.known = Some(belief.known.unwrap_or(0).max(holder.deadline.unwrap_or(u64::MAX)));

@@ -962,6 +962,27 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.ACQUIRE k2 o3 LEASE 50 EPHEMERAL SESSION $s
          +120
          a LOCK.SESSION REPLACES $s",
+        // A hold ends at the deadline that replicas have confirmed, and its session in the same iteration.
+        "!replicas 0 20
+         d LOCK.ACQUIRE k0 o1
+         d LOCK.ACQUIRE k1 o1 LEASE 50 REPLICAS 1 SESSION $s
+         d LOCK.ACQUIRE k1 o0 WAIT 0
+         c LOCK.ACQUIRE k0 o0 WAIT 0
+         c LOCK.ACQUIRE k1 o1
+         +0
+         d LOCK.SESSION REPLACES $s
+         c LOCK.ACQUIRE k0 o1 REPLICAS 1
+         a LOCK.ACQUIRE k0 o0 WAIT 300
+         +3
+         b LOCK.ACQUIRE k0 o1",
+        // A lease ends while clients are paused. Then another command removes the expiry of its key.
+        "c LOCK.ACQUIRE k3 o2 LEASE 2000
+         b LOCK.ACQUIRE k3 o1 WAIT 0
+         b LOCK.ACQUIRE k0 o2 LEASE 400 LIMIT 2 EPHEMERAL
+         b CLIENT PAUSE 1000
+         +1200
+         b PERSIST k0
+         c LOCK.ACQUIRE k0 o1 LIMIT 3",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -78,7 +78,7 @@ fn command_does_not_run_when_lock_is_not_granted() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     for (arguments, code) in
-        [(&["--no-wait"][..], 1), (&["-n", "-E", "42"], 42), (&["--wait", "50ms", "-E", "0"], 0), (&["-w", "0"], 1)]
+        [(&["--no-wait"][..], 1), (&["-n", "-E", "42"], 42), (&["--wait", "1s", "-E", "0"], 0), (&["-w", "0"], 1)]
     {
         let done = done(holdfast(&server).arg("run").args(arguments).args(["a", "--", "echo", "ran"]));
         assert_eq!((done.code, done.out.as_str()), (Some(code), ""), "{arguments:?}");
@@ -763,7 +763,7 @@ fn nested_run_on_other_key_runs() {
     }
     // The outer run has ended. The current holder releases the lock.
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
-    let waits = done(holdfast(&server).env("HOLDFAST_OWNERS", "gone").args(["run", "-w", "50ms", "a", "--", "true"]));
+    let waits = done(holdfast(&server).env("HOLDFAST_OWNERS", "gone").args(["run", "-w", "1s", "a", "--", "true"]));
     assert_eq!(waits.code, Some(1), "{}", waits.err);
 }
 

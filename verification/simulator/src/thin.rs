@@ -147,7 +147,7 @@ struct Call {
     is_repeated: bool,
     /// A connection broke under an ACQUIRE.
     broke: bool,
-    /// When the latest ACQUIRE arrived, and whether it did so after the latest RELEASE.
+    /// When the latest ACQUIRE arrived, and whether it did so after the latest withdrawal.
     arrived: Micros,
     is_late: bool,
     /// Since when it waits for a lock that is free.
@@ -623,10 +623,10 @@ impl Run {
                 self.checker.request_sent(id, &words);
                 if let Some(wire) = self.wires.get(&id) {
                     let it = &mut self.calls[wire.call];
-                    match &words[0][..] {
-                        b"LOCK.ACQUIRE" => (it.arrived, it.is_late) = (now, true),
-                        b"LOCK.RELEASE" => it.is_late = false,
-                        _ => {}
+                    if words[0] == b"LOCK.ACQUIRE" {
+                        (it.arrived, it.is_late) = (now, true);
+                    } else if words.last().is_some_and(|word| word == b"ALL") {
+                        it.is_late = false;
                     }
                 }
                 self.iteration(vec![Arrival::Requests(id, vec![words])])

@@ -240,7 +240,8 @@ test('query_lists_requests_of_all_managers_in_their_order', async () => {
   const name = fresh();
   const holder = await holding(locks, name);
   const first = foreign.request(name, () => {});
-  await until('it waits', async () => (await locks.query()).pending.some((lock) => lock.name === name));
+  // Of requests of others, query() knows how long they had waited when the server replied.
+  await until('it has waited', async () => (await holdfast.waiters(`web-locks:${name}`)).some(({ waited }) => waited > 200));
   const second = locks.request(name, () => {});
   for (const manager of [locks, foreign]) {
     const { held, pending } = await manager.query();

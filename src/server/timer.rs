@@ -88,7 +88,7 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
         }
         stop_one(ctx, slot);
     }
-    let period = if at == THIS_ITERATION { 0 } else { at.saturating_sub(millis()).min(LONGEST_PERIOD) };
+    let period = (at != THIS_ITERATION).then(|| at.saturating_sub(millis()).min(LONGEST_PERIOD));
     let id = match slot {
         Slot::WorkNow => timers::create::<WorkNow>(ctx, period),
         Slot::WorkLater => timers::create::<WorkLater>(ctx, period),

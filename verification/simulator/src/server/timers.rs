@@ -13,9 +13,9 @@ pub(super) trait Fires {
     fn fire(ctx: Ctx);
 }
 
-/// Makes a timer that fires once, in `period` ms.
-pub(super) fn create<F: Fires>(_: Ctx, period: Millis) -> Id {
-    node(|node| node.timers.create(&node.clock, period, || F::fire(context(0, 0))))
+/// Makes a timer that fires once: in `period` ms, or in this event-loop iteration if there is none.
+pub(super) fn create<F: Fires>(_: Ctx, period: Option<Millis>) -> Id {
+    node(|node| node.timers.create(&node.clock, period.unwrap_or(0), || F::fire(context(0, 0))))
 }
 
 /// Cancels a timer. The server ignores one that is no longer pending.

@@ -10,7 +10,7 @@ use simulator::resp::Reply;
 use simulator::script::{Line, Name, SlotChange, bytes, sessions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use support::{Builder, Clock, Cluster, Feature, Server, encode, stay_on_this_processor, until};
@@ -279,8 +279,12 @@ impl Player<'_> {
             }
             match step {
                 Step::Send(_, text) => connection.send(&text),
-                // Further bytes are not read.
-                Step::Close(_) => drop(self.connections.remove(&id)),
+                // Further bytes are not read. (A process that another test is starting has a copy of the socket until it
+                // executes its program: closing alone would end the connection only then.)
+                Step::Close(_) => {
+                    let _ = connection.stream.shutdown(Shutdown::Both);
+                    self.connections.remove(&id);
+                }
             }
         }
         if let Some((address, before)) = last.filter(|(_, before)| before.is_some()) {

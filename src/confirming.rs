@@ -152,8 +152,11 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
         let locks = of_both.map(|(name, hold)| look(Name::with_copy(name.as_text(), &hold.name), hold.token));
         let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
         for (lock, hold) in locks.iter().zip(&holds).filter(|_| binds) {
-            // The hold was not bound meanwhile, so another client may have given the key an earlier expiry unnoticed.
-            let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
+            // If the hold was not bound meanwhile, another client may have given the key an earlier expiry unnoticed. (If it
+            // was, its key may have yet to follow a step of the clock.)
+            let lags = state.bindings.lags_of(lock.db(), lock.name().bytes(), grantee.owner.bytes());
+            let end = lock.own_end().filter(|_| !lags);
+            let deadline = end.map_or(hold.deadline, |end| end.min(hold.deadline));
             let was_bound = holds::binding_of(state, lock, grantee.owner).is_some();
             holds::bind(state, lock, (deadline, hold.token), grantee, now);
             let binding = holds::binding_of(state, lock, grantee.owner).filter(|_| !was_bound);

@@ -208,3 +208,17 @@ fn waiter_is_served_when_a_clock_step_ends_an_unbound_lease() {
         "18000",
     );
 }
+
+/// A re-entry is confirmed before its key can follow a clock step: its binding must not take the deadline of the key.
+#[test]
+fn reentry_confirmed_before_its_key_follows_a_step_keeps_its_lease() {
+    breaks_nothing(
+        "s LOCK.ACQUIRE k0 o1 LEASE 2000
+         d LOCK.ACQUIRE k0 o1 LEASE 2000 REPLICAS 1 SESSION $s
+         +3
+         !misconf on
+         !clock 200
+         !replicas 20
+         +400",
+    );
+}

@@ -44,12 +44,21 @@ impl Checker {
         others.iter().find(is_it).or_else(|| others.iter().find(is_raised)).copied().unwrap_or(db)
     }
 
+    /// Whether a request without a received reply may have bound a hold.
+    fn may_be_bound(&self, (key, owner): (&[u8], &[u8])) -> bool {
+        let abandoned = self.abandoned.iter().map(|(_, request)| request);
+        let mut requests = self.undecided().map(|(.., request)| request).chain(abandoned);
+        requests.any(|request| request.binds() && request.concerns(key, owner))
+    }
+
     /// The least lease of a request that names none. A renewal uses the lease of the binding, as far as it is known.
     pub(super) fn default_lease(&self, hold: &Hold, request: &Request) -> u64 {
         let binding = self.beliefs.get(hold).and_then(Belief::binding);
         match binding {
             Some(binding) if request.command.contains("renew") && binding.is_unsure => 0,
             Some(binding) if request.command.contains("renew") => binding.lease.min(30_000),
+            // (A request without a received reply may have bound it.)
+            None if request.command.contains("renew") && self.may_be_bound((&hold.1, &hold.2)) => 0,
             _ => 30_000,
         }
     }
@@ -80,10 +89,20 @@ impl Checker {
         let ends = open.at + request.lease.unwrap_or_else(|| self.default_lease(&hold, request));
         if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
             // A late reply about a hold that has ended since, or about this one, bound before its token was raised.
-            let was_unbound = newer.binding.is_none_or(|binding| binding.at < position);
-            if was_unbound && request.binds() && self.fences.contains(&newer.token) {
-                let received = self.position;
-                newer.binding = Some(Binding { is_unsure: true, ..Binding::of(request, (position, received), ends) });
+            let is_its = request.binds() && self.fences.contains(&newer.token);
+            match &mut newer.binding {
+                // It may keep the flags that an earlier request of the same connection named.
+                Some(later) if is_its && later.at > position && later.client == request.client => {
+                    later.watchdog |= request.watchdog;
+                    later.ephemeral |= request.ephemeral;
+                    later.is_unsure = true;
+                }
+                Some(later) if later.at > position => {}
+                binding if is_its => {
+                    let received = self.position;
+                    *binding = Some(Binding { is_unsure: true, ..Binding::of(request, (position, received), ends) });
+                }
+                _ => {}
             }
             return;
         }

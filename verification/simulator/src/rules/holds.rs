@@ -87,15 +87,6 @@ impl Checker {
                 let later = self.lasting.iter().rev().take_while(move |(position, _)| *position > since);
                 at_once.chain(later)
             };
-            // A greater token belongs to a request that has no reply yet. It is another hold, unless `FENCE` named the
-            // token. If the lease of this hold was over by then, or what replicas have confirmed of it, the other hold's
-            // deadline must not be taken for its own.
-            let confirmed = belief.binding.and_then(|binding| binding.confirmed);
-            let was_over = [belief.deadline, confirmed].into_iter().flatten().any(|at| at < now);
-            let is_its = |token: u64| {
-                token == belief.token || token > belief.token && (!was_over || self.fences.contains(&token))
-            };
-            let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(is_its));
             // If another command changed the expiry, or wrote the key with one, replicas may have confirmed any value in
             // between.
             let may_be_any = self.expiry_changed.contains(key) || self.written_by_others.contains(&(*db, key.clone()));
@@ -125,6 +116,15 @@ impl Checker {
             let is_unconfirmed = belief.binding.is_some_and(is_past)
                 || undecided.iter().any(has_bound)
                 || belief.possible_moves.iter().any(may_have_bound);
+            // A greater token belongs to a request that has no reply yet. It is another hold, unless `FENCE` named the
+            // token. If the lease of this hold was over by then, or what replicas have confirmed of it, the other hold's
+            // deadline must not be taken for its own.
+            let confirmed = belief.binding.and_then(|binding| binding.confirmed);
+            let was_over = [belief.deadline, confirmed].into_iter().flatten().any(|at| at < now) || is_unconfirmed;
+            let is_its = |token: u64| {
+                token == belief.token || token > belief.token && (!was_over || self.fences.contains(&token))
+            };
+            let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(is_its));
             // An expiry that was changed in this iteration may be over already.
             let changes_expiry = |(_, cause): &(Position, Cause)| match cause {
                 Cause::ExpiryChanged(on, expiry_changed) => on == db && expiry_changed == key,

@@ -71,6 +71,8 @@ impl Checker {
                     None => self.expiry_changed.contains(&key),
                 };
                 let was_over = was_over || self.left_over.contains(&(key.clone(), owner.clone(), token));
+                // (Of a hold whose grant nobody had read, it is unknown whether it had followed the step at a change of role.)
+                let was_over = was_over || self.stepped_while_refusing && self.role_changed() > 0;
                 // Where nothing can be written, it ends as soon as writes are possible.
                 let was_blocked = self.was_blocked(node(|node| node.clock.mono));
                 if !was_over && (was_blocked || node(|node| is_refusing(node) || node.is_paused())) {

@@ -983,6 +983,47 @@ fn accepted_runs_violate_no_invariant() {
          +1200
          b PERSIST k0
          c LOCK.ACQUIRE k0 o1 LIMIT 3",
+        // A reply that is received late, after a later request of the same connection has raised the token, says that the
+        // hold is ephemeral.
+        "!replicas 2000 20 20
+         s !stop-reading
+         c LOCK.RENEW k1 o2
+         s LOCK.ACQUIRE k0 o0 EPHEMERAL
+         c LOCK.ACQUIRE k0 o0
+         +120
+         !clock -60000
+         b LOCK.ACQUIRE k1 o0 REPLICAS 1
+         b LOCK.ACQUIRE k0 o0 WATCHDOG SESSION $s
+         c LOCK.RENEW k0 o0 FENCE 1800001200062523 SESSION $s",
+        // A hold whose grant nobody has read yet is over before its key could follow a clock step. Then the role changes,
+        // and the key stays.
+        "!replicas 2000
+         a LOCK.MACQUIRE 2 k2 k1 o1 LEASE 50
+         a CONFIG SET min-replicas-to-write 1
+         c LOCK.ACQUIRE k2 o0 LEASE 400 WAIT 300 SESSION $s
+         +120
+         !good 0
+         !clock -60000
+         +400
+         b REPLICAOF 127.0.0.1 1",
+        // A renewal without a lease uses that of a binding whose grant nobody has read yet.
+        "!replicas 2000 0 0
+         d LOCK.ACQUIRE k0 o0 LEASE 50 REPLICAS 1 SESSION $s
+         s LOCK.ACQUIRE k1 o1 LEASE 50
+         b LOCK.ACQUIRE k1 o0 WAIT 0
+         b LOCK.ACQUIRE k0 o0 LEASE 50 REPLICAS 1
+         +3
+         d LOCK.MRENEW 2 k0 k1 o0",
+        // While clients are paused, a hold passes the deadline that replicas have confirmed, by a grant that nobody has
+        // read. Then its owner is granted the lock again.
+        "!replicas 0 2000 0
+         e LOCK.ACQUIRE k1 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +1200
+         e LOCK.ACQUIRE k1 o0
+         +3
+         d CLIENT PAUSE 1000
+         b LOCK.ACQUIRE k1 o0 LEASE 400 REPLICAS 1
+         +1200",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

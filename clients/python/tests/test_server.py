@@ -232,6 +232,17 @@ def test_ephemeral_lock_ends_with_its_connection(client, admin, name, quick):
     assert hold.lost.wait(30)
 
 
+def test_ephemeral_lock_with_a_long_lease_stays_when_the_server_closes_idle_connections(kind, own_server):
+    with own_server.client() as admin, own_server.client() as idle:
+        # With the 3 s that the specification allows, a pause of this process of a second could end it.
+        admin.config_set("timeout", 5)
+        hold = kind.open(kind.redis(own_server.port)).lock("k", ephemeral=True, lease=60).acquire()
+        idle_id = idle.client_id()
+        until(lambda: idle_id not in [int(one["id"]) for one in admin.client_list()], "the server closes it")
+        assert admin.exists("k") == 1
+        assert hold.is_held()
+
+
 def test_ephemeral_connections_are_used_again(client, name):
     used = set()
     for _ in range(20):

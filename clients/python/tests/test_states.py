@@ -335,6 +335,12 @@ def test_renewal_is_due_at_a_quarter_of_the_lease():
     assert grant.certain == pytest.approx(1000.5 + 8 * 0.99)
 
 
+def test_renewal_of_an_ephemeral_hold_is_due_after_two_seconds_when_its_lease_is_long():
+    grant = rules.Grant(rules.Terms((b"k",), "k", lease=60.0, ephemeral=True))
+    grant.granted([1, 500], 1000.0)
+    assert grant.due == pytest.approx(1000.5 + 2)
+
+
 def test_hold_is_renewed_again_and_again(faked, fake, quick):
     hold = faked.lock("k", lease=60).acquire(30)
     until(lambda: len(fake.of("RENEW")) >= 3, "it is renewed")

@@ -30,6 +30,8 @@ POLL, POLL_EVERY = 0.1, 1.0
 BATCH = 256
 # When a hold is renewed, as a part of its lease.
 RENEW_AT = 0.25
+# How often an ephemeral hold is renewed at least, in seconds: a server may close idle connections (B33).
+RENEW_EPHEMERAL = 2.0
 # How long a request without a wait may take.
 LEAST_SILENCE, LONGEST_SILENCE = 0.05, 1.0
 # What the server takes as a lease.
@@ -335,7 +337,10 @@ class Grant:
         # `self.lease` may have changed since the request was sent: the shorter one counts.
         lease = min(lease, self.lease)
         self.certain = max(self.certain, began + lease * DRIFT)
-        self.due = min(self.certain, began + lease * RENEW_AT if self.terms.renew else math.inf)
+        self.due = self.certain
+        if self.terms.renew:
+            every = lease * RENEW_AT
+            self.due = min(self.due, began + (min(every, RENEW_EPHEMERAL) if self.terms.ephemeral else every))
         if not COUNTS_SUSPEND:
             self.wall = time.time() + self.certain - now()
 

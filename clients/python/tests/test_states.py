@@ -906,6 +906,35 @@ def test_errors_say_why_the_server_can_not_be_reached(kind, monkeypatch):
         locks.lock("k").acquire(0.5)
 
 
+@pytest.mark.parametrize(
+    ("call", "verb"),
+    [
+        ("try_acquire", "VERSION"),
+        ("try_acquire", "ACQUIRE"),
+        ("acquire", "VERSION"),
+        ("info", "INFO"),
+        ("check", "INFO"),
+        ("release", "RELEASE"),
+    ],
+)
+def test_silent_server_causes_the_timeout_error_of_redis_py(faked, fake, impatient, monkeypatch, call, verb):
+    monkeypatch.setattr(engine, "RELEASE_TIME", 0.3)
+    lock = faked.lock("k", lease=60)
+    hold = lock.acquire(30) if call in ("check", "release") else None
+    fake.script[verb] = collections.deque([SILENCE] * 1000)
+    calls = {
+        "try_acquire": lock.try_acquire,
+        "acquire": lambda: lock.acquire(0.3),
+        "info": lambda: faked.info("k"),
+        "check": lambda: hold.check(),
+        "release": lambda: hold.release(0.3),
+    }
+    with pytest.raises((redis.TimeoutError, holdfast.NotAcquiredError)) as raised:
+        calls[call]()
+    error = raised.value.__cause__ if call == "acquire" else raised.value
+    assert type(error) is redis.TimeoutError, "no private class"
+
+
 def test_waits_end_in_time_when_the_server_is_down(kind, fake):
     opened = kind.open(kind.redis(fake.port))
     opened.lock("k").acquire(30).release()

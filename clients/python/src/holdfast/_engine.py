@@ -140,7 +140,7 @@ class Engine:
             [other] = await line.wait(2.0)
             if "unknown command" not in str(other).lower():
                 rules.check_version(3, 3, "0.3 or older")
-            raise rules.fatal(reply, None)
+            raise rules.application_error(reply, None)
         if isinstance(reply, Exception):
             raise reply
         found = rules.as_map(reply)
@@ -199,7 +199,7 @@ class Engine:
                         await self.io.wait(grant.cancel, max(min(grant.ask_at, grant.until) - now(), 0.0))
                         continue
                     asked = grant.asked[-1]
-                    pool, line = asked.pool, asked.line
+                    pool = asked.pool
                     reply = await self._listen(grant, asked)
                 except Exception as error:
                     reply = error
@@ -218,7 +218,7 @@ class Engine:
                     grant.ask_at = now()
                     continue
                 if asked is not None and not is_broken:
-                    asked.pool.put(line)
+                    asked.pool.put(asked.line)
                 if asked is not None and verdict is Verdict.NIL:
                     asked.pool.succeeded()
                     if not grant.waits:
@@ -226,19 +226,22 @@ class Engine:
                     # The wait at the server is over, perhaps early: by a limit there, or by CLIENT UNBLOCK.
                     grant.ask_at = now() + (rules.POLL_EVERY if grant.slot is None else TICK)
                     continue
-                grant.error = reply
+                grant.error = rules.application_error(reply, terms.name)
                 if self.is_closed or verdict is Verdict.FATAL:
-                    raise rules.fatal(reply, terms.name)
+                    raise grant.error
                 if terms.owner and grant.broke:
-                    raise ConnectionError(f"{reply}. The lock may be held by {terms.owner!r} for a lease") from reply
+                    raise ConnectionError(
+                        f"{reply}. The lock may be held by {terms.owner!r} for a lease"
+                    ) from grant.error
                 # A redirect is followed, or a dead idle connection replaced, at once. The second in a row pauses.
                 target = self.router.redirected(reply, key, pool) if verdict is Verdict.MOVED and pool else None
-                was_idle = asked is not None and is_broken and not isinstance(reply, TimeoutError) and not line.is_fresh
+                is_cut = is_broken and not isinstance(reply, TimeoutError)
+                was_idle = asked is not None and is_cut and not asked.line.is_fresh
                 hurried = not was_hurried and (was_idle or target is not None)
                 if hurried:
                     grant.ask_at = now()
                 elif not grant.waits or terms.patience is not None:
-                    raise reply
+                    raise grant.error
                 else:
                     target, grant.ask_at = None, now() + self._pause(reply, key, pool, terms.lease)
 
@@ -520,11 +523,11 @@ class Engine:
                 pool.succeeded()
                 return reply
             if verdict is Verdict.FATAL:
-                raise rules.fatal(reply, grant.terms.name)
+                raise rules.application_error(reply, grant.terms.name)
             pause = self._pause(reply, key, pool, grant.lease)
             is_harmless = again or verdict is not Verdict.DEMOTED or isinstance(reply, NotSent)
             if now() >= end or grant.pool is not None or self.is_closed or not is_harmless:
-                raise reply
+                raise rules.application_error(reply, grant.terms.name)
             await self.io.sleep(pause)
 
     async def _answer_release(self, grant: Grant, make: Make, end: float) -> Any:
@@ -678,7 +681,7 @@ class Engine:
             if judge(answer) is Verdict.FATAL:
                 # The server has refused the new lease: the timer goes on with the former one.
                 grant.lease = former
-                raise rules.fatal(answer, grant.terms.name)
+                raise rules.application_error(answer, grant.terms.name)
             await self.io.sleep(pool.rest(grant.lease))
 
     async def raise_token(self, grant: Grant, fence: int, seconds: float) -> bool:

@@ -151,11 +151,13 @@ def is_overwritten(error: Any) -> bool:
     return isinstance(error, Exception) and str(error).startswith("WRONGTYPE")
 
 
-def fatal(reply: Exception, name: Any) -> Exception:
+def application_error(reply: Exception, name: Any) -> Exception:
     """The error to raise to the application."""
     text = str(reply)
     if isinstance(reply, HoldfastError):
         return reply
+    if isinstance(reply, (Silence, NotSent)):
+        return TimeoutError(text)
     if "unknown command" in text.lower() and "LOCK." in text.upper():
         return ModuleNotLoadedError(
             f"the module Holdfast is not loaded in this server, which says: {text}. Load it by MODULE LOAD"

@@ -21,7 +21,7 @@ from holdfast import _engine as engine
 from holdfast import _rules as rules
 from holdfast._io import run
 from holdfast.redis_py import lock_class
-from kinds import Tasks, closed
+from kinds import Tasks, Threads, closed
 from servers import until
 
 PASSING = [
@@ -315,8 +315,36 @@ def test_name_may_be_text_or_bytes(faked, fake, name):
 
 @pytest.mark.parametrize("client", [None, "redis://localhost"])
 def test_holdfast_raises_type_error_when_it_gets_no_client(kind, client):
-    with pytest.raises(TypeError, match="redis must be a client of redis-py, got"):
+    with pytest.raises(TypeError, match=r"redis must be a redis\.\S+\.Redis or .*, got a builtins"):
         kind.open(client)
+
+
+@pytest.mark.parametrize("make", ["redis", "cluster"])
+def test_holdfast_raises_type_error_when_the_client_is_of_the_other_flavour(kind, cluster, make):
+    other = Tasks() if isinstance(kind, Threads) else Threads()
+    try:
+        client = getattr(other, make)(cluster.nodes[0].port)
+        with pytest.raises(TypeError, match=rf"redis must be a \S+\.Redis or \S+, got a {type(client).__module__}"):
+            kind.open(client)
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("limit", [0, 2.5, "3", None])
+def test_lock_raises_value_error_when_its_limit_is_no_positive_integer(faked, limit):
+    with pytest.raises(ValueError, match=f"limit must be an integer of at least 1, got {limit!r}"):
+        faked.lock("k", limit=limit)
+
+
+@pytest.mark.parametrize("replicas", [-1, 1.5])
+def test_lock_raises_value_error_when_its_replicas_are_no_number(faked, replicas):
+    with pytest.raises(ValueError, match=f"replicas must be an integer of at least 0, got {replicas!r}"):
+        faked.lock("k", replicas=replicas)
+
+
+def test_lock_raises_value_error_when_it_is_shared_and_has_a_limit(faked):
+    with pytest.raises(ValueError, match=r"shared=True .* no limit, got limit=3"):
+        faked.lock("k", shared=True, limit=3)
 
 
 @pytest.mark.parametrize("name", [None, 5, ["a", 5], 1.5], ids=str)

@@ -263,6 +263,9 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     _election: type[ElectionT]
 
     def __init__(self, client: Any, io: Any, max_connections: int, hooks: Hooks | None, close: Any) -> None:
+        if not isinstance(client, io.clients):
+            allowed = " or ".join(map(_class_name, io.clients))
+            raise TypeError(f"redis must be a {allowed}, got a {_class_name(type(client))}")
         self._engine = Engine(Source(client), io, max_connections, hooks)
         self._at_exit = functools.partial(_release_at_exit, weakref.ref(self._engine), close)
         atexit.register(self._at_exit)
@@ -286,8 +289,9 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         replicas: how many replicas must confirm the grant and each renewal.
         limit: how many may hold it. shared: any number may.
         """
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit!r}")
+        rules.check_integer("limit", limit, 1)
+        if shared and limit != 1:
+            raise ValueError(f"shared=True allows any number of holders and takes no limit, got limit={limit!r}")
         terms = _terms(name, lease, renew, ephemeral, replicas, 0 if shared else limit)
         return self._lock(self._engine, self._hold, terms)
 
@@ -360,6 +364,10 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     async def _close(self) -> None:
         atexit.unregister(self._at_exit)
         await self._engine.close()
+
+
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _terms(name: Name | Sequence[Name], *terms: Any, **more: Any) -> Terms:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import redis
+import redis.asyncio
 import redis.connection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
@@ -182,6 +184,8 @@ def _start(work: Work) -> None:
 class Threads:
     """Threads: events are those of `threading`, and everything blocks."""
 
+    # The clients of redis-py whose connections it can open.
+    clients = (redis.Redis, redis.RedisCluster)
     event = staticmethod(threading.Event)
     # What a callback of the application may raise without ending the thread of the client that called it.
     callback_errors = (Exception, SystemExit)
@@ -256,6 +260,8 @@ class Threads:
 class Tasks:
     """Tasks of the running event loop: events are those of asyncio."""
 
+    # The clients of redis-py whose connections it can open.
+    clients = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
     event = staticmethod(asyncio.Event)
     # What a callback may raise without ending the task of the client that called it. SystemExit ends the loop.
     callback_errors = (Exception, asyncio.CancelledError)
@@ -329,8 +335,6 @@ class Source:
 
     def __init__(self, client: Any) -> None:
         self.is_cluster = hasattr(client, "nodes_manager")
-        if not (self.is_cluster or hasattr(client, "connection_pool")):
-            raise TypeError(f"redis must be a client of redis-py, got {client!r}")
         self._client = client
 
     def _nodes(self) -> list[Any]:

@@ -70,6 +70,12 @@ def check_lease(lease: float) -> None:
         raise ValueError(f"lease must be between {SHORTEST_LEASE} and {LONGEST_LEASE:.0f} s, got {lease!r}")
 
 
+def check_integer(argument: str, value: int, least: int) -> None:
+    """Raises ValueError if this is no integer of at least `least`."""
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{argument} must be an integer of at least {least}, got {value!r}")
+
+
 def silence(lease: float, patience: float | None = None) -> float:
     """How long a request without a wait may take, for a hold with this lease (B23), or at most `patience`."""
     return min(max(lease / 8, LEAST_SILENCE), patience or LONGEST_SILENCE)
@@ -213,6 +219,7 @@ class Terms:
         if not self.keys or len(set(self.keys)) < len(self.keys):
             raise ValueError(f"name must be one name, or several different ones, got {self.name!r}")
         check_lease(self.lease)
+        check_integer("replicas", self.replicas, 0)
         if len(self.keys) > 1 and self.limit != 1:
             raise ValueError("several names can't be combined with limit or shared")
 

@@ -838,16 +838,14 @@ print(opened.waiters("k"))
     assert found.stdout == "interrupted\n[]\n", found.stderr
 
 
-def test_import_is_quick():
+def test_import_loads_nothing_that_redis_py_has_not_loaded():
     command = (
-        "import time, redis, redis.asyncio; began = time.process_time(); import holdfast; "
-        "print(time.process_time() - began)"
+        "import sys, redis; before = set(sys.modules); import holdfast; "
+        "print(*(name for name in set(sys.modules) - before if not name.startswith('holdfast')))"
     )
-    best = min(
-        float(subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout)
-        for _ in range(3)
-    )
-    assert best < 0.3, "seconds of processor time"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    # Old versions of redis-py do without these.
+    assert set(done.stdout.split()) <= {"__future__", "dataclasses"}
 
 
 def test_lock_works_with_gevent(own_server):

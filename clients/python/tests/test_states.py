@@ -18,8 +18,8 @@ from fake import CUT, NIL, SILENCE, VERSION, Fake, array, error, granted, intege
 from holdfast import LossReason
 from holdfast import _api as api
 from holdfast import _engine as engine
+from holdfast import _io as io
 from holdfast import _rules as rules
-from holdfast._io import run
 from holdfast.redis_py import lock_class
 from kinds import Tasks, Threads, closed
 from servers import until
@@ -233,13 +233,23 @@ def test_acquire_withdraws_when_a_fatal_error_follows_a_cut(faked, fake):
 def test_acquire_raises_and_withdraws_when_its_time_is_over(faked, fake):
     faked.lock("j").try_acquire()
     fake.script["ACQUIRE"].append(SILENCE)
-    began = time.monotonic()
     with pytest.raises(holdfast.NotAcquiredError):
         faked.lock("k", lease=60).acquire(0.3)
-    assert 0.5 < time.monotonic() - began < 10
     # On a busy machine, the time may be over before anything was sent.
     until(lambda: withdrawals(fake) or len(fake.of("ACQUIRE")) == 1, "it is withdrawn")
     assert len(fake.of("ACQUIRE")) <= 2
+
+
+def test_acquire_holds_when_it_is_granted_shortly_after_its_time_is_over(faked, fake, monkeypatch):
+    monkeypatch.setattr(engine, "GRACE", 30.0)
+
+    def grant_late(_):
+        [grant] = faked._engine._asking
+        until(lambda: rules.now() > grant.until, "the caller's time is over")
+        return granted(7)
+
+    fake.script["ACQUIRE"].append(grant_late)
+    assert faked.lock("k", lease=60).acquire(0.3).fence == 7
 
 
 def test_acquire_sends_nothing_when_its_time_is_over_before_it_has_a_connection(faked, fake):
@@ -262,14 +272,16 @@ def test_late_grant_is_renewed_before_it_counts(faked, fake):
     assert withdrawals(fake) == [], "no connection broke"
 
 
-def test_acquire_ends_in_time_when_only_a_part_of_the_reply_comes(faked, fake):
-    faked.lock("j").acquire(30).release()
+def test_acquire_ends_in_time_when_only_a_part_of_the_reply_comes(kind, fake, monkeypatch):
+    # redis-py's own timeout.
+    monkeypatch.setattr(io, "HANDSHAKE", 90.0)
+    opened = kind.open(kind.redis(fake.port, socket_connect_timeout=90))
+    opened.lock("j").acquire(30).release()
     fake.script["ACQUIRE"].append(b"*2\r\n:1")
-    began = time.monotonic()
-    with pytest.raises(holdfast.NotAcquiredError):
-        faked.lock("k").acquire(0.3)
-    # redis-py's own timeout is 5 s.
-    assert time.monotonic() - began < 4
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        acquired = executor.submit(opened.lock("k").acquire, 0.3)
+        with pytest.raises(holdfast.NotAcquiredError):
+            acquired.result(60)
     until(lambda: withdrawals(fake), "it is withdrawn")
 
 
@@ -441,10 +453,10 @@ def test_renewal_is_repeated_when_it_fails(faked, fake, quick, impatient, troubl
 @pytest.mark.parametrize("trouble", [CUT, SILENCE, error(PASSING[0])], ids=["cut", "silence", "error"])
 def test_hold_expires_when_its_renewals_fail_for_a_lease(faked, fake, impatient, trouble):
     fake.script["RENEW"].extend([trouble] * 1000)
-    began = time.monotonic()
     hold = faked.lock("k", lease=0.8).acquire(30)
+    certain = hold._grant.certain
     assert hold.lost.wait(30)
-    assert time.monotonic() - began > 0.7
+    assert hold._grant.certain == certain <= rules.now(), "not before the lease is over"
     assert 1 <= len(fake.of("RENEW")) <= 60, "there is a pause"
     with pytest.raises(holdfast.LockLostError) as lost:
         hold.renew()
@@ -596,10 +608,8 @@ def test_release_raises_a_loss_when_the_key_was_overwritten(faked, fake):
 def test_release_goes_on_in_the_background_when_its_time_is_over(faked, fake, impatient):
     fake.script["RELEASE"].extend([SILENCE] * 3)
     hold = faked.lock("k", lease=60).acquire(30)
-    began = time.monotonic()
     with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
         hold.release(timeout=0.3)
-    assert time.monotonic() - began < 10
     until(lambda: len([words for words in fake.of("RELEASE") if b"TOKEN" in words]) >= 3, "it goes on")
 
 
@@ -614,10 +624,8 @@ async def _cancelled(fake, lease=60.0):
         while not fake.of("ACQUIRE"):
             await asyncio.sleep(0.001)
         task.cancel()
-        began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - began < 10, "the caller has its answer at once"
         yield opened
     await closed(client)
 
@@ -720,10 +728,8 @@ def test_wait_ends_soon_when_another_thread_cancels(faked, kind, fake):
     else:
         cancel = threading.Event()
         fake.script["ACQUIRE"].append(lambda _: cancel.set() or SILENCE)
-    began = time.monotonic()
     with pytest.raises(holdfast.NotAcquiredError, match="cancelled"):
-        faked.lock("k").acquire(30, cancel=cancel)
-    assert time.monotonic() - began < 10
+        faked.lock("k").acquire(cancel=cancel)
     until(lambda: withdrawals(fake), "it is withdrawn")
 
 
@@ -994,10 +1000,8 @@ def test_attempt_to_connect_that_hangs_does_not_block_a_single_request(faked, ki
         return await open_line(source, address)
 
     monkeypatch.setattr(io, "open", hang_once)
-    began = time.monotonic()
     try:
         assert faked.lock("k").acquire(30).is_held()
-        assert time.monotonic() - began < 20
     finally:
         ended.set()
 
@@ -1075,7 +1079,7 @@ def test_close_releases_a_lock_that_is_granted_meanwhile(faked, kind, fake):
 
     acquiring = in_thread(acquire)
     until(lambda: len(fake.of("ACQUIRE")) == 2, "it waits at the server")
-    closing = in_thread(lambda: (kind.run if isinstance(kind, Tasks) else run)(faked._engine.close(60)))
+    closing = in_thread(lambda: (kind.run if isinstance(kind, Tasks) else io.run)(faked._engine.close(60)))
     until(lambda: fake.of("RELEASE"), "close releases the first one")
     is_granted.set()
     until(lambda: [words[1] for words in fake.of("RELEASE")] == [b"first", b"k"], "it is released")
@@ -1214,7 +1218,7 @@ def test_close_releases_and_withdraws_at_other_nodes_when_one_is_silent(faked, k
         with concurrent.futures.ThreadPoolExecutor() as executor:
             acquired = executor.submit(faked.lock("asked").acquire, 60)
             until(lambda: len(other.of("ACQUIRE")) == 2, "it is asked for")
-            closing = in_thread(lambda: (kind.run if isinstance(kind, Tasks) else run)(faked._engine.close(120)))
+            closing = in_thread(lambda: (kind.run if isinstance(kind, Tasks) else io.run)(faked._engine.close(120)))
             try:
                 until(lambda: len(other.of("RELEASE")) >= 2, "it is released and withdrawn")
             finally:

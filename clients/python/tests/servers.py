@@ -117,8 +117,18 @@ class Server:
         until(self._start, "the port is free again")
 
     def close(self):
+        """Ends it. Raises AssertionError if the module has reported an internal error: its log has each kind once."""
         self.kill()
+        errors = [line for line in self.log().splitlines() if "holdfast: internal error" in line]
         shutil.rmtree(self.directory, ignore_errors=True)
+        assert not errors, errors
+
+
+def close_all(servers):
+    """Ends all of them, even if one has reported an error."""
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.close)
 
 
 class Cluster:
@@ -185,8 +195,7 @@ class Cluster:
             node.client().execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.id(target))
 
     def close(self):
-        for node in self.nodes:
-            node.close()
+        close_all(self.nodes)
 
 
 class Sentinels:
@@ -218,5 +227,4 @@ class Sentinels:
         self.sentinel.client().execute_command("SENTINEL", "SET", self.NAME, "down-after-milliseconds", 500)
 
     def close(self):
-        for server in (self.sentinel, self.replica, self.master):
-            server.close()
+        close_all([self.master, self.replica, self.sentinel])

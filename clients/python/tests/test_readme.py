@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from servers import Server
+from servers import Server, close_all
 
 HERE = Path(__file__).parent.parent
 EXAMPLES = [
@@ -22,8 +22,7 @@ EXAMPLES = [
 def three_servers():
     servers = [Server() for _ in range(3)]
     yield servers
-    for one in servers:
-        one.close()
+    close_all(servers)
 
 
 @pytest.mark.parametrize("source", EXAMPLES)

@@ -16,23 +16,21 @@ from holdfast import _engine as engine
 from holdfast import _rules as rules
 from holdfast._rules import State
 from kinds import Tasks, Threads
-from servers import Server, until
+from servers import Server, close_all, until
 
 
 @pytest.fixture(scope="module")
 def three():
     servers = [Server() for _ in range(3)]
     yield servers
-    for server in servers:
-        server.close()
+    close_all(servers)
 
 
 @pytest.fixture
 def own_three():
     servers = [Server() for _ in range(3)]
     yield servers
-    for server in servers:
-        server.close()
+    close_all(servers)
 
 
 def opened(kind, servers):

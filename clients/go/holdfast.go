@@ -93,6 +93,16 @@ func (l *RWLock) RLock(ctx context.Context, options ...Option) (*Hold, error) {
 	return l.client.Lock(ctx, l.name, slices.Concat(options, []Option{Shared()})...)
 }
 
+// TryLock acquires the lock as a writer if it is free.
+func (l *RWLock) TryLock(ctx context.Context, options ...Option) (*Hold, error) {
+	return l.client.TryLock(ctx, l.name, options...)
+}
+
+// TryRLock acquires the lock as a reader if no writer holds it or waits for it.
+func (l *RWLock) TryRLock(ctx context.Context, options ...Option) (*Hold, error) {
+	return l.client.TryLock(ctx, l.name, slices.Concat(options, []Option{Shared()})...)
+}
+
 // A Semaphore is a lock that several owners hold at once.
 type Semaphore struct {
 	client *Client

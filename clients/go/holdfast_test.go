@@ -5,6 +5,7 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 )
@@ -183,4 +184,24 @@ func TestCallsEndSoonAfterTheirContext(t *testing.T) {
 			})
 		})
 	}
+}
+func TestTryLockOfAnRWLockDoesNotWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {null}})
+		rw := f.client().RWLock("k")
+		for _, lock := range []func(context.Context, ...Option) (*Hold, error){rw.TryLock, rw.TryRLock} {
+			if _, err := lock(context.Background()); !errors.Is(err, ErrNotAcquired) {
+				t.Error(err)
+			}
+		}
+		sent := f.sent("LOCK.ACQUIRE")
+		if len(sent) != 2 || slices.Contains(sent[0].command, "SHARED") || !slices.Contains(sent[1].command, "SHARED") {
+			t.Errorf("sent %v", sent)
+		}
+		for _, r := range sent {
+			if r.option("WAIT") != "" {
+				t.Errorf("sent %v", r)
+			}
+		}
+	})
 }

@@ -17,6 +17,7 @@ const (
 	endless  = 100 * 365 * 24 * time.Hour
 	pollWait = 100 * time.Millisecond // the WAIT of requests that poll
 	pollEach = time.Second
+	idle     = 2 * time.Second // the longest that an ephemeral hold leaves its connection idle: a server may have the setting timeout 3
 )
 
 // An acquisition is one call that requests a lock, with everything that follows until the lock is released or lost.

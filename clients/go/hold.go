@@ -55,7 +55,7 @@ func newHold(a *acquisition, token int64, certain time.Time) *hold {
 // establish hands a hold to the application.
 func (h *hold) establish(caller context.Context) *Hold {
 	h.client.running.Add(1)
-	h.due = h.certain.Add(h.lease/4 - sure(h.lease)) // counted from when the lease began, not from when the reply was read
+	h.due = h.certain.Add(h.interval() - sure(h.lease)) // counted from when the lease began, not from when the reply was read
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(caller))
 	h.kept, h.stop = context.WithCancel(context.Background())
 	h.timer = time.AfterFunc(endless, func() { h.inTurn(h.attend) })
@@ -132,7 +132,7 @@ func (h *hold) renew(class priority, lease time.Duration) answer {
 		}
 		h.setCertain(certain)
 		h.former = h.lease
-		h.due = a.sent.Add(h.lease / 4)
+		h.due = a.sent.Add(h.interval())
 	case a.err == nil:
 		h.lose(ReasonGone)
 	case a.verdict == overwritten:
@@ -144,6 +144,14 @@ func (h *hold) renew(class priority, lease time.Duration) answer {
 		h.due = time.Now().Add(min(maxPause, h.lease/16))
 	}
 	return a
+}
+
+// interval returns how long after a renewal the timer renews the lock again.
+func (h *hold) interval() time.Duration {
+	if h.ephemeral {
+		return min(h.lease/4, idle)
+	}
+	return h.lease / 4
 }
 
 // setCertain notes until when the hold is certain.

@@ -103,6 +103,28 @@ func TestConcurrentReleaseEndsWithItsOwnContext(t *testing.T) {
 	})
 }
 
+func TestEphemeralHoldIsRenewedEveryTwoSeconds(t *testing.T) {
+	for name, test := range map[string]struct {
+		options []Option
+		renewed int // in 9 s
+	}{
+		"with a long lease":  {[]Option{Ephemeral(), Lease(time.Minute)}, 4},
+		"with a short lease": {[]Option{Ephemeral(), Lease(4 * time.Second)}, 8},
+		"but no other hold":  {[]Option{Lease(time.Minute)}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}})
+				mustLock(t, f.client(), test.options...)
+				time.Sleep(9*time.Second - 1)
+				if n := len(f.sent("LOCK.RENEW")); n != test.renewed {
+					t.Errorf("%d RENEWs", n)
+				}
+			})
+		})
+	}
+}
+
 // suspend makes the wall clock say that the hold is over.
 func (h *hold) suspend() {
 	h.mu.Lock()

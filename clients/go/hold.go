@@ -62,11 +62,18 @@ func (h *hold) establish(caller context.Context) *Hold {
 	h.inTurn(func() { // which sets the timer afterwards
 		h.detach = context.AfterFunc(h.client.closing, func() { _ = (&Hold{h}).Release(context.Background()) })
 	})
-	if hook := h.client.config.Hooks.Acquired; hook != nil {
-		hook(h.name(), h.acquired.Sub(h.began))
-	}
 	handle := &Hold{h}
 	runtime.AddCleanup(handle, func(dropped *atomic.Bool) { dropped.Store(true) }, &h.dropped)
+	if hook := h.client.config.Hooks.Acquired; hook != nil {
+		returned := false
+		defer func() {
+			if !returned { // it panicked
+				_ = handle.Release(caller)
+			}
+		}()
+		hook(h.name(), h.acquired.Sub(h.began))
+		returned = true
+	}
 	return handle
 }
 

@@ -125,6 +125,22 @@ func TestEphemeralHoldIsRenewedEveryTwoSeconds(t *testing.T) {
 	}
 }
 
+func TestPanicOfTheAcquiredHookReleasesTheLock(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
+		c := f.client(func(config *Config) { config.Hooks.Acquired = func(string, time.Duration) { panic("own") } })
+		defer func() {
+			if r := recover(); r != "own" {
+				t.Errorf("recovered %v", r)
+			}
+			if n := len(f.sent("LOCK.RELEASE")); n != 1 {
+				t.Errorf("%d RELEASEs", n)
+			}
+		}()
+		mustLock(t, c)
+	})
+}
+
 // suspend makes the wall clock say that the hold is over.
 func (h *hold) suspend() {
 	h.mu.Lock()

@@ -192,7 +192,7 @@ type Info struct {
 	Fence   int64         // the newest token; 0 if unknown
 	TTL     time.Duration // until the last lease ends
 	Holders []Holder
-	Waiters int
+	Waiters int // requests at the server: of each client, only its oldest one for a mutex
 }
 
 // A Holder is one of the owners that hold a lock.
@@ -225,7 +225,8 @@ func (c *Client) Info(ctx context.Context, name string) (Info, error) {
 	return info, a.err
 }
 
-// Waiters lists the requests that wait for a lock, in order, at most 5,000.
+// Waiters lists the requests that wait for a lock at the server, in order, at most 5,000: of each client, only its oldest
+// one for a mutex. The others wait in their client.
 func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
 	a := c.call(ctx, anyTimes, name, "LOCK.WAITERS", name, "COUNT", strconv.Itoa(shown))
 	items, _ := a.reply().([]any)

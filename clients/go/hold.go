@@ -413,8 +413,9 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 // StopRenewing leaves renewal to [Hold.Renew] from now on, as [NoRenew] does.
 func (h *Hold) StopRenewing() { h.renews.Store(false) }
 
-// Release releases the lock. It returns a [*LostError] if the lock had been lost. If ctx ends first, it returns the
-// cause, and the release continues in the background. A second release has no effect and returns the same outcome.
+// Release releases the lock, also if ctx has ended. It returns a [*LostError] if the lock had been lost. If the release
+// takes until 250 ms after the end of ctx, Release returns the error of ctx, and the release continues in the background. A
+// second release has no effect and returns the same outcome.
 func (h *Hold) Release(ctx context.Context) error { return h.ReleaseAfter(ctx, 0) }
 
 // ReleaseAfter stops the renewal and lets the lock expire after d: for jobs that must not run twice within that time.
@@ -430,12 +431,8 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	default:
 		go h.release(d)
 	}
-	select {
-	case <-h.ctx.Done():
-	case <-ctx.Done():
-		if h.ctx.Err() == nil {
-			return fmt.Errorf("holdfast: lock %s is being released in the background: %w", h.name(), context.Cause(ctx))
-		}
+	if a := await(ctx, func() answer { <-h.ctx.Done(); return answer{} }); a.err != nil {
+		return fmt.Errorf("holdfast: lock %s is being released in the background: %w", h.name(), a.err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -7,7 +7,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	defer hold.Release(context.WithoutCancel(ctx))
+//	defer hold.Release(ctx)
 //	return write(hold.Context(), hold.Fence())
 //
 // Waiters are granted the lock in the order of their requests. The client renews a lock while the process
@@ -64,10 +64,7 @@ func (h *Hold) run(ctx context.Context, fn func(context.Context) error) (err err
 	stop := context.AfterFunc(h.ctx, func() { cancel(context.Cause(h.ctx)) })
 	defer func() {
 		stop()
-		release, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		defer cancel()
-		defer context.AfterFunc(ctx, func() { time.AfterFunc(late, cancel) })() // Release then continues in the background
-		if failed := h.Release(release); failed != nil {
+		if failed := h.Release(ctx); failed != nil {
 			err = errors.Join(err, failed)
 		}
 	}()

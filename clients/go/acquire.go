@@ -298,7 +298,7 @@ func (a *acquisition) decide(ctx context.Context) (*hold, error) {
 // notAcquired returns the error of an acquisition that ends without the lock. It wraps the last error of the server or
 // the network. A try whose last request failed was not refused: it returns that error alone.
 func (a *acquisition) notAcquired(ctx context.Context) error {
-	cause := context.Cause(ctx)
+	cause := endOf(ctx)
 	switch deadline, ok := ctx.Deadline(); {
 	case errors.Is(cause, ErrClosed):
 		return ErrClosed
@@ -348,7 +348,7 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 func (a *acquisition) giveUp(ctx context.Context, err error) error {
 	if a.given && a.unread.Load() > 0 { // must not match ErrNotAcquired
 		if ctx.Err() != nil {
-			err = context.Cause(ctx)
+			err = endOf(ctx)
 		}
 		err = fmt.Errorf("holdfast: the reply for owner %q was lost, and its lease may be left at the server: %w", a.owner, err)
 	}

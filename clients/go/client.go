@@ -3,6 +3,7 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
@@ -227,7 +228,7 @@ func (c *Client) takeTurn(ctx context.Context, key any, until time.Time) (end fu
 }
 
 // await runs a request in a goroutine, and leaves it there if it does not end within 250 ms after ctx. The error is then
-// the cause of ctx.
+// that of ctx.
 func await(ctx context.Context, request func() answer) answer {
 	done := make(chan answer, 1)
 	go func() { done <- request() }()
@@ -240,15 +241,28 @@ func await(ctx context.Context, request func() answer) answer {
 	case a := <-done:
 		return a
 	case <-time.After(late):
-		return answer{err: context.Cause(ctx)}
+		return answer{err: endOf(ctx)}
 	}
 }
 
-// sleep waits until a time. If ctx ends first, sleep returns its cause.
+// endOf returns the error of ctx, and its cause if the application chose one. It returns nil if ctx has not ended.
+func endOf(ctx context.Context) error {
+	err := ctx.Err()
+	if err == nil {
+		return nil
+	}
+	cause := context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// sleep waits until a time. If ctx ends first, sleep returns its error.
 func sleep(ctx context.Context, until time.Time) error {
 	wait := time.Until(until)
 	if wait <= 0 || ctx.Err() != nil {
-		return context.Cause(ctx)
+		return endOf(ctx)
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -256,7 +270,7 @@ func sleep(ctx context.Context, until time.Time) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return endOf(ctx)
 	}
 }
 

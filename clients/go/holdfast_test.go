@@ -87,7 +87,7 @@ func TestDoEndsSoonAfterItsContext(t *testing.T) {
 					}
 					return nil
 				})
-				if took := time.Since(began); took != time.Second+late || !errors.Is(err, context.Canceled) {
+				if took := time.Since(began); took != time.Second+late || !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("%v after %v", err, took)
 				}
 			})
@@ -185,6 +185,44 @@ func TestCallsEndSoonAfterTheirContext(t *testing.T) {
 		})
 	}
 }
+
+func TestErrorOfAnEndedContextMatchesBothItsErrorAndItsCause(t *testing.T) {
+	for name, call := range map[string]func(context.Context, *Hold) error{
+		"Lock":  func(ctx context.Context, h *Hold) error { _, err := h.client.Lock(ctx, "k"); return err },
+		"Info":  func(ctx context.Context, h *Hold) error { _, err := h.client.Info(ctx, "k"); return err },
+		"Renew": func(ctx context.Context, h *Hold) error { return h.Renew(ctx, 0) },
+		"Observe": func(ctx context.Context, h *Hold) error {
+			return h.client.Observe(ctx, "free", time.Hour, func(Leader) {})
+		},
+		"Release": func(ctx context.Context, h *Hold) error { return h.Release(ctx) },
+		"Elect": func(ctx context.Context, h *Hold) error {
+			return h.client.Elect(ctx, "k", "v", func(context.Context, int64) error { return nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				own := errors.New("own")
+				timeout, cancel := context.WithTimeoutCause(context.Background(), time.Second, own)
+				defer cancel()
+				cancelled, cancelCause := context.WithCancelCause(context.Background())
+				time.AfterFunc(time.Second, func() { cancelCause(own) })
+				for _, ctx := range []context.Context{timeout, cancelled} {
+					info := func(r received) string {
+						if r.command[1] == "free" {
+							return "*0\r\n"
+						}
+						return silent
+					}
+					h := mustLock(t, newFake(t, script{"LOCK.ACQUIRE": {token, silent}, "LOCK.RENEW": {silent}, "LOCK.INFO": {info}, "LOCK.RELEASE": {silent}}).client())
+					if err := call(ctx, h); !errors.Is(err, ctx.Err()) || !errors.Is(err, own) {
+						t.Errorf("got %v, want %v and the cause", err, ctx.Err())
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestTryLockOfAnRWLockDoesNotWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {null}})

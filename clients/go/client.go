@@ -25,8 +25,8 @@ type Config struct {
 	// Dial opens a connection to a server, without a read timeout. Default: TCP, or a unix socket if addr begins with "/".
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Setup returns the commands that each new connection sends first, such as AUTH and SELECT. If one of them fails, so
-	// does the connection, except CLIENT.
-	Setup func(ctx context.Context) ([][]string, error)
+	// does the connection, except CLIENT. The server is at the address remote.
+	Setup func(ctx context.Context, remote net.Addr) ([][]string, error)
 	// Locate returns the address of the node that serves a key. With stale, an earlier result was wrong, for this key or
 	// another: Locate must look the address up again. Default: Addr.
 	Locate func(ctx context.Context, key string, stale bool) (addr string, err error)
@@ -73,7 +73,7 @@ func New(config Config) (*Client, error) {
 		config.Dial = dial
 	}
 	if config.Setup == nil {
-		config.Setup = func(context.Context) ([][]string, error) { return nil, nil }
+		config.Setup = func(context.Context, net.Addr) ([][]string, error) { return nil, nil }
 	}
 	if config.MaxConnections == 0 {
 		config.MaxConnections = 32

@@ -219,23 +219,23 @@ func (p *pool) refuse(err error) {
 // dial opens a connection, sends its first commands, and asks for the module's version: a server may accept connections
 // without replying, and each connection may reach another server.
 func (p *pool) dial(ctx context.Context) (*conn, error) {
-	commands, err := p.client.config.Setup(ctx)
-	if err != nil {
-		return nil, err
-	}
 	socket, err := p.client.config.Dial(ctx, p.addr)
 	if err != nil {
 		return nil, err
 	}
 	c := &conn{Conn: socket}
-	if err = p.prepare(c, commands); err != nil {
+	if err = p.prepare(ctx, c); err != nil {
 		_ = c.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-func (p *pool) prepare(c *conn, setup [][]string) error {
+func (p *pool) prepare(ctx context.Context, c *conn) error {
+	setup, err := p.client.config.Setup(ctx, c.RemoteAddr())
+	if err != nil {
+		return err
+	}
 	_ = c.SetDeadline(time.Now().Add(connectTimeout))
 	replies, err := c.exchange(append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
 	if err != nil {

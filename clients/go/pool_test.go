@@ -437,7 +437,7 @@ func TestUnknownCommandOfTheSetupIsNotAMissingModule(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"SELECT": {"-ERR unknown command 'SELECT', with args beginning with: '1' \r\n"}})
 		c := f.client(func(config *Config) {
-			config.Setup = func(context.Context) ([][]string, error) { return [][]string{{"SELECT", "1"}}, nil }
+			config.Setup = func(context.Context, net.Addr) ([][]string, error) { return [][]string{{"SELECT", "1"}}, nil }
 		})
 		if _, err := c.TryLock(context.Background(), "k"); err == nil || errors.Is(err, ErrModuleNotLoaded) {
 			t.Error(err)

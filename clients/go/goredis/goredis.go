@@ -69,8 +69,8 @@ func New(rdb redis.UniversalClient, options ...func(*holdfast.Config)) (*holdfas
 }
 
 // setup returns the commands that go-redis sends first on a connection.
-func setup(o *redis.Options) func(context.Context) ([][]string, error) {
-	return func(ctx context.Context) (commands [][]string, err error) {
+func setup(o *redis.Options) func(context.Context, net.Addr) ([][]string, error) {
+	return func(ctx context.Context, _ net.Addr) (commands [][]string, err error) {
 		user, password := o.Username, o.Password
 		switch {
 		case o.StreamingCredentialsProvider != nil:

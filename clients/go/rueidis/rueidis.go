@@ -26,9 +26,9 @@ import (
 // configuration. Closing the returned client does not close the rueidis client.
 func New(client rueidis.Client, option rueidis.ClientOption, options ...func(*holdfast.Config)) (*holdfast.Client, error) {
 	config := holdfast.Config{
-		Dial: func(ctx context.Context, addr string) (net.Conn, error) { return dial(ctx, addr, &option) },
+		Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return dial(ctx, addr, &option) },
+		Setup: func(_ context.Context, remote net.Addr) ([][]string, error) { return setup(&option, remote) },
 	}
-	config.Setup = func(context.Context) ([][]string, error) { return setup(&option) }
 	switch client.Mode() {
 	case rueidis.ClientModeCluster:
 		config.Locate = (&cluster{client: client}).locate
@@ -60,10 +60,10 @@ func dial(ctx context.Context, addr string, o *rueidis.ClientOption) (net.Conn, 
 }
 
 // setup returns the commands that rueidis sends first on a connection.
-func setup(o *rueidis.ClientOption) ([][]string, error) {
+func setup(o *rueidis.ClientOption, remote net.Addr) ([][]string, error) {
 	user, password := o.Username, o.Password
 	if o.AuthCredentialsFn != nil {
-		credentials, err := o.AuthCredentialsFn(rueidis.AuthCredentialsContext{})
+		credentials, err := o.AuthCredentialsFn(rueidis.AuthCredentialsContext{Address: remote})
 		if err != nil {
 			return nil, err
 		}

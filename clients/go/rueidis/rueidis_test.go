@@ -3,6 +3,7 @@ package rueidis
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"holdfast"
 )
 
 // hanging is a client whose requests get no reply.
@@ -103,5 +106,39 @@ func TestNodeWithoutAHostHasTheHostThatItWasAskedAt(t *testing.T) {
 	defer cancel()
 	if found, err := (&cluster{client: client}).locate(ctx, "k", false); found != addr {
 		t.Errorf("got %q, %v, want %q", found, err, addr)
+	}
+}
+
+func TestCredentialsFunctionGetsTheAddressOfTheServer(t *testing.T) {
+	addr := namelessNode(t)
+	asked := make(chan string, 1)
+	option := rueidis.ClientOption{InitAddress: []string{addr}, AlwaysRESP2: true, DisableCache: true}
+	client, err := rueidis.NewClient(option)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	option.AuthCredentialsFn = func(c rueidis.AuthCredentialsContext) (rueidis.AuthCredentials, error) {
+		select {
+		case asked <- c.Address.String():
+		default:
+		}
+		return rueidis.AuthCredentials{}, errors.New("enough")
+	}
+	locks, err := New(client, option, func(config *holdfast.Config) { config.Addr, config.Locate = addr, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = locks.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	go func() { _, _ = locks.Lock(ctx, "k") }()
+	select {
+	case found := <-asked:
+		if found != addr {
+			t.Errorf("got %q, want %q", found, addr)
+		}
+	case <-ctx.Done():
+		t.Error("the function was not called")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"sync"
 	"time"
@@ -48,7 +49,8 @@ func (s *Store) InitLockStore(_ context.Context, m lock.Metadata) error {
 	}
 	handshake := holdfast.Handshake(m.Properties["redisUsername"], m.Properties["redisPassword"], db, "")
 	s.owns = true
-	s.client, err = holdfast.New(holdfast.Config{Addr: host, Setup: func(context.Context) ([][]string, error) { return handshake, nil }})
+	setup := func(context.Context, net.Addr) ([][]string, error) { return handshake, nil }
+	s.client, err = holdfast.New(holdfast.Config{Addr: host, Setup: setup})
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -39,7 +40,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /orders/{order}/items", func(w http.ResponseWriter, r *http.Request) {
@@ -58,11 +59,15 @@ func main() {
 		}
 	})
 	server := &http.Server{Addr: net.JoinHostPort("127.0.0.1", os.Args[1]), Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	context.AfterFunc(ctx, func() { _ = server.Shutdown(context.Background()) })
-	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
-		log.Print(err)
-	}
-	_ = client.Close() // releases locks that are still held
+	go func() {
+		log.Print(server.ListenAndServe()) // returns when Shutdown begins
+		stop()
+	}()
+	<-ctx.Done()
+	drain, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_ = server.Shutdown(drain) // waits for the requests
+	_ = client.Close()         // releases locks that are still held
 }
 
 // addItem reads, computes and writes: without the lock, two concurrent requests could count one item.

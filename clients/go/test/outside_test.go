@@ -44,11 +44,25 @@ func TestProgramOutsideTheRepositoryUsesTheClientByReplace(t *testing.T) {
 	// These tests have this version in their go.mod, so that it is in the module cache.
 	listed := must[[]byte](t)(exec.Command("go", "list", "-m", "-f", "{{.Version}}", "github.com/redis/go-redis/v9").Output())
 	version := strings.TrimSpace(string(listed))
-	renamed := t.TempDir()
-	if err := os.CopyFS(renamed, os.DirFS(here)); err != nil {
-		t.Fatal(err)
+	root, clone := filepath.Join(here, "..", ".."), t.TempDir()
+	renamed, driver := filepath.Join(clone, "clients", "go"), filepath.Join("verification", "conformance", "drivers", "go")
+	for _, dir := range []string{filepath.Join("clients", "go"), driver, filepath.Join("bench", "league", "go")} {
+		if err := os.CopyFS(filepath.Join(clone, dir), os.DirFS(filepath.Join(root, dir))); err != nil {
+			t.Fatal(err)
+		}
 	}
-	run(t, renamed, "./set-module-path", "renamed/holdfast")
+	run(t, renamed, "./set-module-path", "renamed/holdfast", "v1.2.3")
+	for path, want := range map[string]string{
+		"goredis/go.mod":                 "renamed/holdfast v1.2.3",
+		"README.md":                      "-require renamed/holdfast/goredis@v1.2.3 -replace renamed/holdfast/goredis=/",
+		"bench/bench_test.go":            `{"holdfast", func`, // no import
+		"../../bench/league/go/redis.go": `"renamed/holdfast/goredis"`,
+	} {
+		if text := must[[]byte](t)(os.ReadFile(filepath.Join(renamed, path))); !strings.Contains(string(text), want) {
+			t.Errorf("%s does not contain %s", path, want)
+		}
+	}
+	run(t, filepath.Join(clone, driver), "go", "build", "-o", os.DevNull, ".")
 	for path, source := range map[string]string{"holdfast": here, "renamed/holdfast": renamed} {
 		dir := t.TempDir()
 		sum := must[[]byte](t)(os.ReadFile("go.sum"))

@@ -324,11 +324,11 @@ func TestElectHandsOver(t *testing.T) {
 	resign := make(chan struct{})
 	var done sync.WaitGroup
 	done.Go(func() {
-		_ = a.Elect(short(t), "leader", "a:1#%", func(ctx context.Context, term int64) error { terms <- term; <-resign; return nil })
+		_ = a.Elect(short(t), "leader", "a:1#%", func(_ context.Context, term int64) error { terms <- term; <-resign; return nil })
 	})
 	first := <-terms
 	done.Go(func() {
-		_ = b.Elect(short(t), "leader", "b", func(ctx context.Context, term int64) error { terms <- term; return nil })
+		_ = b.Elect(short(t), "leader", "b", func(_ context.Context, term int64) error { terms <- term; return nil })
 	})
 	if leader := must[holdfast.Leader](t)(b.Leader(ctx, "leader")); leader != (holdfast.Leader{Value: "a:1#%", Term: first}) {
 		t.Error(leader)
@@ -357,7 +357,7 @@ func TestObserveReportsEachLeader(t *testing.T) {
 	if leader := <-seen; leader != (holdfast.Leader{}) {
 		t.Error(leader)
 	}
-	err := a.Elect(short(t), "leader", "a", func(ctx context.Context, term int64) error {
+	err := a.Elect(short(t), "leader", "a", func(_ context.Context, term int64) error {
 		if leader := <-seen; leader != (holdfast.Leader{Value: "a", Term: term}) {
 			t.Error(leader)
 		}

@@ -65,7 +65,7 @@ func once(ctx context.Context, period string, command []string) (code int, err e
 		return 0, nil
 	}
 	// The loss of the lock ends the work: another host may have begun it.
-	work := exec.CommandContext(hold.Context(), command[0], command[1:]...)
+	work := exec.CommandContext(hold.Context(), command[0], command[1:]...) //nolint:gosec // the command is that of the caller
 	work.Stdout, work.Stderr = os.Stdout, os.Stderr
 	err = work.Run()
 	var failed *exec.ExitError

@@ -30,8 +30,8 @@ const (
 	patience = time.Minute // the deadline of conditions that should hold soon
 )
 
-// exampleAddr is the address of the server of the examples.
-var exampleAddr string
+// ExampleAddr is the address of the server of the examples.
+var ExampleAddr string
 
 // A fake is a server that follows a script: the replies to each command, in order, of which the last one is repeated.
 type fake struct {
@@ -284,10 +284,11 @@ func TestMain(m *testing.M) {
 		"LOCK.VERSION": {version}, "LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RELEASE": {one},
 		"LOCK.RENEW":    {func(r received) string { return ":" + cmp.Or(r.option("FENCE"), "7") + "\r\n" }},
 		"LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}, "LOCK.FORCE": {one},
-		"LOCK.INFO": {"*4\r\n+waiters\r\n:0\r\n+holders\r\n*1\r\n*4\r\n+owner\r\n+node-1#5c\r\n+token\r\n:7\r\n"},
+		"LOCK.WAITERS": {"*1\r\n*4\r\n+owner\r\n+node-2#5c\r\n+waited\r\n:1500\r\n"},
+		"LOCK.INFO":    {"*4\r\n+waiters\r\n:0\r\n+holders\r\n*1\r\n*4\r\n+owner\r\n+node-1#5c\r\n+token\r\n:7\r\n"},
 	}}
 	stop := examples.listen()
-	exampleAddr = examples.addr
+	ExampleAddr = examples.addr
 	code := m.Run()
 	stop()
 	for deadline := time.Now().Add(patience); code == 0; time.Sleep(10 * time.Millisecond) {

@@ -46,7 +46,13 @@ func StartPlain(t testing.TB, args ...string) *Server {
 		t.Fatal(err)
 	}
 	s := &Server{Dir: dir, Addr: filepath.Join(dir, "s")}
-	t.Cleanup(func() { s.Kill(); _ = os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		s.Kill()
+		if log, _ := os.ReadFile(filepath.Join(dir, "log")); strings.Contains(string(log), "holdfast: internal error") {
+			t.Errorf("the module reports an internal error:\n%s", log)
+		}
+		_ = os.RemoveAll(dir)
+	})
 	port := 0
 	for i, arg := range args {
 		if (arg == "--port" || arg == "--tls-port") && args[i+1] != "0" {

@@ -58,7 +58,7 @@ fn upgrade_starts_with_replica() {
 #[test]
 fn server_returns_to_state_before_module() {
     let server = Server::builder().without_module().start();
-    let load = "```console master\n127.0.0.1:6379> MODULE LOAD /usr/lib/redis/modules/libholdfast.so\nOK\n```\n";
+    let load = "```console primary\n127.0.0.1:6379> MODULE LOAD /usr/lib/redis/modules/libholdfast.so\nOK\n```\n";
     console::run(&format!("{load}{}", chapter("Go back to a server without it")), &[&server]);
 }
 

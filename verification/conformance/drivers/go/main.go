@@ -225,7 +225,7 @@ func (d *driver) run(c call) outcome {
 	case "check":
 		o := d.withHold(c, func(ctx context.Context, h *holdfast.Hold) error { return h.Check(ctx) }, "held")
 		if o.Outcome == "connection" || o.Outcome == "server" {
-			o.Outcome = "in-doubt"
+			o.Outcome = "uncertain"
 		}
 		return o
 	case "cancel":

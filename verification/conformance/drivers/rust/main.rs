@@ -317,7 +317,7 @@ fn failure(error: &Error) -> Value {
         Error::NoReplicas { .. } => "no-replicas",
         Error::WrongType { .. } => "wrong-type",
         Error::NotHeld { .. } => "not-held",
-        Error::Uncertain { .. } => "in-doubt",
+        Error::Uncertain { .. } => "uncertain",
         Error::Lost { why, .. } => {
             return json!({"outcome": "lost", "reason": why.to_string(), "text": error.to_string()});
         }

@@ -75,7 +75,7 @@ const calls = {
     try {
       return (await held.check()) ? { outcome: 'held' } : failure(held.signal.reason);
     } catch (error) {
-      return { ...failure(error), outcome: 'in-doubt' };
+      return { ...failure(error), outcome: 'uncertain' };
     }
   },
   async cancel({ hold }) {

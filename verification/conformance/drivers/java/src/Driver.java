@@ -116,7 +116,7 @@ public final class Driver extends Lines {
             }
             return new Object[] {"outcome", "lost", "reason", word(hold.lossReason()), "text", hold.toString()};
         } catch (HoldfastException why) {
-            return new Object[] {"outcome", "in-doubt", "text", text(why)};
+            return new Object[] {"outcome", "uncertain", "text", text(why)};
         }
     }
 

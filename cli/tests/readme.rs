@@ -22,6 +22,18 @@ fn readme_session_runs_as_printed() {
     assert_eq!(steps, 17);
 }
 
+#[test]
+fn project_readme_command_runs_under_lock() {
+    let server = Server::start();
+    let readme = std::fs::read_to_string(workspace().join("README.md")).unwrap();
+    let (_, rest) = readme.split_once("A shell (`cli`): `").unwrap();
+    let (command, _) = rest.split_once('`').unwrap();
+    // In place of a printer, the program prints the lock.
+    let lpr = r"printf '#!/bin/sh\nredis-cli HKEYS printer\n' >$PWD/lpr; chmod +x lpr; PATH=$PWD:$PATH";
+    let seen = shell(&server, &format!("cd $(mktemp -d); {lpr}; {command}; rm -r $PWD"));
+    assert!(seen.contains("#fence"), "{command}: {seen}");
+}
+
 fn shell(server: &Server, command: &str) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_holdfast"));
     let path = format!("{}:{}", program.parent().unwrap().display(), env::var("PATH").unwrap());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_client::{Error, Locks, LossReason, MultiLock, RedLock, block_on, redis};
+use holdfast_client::{Error, Locks, LossReason, MultiLock, RedLock, block_on};
 use support::{Server, workspace};
 
 use crate::common::say;
@@ -24,6 +24,9 @@ async fn first_example_runs() -> Outcome {
         assert!(fence > 0);
         Ok(())
     }
+use holdfast_client::{Locks, redis};
+use std::time::Duration;
+
 let locks = Locks::new(redis::Client::open(url)?);
 let Some(guard) = locks.lock("printer").wait(Duration::from_secs(10)).acquire().await? else {
     return Err("the printer is busy".into());

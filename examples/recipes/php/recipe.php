@@ -2,7 +2,13 @@
 // A lock with phpredis and raw LOCK.* commands.  Usage: php recipe.php PORT KEY
 // PHP has no timer beside the work: the lease covers all of it, or the work calls renew() between its steps.
 const LEASE = 10_000; // ms; a killed process blocks others for at most this long
+const SURE = LEASE / 100 * 99; // ms; a lease counts for this long, from before its request was sent: two clocks may differ by 1 %
 const PAUSE = 100_000; // µs
+
+function now(): int
+{
+    return intdiv(hrtime(true), 1_000_000);
+}
 
 /** A connection that is opened again when it broke. `$timeout`: read timeout in s; -1: none. */
 final class Connection
@@ -40,6 +46,7 @@ final class Lock
 {
     private bool $broke = false;
     private int $token = 0;
+    private int $certain = 0; // ms; until then no other client can hold the lock
     private string $owner;
 
     public function __construct(private Connection $waits, private Connection $short, private string $key)
@@ -50,33 +57,62 @@ final class Lock
     /** Returns the fencing token; 0: not acquired within `$wait` ms. */
     public function acquire(int $wait): int
     {
-        $began = hrtime(true);
-        while (($waited = intdiv(hrtime(true) - $began, 1_000_000)) < $wait) {
+        $began = now();
+        while (($waited = ($sent = now()) - $began) < $wait) {
             try { // WAITED keeps the place in the queue when the request is sent again
                 $this->token = (int) $this->waits->send('LOCK.ACQUIRE', $this->key, $this->owner, 'HOLDS', '1', 'LEASE', (string) LEASE,
                     'WAIT', (string) ($wait - $waited), 'WAITED', (string) $waited);
-                break;
+                if ($this->token === 0) {
+                    break;
+                }
+                $this->certain = $sent + SURE;
+                if ($this->certain - now() < SURE / 2) { // the lease began during the wait, but it is not known when
+                    $this->renewOnce();
+                }
+                if ($this->isHeld()) {
+                    return $this->token;
+                }
             } catch (RedisException) {
                 $this->broke = true;
                 usleep(PAUSE);
             }
         }
-        if ($this->token === 0 && $this->broke) { // a request may still be on its way
+        if ($this->broke) { // a request may still be on its way
             $this->short->send('LOCK.RELEASE', $this->key, $this->owner, 'ALL');
         }
-        return $this->token;
+        return 0;
     }
 
-    /** Returns false if the lock is lost. */
+    public function isHeld(): bool
+    {
+        return now() < $this->certain;
+    }
+
+    /** Returns false if the lock is lost. Tries again while the lease is certain. */
     public function renew(): bool
     {
-        return $this->short->send('LOCK.RENEW', $this->key, $this->owner, 'TOKEN', (string) $this->token, 'LEASE', (string) LEASE) !== false;
+        while ($this->isHeld()) {
+            try {
+                $this->renewOnce();
+                break;
+            } catch (RuntimeException) {
+                usleep(PAUSE);
+            }
+        }
+        return $this->isHeld();
+    }
+
+    private function renewOnce(): void
+    {
+        $sent = now();
+        $renewed = $this->short->send('LOCK.RENEW', $this->key, $this->owner, 'TOKEN', (string) $this->token, 'LEASE', (string) LEASE);
+        $this->certain = $renewed === false ? 0 : $sent + SURE; // nil: lost
     }
 
     public function release(): void
     {
-        $deadline = hrtime(true) + LEASE * 1_000_000; // after that the lease has ended anyway
-        for ($first = true; hrtime(true) < $deadline; $first = false) {
+        $deadline = now() + LEASE; // after that the lease has ended anyway
+        for ($first = true; now() < $deadline; $first = false) {
             try {
                 $released = $this->short->send('LOCK.RELEASE', $this->key, $this->owner, 'TOKEN', (string) $this->token);
                 if ($this->broke) { // a request that was sent twice may still be in the queue

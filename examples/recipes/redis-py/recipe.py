@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 from redis.retry import Retry
 
 LEASE = 10_000  # ms; a killed process blocks others for at most this long
+SURE = LEASE / 1000 * 0.99  # s; a lease counts for this long, from before its request was sent: two clocks may differ by 1 %
 PAUSE = 0.1  # s
 
 
@@ -22,55 +23,72 @@ def clients(port):
     return waits, short
 
 
+class Hold:
+    """A lock of this process, under its fencing token."""
+
+    def __init__(self, key, owner, token, sent):
+        self.key, self.owner, self.token = key, owner, token
+        self.certain = sent + SURE  # until then no other client can hold the lock
+
+    def is_held(self):
+        return time.monotonic() < self.certain
+
+    def renew(self, short):
+        sent = time.monotonic()
+        renewed = short.execute_command("LOCK.RENEW", self.key, self.owner, "TOKEN", self.token, "LEASE", LEASE)
+        self.certain = 0 if renewed is None else sent + SURE  # nil: lost
+
+
 @contextmanager
 def lock(waits, short, key, wait):
-    """Holds `key` and yields its fencing token and an event that is set when the lock is lost. Waits for at most `wait` seconds."""
+    """Holds `key` and yields the hold. Waits for at most `wait` seconds."""
     owner = secrets.token_hex(16)  # unique for each acquisition
-    token, broke = acquire(waits, short, key, owner, wait)
-    stop, lost = threading.Event(), threading.Event()
-    timer = threading.Thread(target=renew, args=(short, key, owner, token, stop, lost), daemon=True)
+    hold, broke = acquire(waits, short, key, owner, wait)
+    stop = threading.Event()
+    timer = threading.Thread(target=renew, args=(short, hold, stop), daemon=True)
     timer.start()
     try:
-        yield token, lost
+        yield hold
     finally:
         stop.set()
         timer.join()
-        release(short, key, owner, token, broke)
+        release(short, key, owner, hold.token, broke)
 
 
 def acquire(waits, short, key, owner, wait):
-    """Returns the token, and whether a connection broke meanwhile."""
+    """Returns the hold, and whether a connection broke meanwhile."""
     began, broke = time.monotonic(), False
     while (left := wait - (time.monotonic() - began)) > 0:
-        waited = int((time.monotonic() - began) * 1000)  # keeps the place in the queue when the request is sent again
+        sent = time.monotonic()
+        waited = int((sent - began) * 1000)  # keeps the place in the queue when the request is sent again
         try:
             token = waits.execute_command(
                 "LOCK.ACQUIRE", key, owner, "HOLDS", 1, "LEASE", LEASE, "WAIT", int(left * 1000) + 1, "WAITED", waited
             )
+            if token is None:
+                break
+            hold = Hold(key, owner, token, sent)
+            if hold.certain - time.monotonic() < SURE / 2:  # the lease began during the wait, but it is not known when
+                hold.renew(short)
         except (ConnectionError, TimeoutError):
             broke = True
             time.sleep(PAUSE)
             continue
-        if token is None:
-            break
-        return token, broke
+        if hold.is_held():
+            return hold, broke
     if broke:  # a request may still be on its way
         short.execute_command("LOCK.RELEASE", key, owner, "ALL")
     raise TimeoutError(f"{key} was not acquired within {wait} s")
 
 
-def renew(short, key, owner, token, stop, lost):
-    certain = time.monotonic() + LEASE / 1000
-    while not stop.wait(LEASE / 4 / 1000):
-        sent = time.monotonic()
+def renew(short, hold, stop):
+    pause = LEASE / 4 / 1000
+    while hold.is_held() and not stop.wait(pause):
         try:
-            if short.execute_command("LOCK.RENEW", key, owner, "TOKEN", token, "LEASE", LEASE) is None:
-                return lost.set()
-            certain = sent + LEASE / 1000
+            hold.renew(short)
+            pause = LEASE / 4 / 1000
         except redis.RedisError:
-            pass  # asked again while the lease is certain
-        if time.monotonic() >= certain:
-            return lost.set()
+            pause = PAUSE  # asked again while the lease is certain
 
 
 def release(short, key, owner, token, broke):
@@ -92,11 +110,11 @@ def release(short, key, owner, token, broke):
 
 def main(port, key):
     waits, short = clients(port)
-    with lock(waits, short, key, wait=30) as (token, lost):
-        print("held", token, flush=True)
+    with lock(waits, short, key, wait=30) as hold:
+        print("held", hold.token, flush=True)
         assert short.incr("inside:" + key) == 1, "two processes hold the lock"
         time.sleep(LEASE / 2 / 1000)  # the work
-        assert not lost.is_set()
+        assert hold.is_held()
         short.decr("inside:" + key)
     print("released", flush=True)
 

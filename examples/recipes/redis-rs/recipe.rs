@@ -3,6 +3,7 @@ use std::env;
 use std::error::Error;
 use std::fs::File;
 use std::io::Read;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ use redis::{Client, Connection, RedisError, RedisResult};
 
 /// A killed process blocks others for at most this long.
 const LEASE: Duration = Duration::from_secs(10);
+/// A lease counts for this long, from before its request was sent: two clocks may differ by 1 %.
+const SURE: Duration = Duration::from_millis(9_900);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// One connection, opened again when it broke. A synchronous `Connection` of redis-rs never repeats a command.
@@ -53,6 +56,22 @@ struct Hold<'a> {
     owner: String,
     token: String,
     broke: bool,
+    /// Until then no other client can hold the lock.
+    certain: Mutex<Instant>,
+}
+
+impl Hold<'_> {
+    fn is_held(&self) -> bool {
+        Instant::now() < *self.certain.lock().expect("no thread panics with it")
+    }
+
+    fn renew(&self, short: &mut Link) -> RedisResult<()> {
+        let sent = Instant::now();
+        let renewed = short.send("LOCK.RENEW", &[self.key, &self.owner, "TOKEN", &self.token, "LEASE", &ms(LEASE)])?;
+        let sure = renewed.map_or(Duration::ZERO, |_| SURE); // nil: lost
+        *self.certain.lock().expect("no thread panics with it") = sent + sure;
+        Ok(())
+    }
 }
 
 fn acquire<'a>(waits: &mut Link, short: &mut Link, key: &'a str, wait: Duration) -> Result<Hold<'a>, Box<dyn Error>> {
@@ -61,10 +80,21 @@ fn acquire<'a>(waits: &mut Link, short: &mut Link, key: &'a str, wait: Duration)
     let owner: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let (began, mut has_broken) = (Instant::now(), false);
     while let Some(left) = wait.checked_sub(began.elapsed()) {
+        let sent = Instant::now();
         let (lease, left, waited) = (ms(LEASE), ms(left), ms(began.elapsed())); // WAITED keeps the place in the queue
         let request = [key, &owner, "HOLDS", "1", "LEASE", &lease, "WAIT", &left, "WAITED", &waited];
-        match waits.send("LOCK.ACQUIRE", &request) {
-            Ok(Some(token)) => return Ok(Hold { key, owner, token: token.to_string(), broke: has_broken }),
+        let hold = waits.send("LOCK.ACQUIRE", &request).and_then(|token| {
+            let Some(token) = token else { return Ok(None) };
+            let (owner, token, certain) = (owner.clone(), token.to_string(), Mutex::new(sent + SURE));
+            let hold = Hold { key, owner, token, broke: has_broken, certain };
+            if sent.elapsed() > SURE / 2 {
+                hold.renew(short)?; // the lease began during the wait, but it is not known when
+            }
+            Ok(Some(hold))
+        });
+        match hold {
+            Ok(Some(hold)) if hold.is_held() => return Ok(hold),
+            Ok(Some(_)) => {}
             Ok(None) => break,
             Err(error) if broke(&error) => has_broken = true,
             Err(error) => return Err(error.into()),
@@ -77,22 +107,17 @@ fn acquire<'a>(waits: &mut Link, short: &mut Link, key: &'a str, wait: Duration)
     Err(format!("{key} was not acquired within {wait:?}").into())
 }
 
-/// Renews until `stop`. Returns whether the lock was held all the time.
-fn renew(short: &mut Link, hold: &Hold, stop: &AtomicBool) -> bool {
-    let mut certain = Instant::now() + LEASE;
-    while !stop.load(Ordering::Relaxed) {
-        let sent = Instant::now();
-        match short.send("LOCK.RENEW", &[hold.key, &hold.owner, "TOKEN", &hold.token, "LEASE", &ms(LEASE)]) {
-            Ok(Some(_)) => certain = sent + LEASE,
-            Ok(None) => return false,
-            Err(_) => {} // asked again while the lease is certain
+/// Renews until `stop`.
+fn renew(short: &mut Link, hold: &Hold, stop: &AtomicBool) {
+    let mut pause = LEASE / 4;
+    while hold.is_held() {
+        thread::park_timeout(pause);
+        if stop.load(Ordering::Relaxed) {
+            return;
         }
-        if Instant::now() >= certain {
-            return false;
-        }
-        thread::park_timeout(LEASE / 4);
+        // After an error it is asked again while the lease is certain.
+        pause = if hold.renew(short).is_ok() { LEASE / 4 } else { PAUSE };
     }
-    true
 }
 
 fn release(short: &mut Link, hold: &Hold) -> Result<(), Box<dyn Error>> {
@@ -140,8 +165,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         })();
         stop.store(true, Ordering::Relaxed);
         timer.thread().unpark();
-        let was_held = timer.join().expect("the timer does not panic");
-        work.map(|()| was_held)
+        timer.join().expect("the timer does not panic");
+        work.map(|()| hold.is_held())
     });
     release(&mut short, &hold)?;
     if !was_held? {

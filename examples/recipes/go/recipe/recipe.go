@@ -13,6 +13,7 @@ import (
 
 const (
 	lease = 10 * time.Second // a killed process blocks others for at most this long
+	sure  = lease * 99 / 100 // a lease counts for this long, from before its request was sent: two clocks may differ by 1 %
 	pause = 100 * time.Millisecond
 	// Silence is the read timeout of commands that do not wait.
 	Silence = lease / 8
@@ -36,52 +37,71 @@ func (l Library) WithLock(ctx context.Context, key string, wait time.Duration, w
 		return err
 	}
 	owner := hex.EncodeToString(id)
-	token, broke, err := l.acquire(ctx, key, owner, wait)
+	token, certain, broke, err := l.acquire(ctx, key, owner, wait)
 	if err != nil {
 		return err
 	}
 	held, lose := context.WithCancelCause(ctx)
+	lost := time.AfterFunc(time.Until(certain), func() { lose(fmt.Errorf("%s is lost", key)) })
+	defer lost.Stop()
 	done := make(chan struct{})
-	go func() { defer close(done); l.renew(held, lose, key, owner, token) }()
+	go func() { defer close(done); l.renewals(held, lost, key, owner, token) }()
 	err = work(held, token)
 	lose(nil)
 	<-done
 	return errors.Join(err, l.release(key, owner, token, broke))
 }
 
-func (l Library) acquire(ctx context.Context, key, owner string, wait time.Duration) (token int64, broke bool, err error) {
+// acquire returns the token, until when the lock is certainly held, and whether a connection broke.
+func (l Library) acquire(ctx context.Context, key, owner string, wait time.Duration) (token int64, certain time.Time, broke bool, err error) {
 	for began := time.Now(); time.Since(began) < wait; time.Sleep(pause) {
-		waited := time.Since(began) // keeps the place in the queue when the request is sent again
+		sent := time.Now()
+		waited := sent.Sub(began) // keeps the place in the queue when the request is sent again
 		token, ok, err := l.Wait(ctx, "LOCK.ACQUIRE", key, owner, "HOLDS", 1, "LEASE", ms(lease), "WAIT", ms(wait-waited), "WAITED", ms(waited))
-		switch {
-		case ok:
-			return token, broke, nil
-		case err == nil:
-			return 0, broke, fmt.Errorf("%s was not acquired within %v", key, wait)
-		case !errors.Is(err, ErrBroken):
-			return 0, broke, err
+		certain := sent.Add(sure)
+		if ok && time.Until(certain) < sure/2 { // the lease began during the wait, but it is not known when
+			certain, ok, err = l.renew(ctx, key, owner, token)
+		}
+		if ok {
+			return token, certain, broke, nil
+		}
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, ErrBroken) {
+			return 0, certain, broke, err
 		}
 		broke = true
 	}
-	_, _, err = l.Short(context.WithoutCancel(ctx), "LOCK.RELEASE", key, owner, "ALL") // a request may still be on its way
-	return 0, broke, errors.Join(fmt.Errorf("%s was not acquired within %v", key, wait), err)
+	if broke { // a request may still be on its way
+		_, _, err = l.Short(context.WithoutCancel(ctx), "LOCK.RELEASE", key, owner, "ALL")
+	}
+	return 0, certain, broke, errors.Join(fmt.Errorf("%s was not acquired within %v", key, wait), err)
 }
 
-func (l Library) renew(ctx context.Context, lose context.CancelCauseFunc, key, owner string, token int64) {
-	certain := time.Now().Add(lease)
-	for {
+func (l Library) renew(ctx context.Context, key, owner string, token int64) (certain time.Time, ok bool, err error) {
+	sent := time.Now()
+	_, ok, err = l.Short(ctx, "LOCK.RENEW", key, owner, "TOKEN", token, "LEASE", ms(lease))
+	return sent.Add(sure), ok, err
+}
+
+// renewals renews the lock until ctx ends. The timer lost fires when the lock is not certainly held any more.
+func (l Library) renewals(ctx context.Context, lost *time.Timer, key, owner string, token int64) {
+	for wait := lease / 4; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(lease / 4):
+		case <-time.After(wait):
 		}
-		sent := time.Now()
-		_, ok, err := l.Short(ctx, "LOCK.RENEW", key, owner, "TOKEN", token, "LEASE", ms(lease))
-		if ok {
-			certain = sent.Add(lease)
-		}
-		if err == nil && !ok || time.Now().After(certain) { // after an error it asks again while the lease is certain
-			lose(fmt.Errorf("%s is lost", key))
+		certain, ok, err := l.renew(ctx, key, owner, token)
+		switch {
+		case err != nil:
+			wait = pause // asked again while the lease is certain
+		case ok:
+			lost.Reset(time.Until(certain))
+			wait = lease / 4
+		default:
+			lost.Reset(0)
 			return
 		}
 	}

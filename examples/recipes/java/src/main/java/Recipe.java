@@ -3,11 +3,13 @@ import java.time.Duration;
 import java.util.HexFormat;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.BooleanSupplier;
 
 /** What both Java recipes share: a lock with raw LOCK.* commands over a function that sends one command. */
 final class Recipe {
     static final long LEASE = 10_000; // ms; a killed process blocks others for at most this long
+    static final long SURE = LEASE / 100 * 99; // ms; a lease counts for this long, from before its request was sent: two clocks may differ by 1 %
     static final long PAUSE = 100; // ms
 
     /** The connection broke or could not be opened. Error replies are other exceptions. */
@@ -21,7 +23,7 @@ final class Recipe {
     }
 
     interface Work {
-        void run(long token, AtomicBoolean lost) throws Exception;
+        void run(long token, BooleanSupplier isHeld) throws Exception;
     }
 
     private final Send waits;
@@ -29,6 +31,7 @@ final class Recipe {
     private final String key;
     private final String owner;
     private boolean broke;
+    private volatile long certain; // until then no other client can hold the lock
 
     /** {@code waits} sends commands that block, over a connection of its own without a read timeout. */
     Recipe(Send waits, Send shorts, String key) {
@@ -44,19 +47,19 @@ final class Recipe {
 
     void withLock(Duration wait, Work work) throws Exception {
         long token = acquire(wait.toMillis());
-        var lost = new AtomicBoolean();
         var timer = Executors.newSingleThreadScheduledExecutor();
-        long[] certain = {now() + LEASE};
-        timer.scheduleAtFixedRate(() -> {
-            long sent = now();
-            try {
-                if (shorts.send("LOCK.RENEW", key, owner, "TOKEN", "" + token, "LEASE", "" + LEASE) == null) lost.set(true);
-                else certain[0] = sent + LEASE;
-            } catch (Exception e) { /* asked again while the lease is certain */ }
-            if (now() >= certain[0]) lost.set(true);
+        timer.scheduleWithFixedDelay(() -> {
+            while (isHeld() && !timer.isShutdown()) {
+                try {
+                    renew(token);
+                    return;
+                } catch (Exception e) {
+                    LockSupport.parkNanos(PAUSE * 1_000_000); // asked again while the lease is certain
+                }
+            }
         }, LEASE / 4, LEASE / 4, TimeUnit.MILLISECONDS);
         try {
-            work.run(token, lost);
+            work.run(token, this::isHeld);
         } finally {
             timer.shutdown();
             timer.awaitTermination(LEASE, TimeUnit.MILLISECONDS);
@@ -64,14 +67,25 @@ final class Recipe {
         }
     }
 
+    private boolean isHeld() { return now() < certain; }
+
+    private void renew(long token) throws Broken {
+        long sent = now();
+        Long renewed = shorts.send("LOCK.RENEW", key, owner, "TOKEN", "" + token, "LEASE", "" + LEASE);
+        certain = renewed == null ? Long.MIN_VALUE : sent + SURE; // nil: lost
+    }
+
     private long acquire(long wait) throws Exception {
         long began = now();
         for (long waited = 0; waited < wait; waited = now() - began) { // WAITED keeps the place in the queue
+            long sent = now();
             try {
                 Long token = waits.send("LOCK.ACQUIRE", key, owner, "HOLDS", "1", "LEASE", "" + LEASE,
                         "WAIT", "" + (wait - waited), "WAITED", "" + waited);
-                if (token != null) return token;
-                break;
+                if (token == null) break;
+                certain = sent + SURE;
+                if (certain - now() < SURE / 2) renew(token); // the lease began during the wait, but it is not known when
+                if (isHeld()) return token;
             } catch (Broken e) {
                 broke = true;
                 Thread.sleep(PAUSE);
@@ -97,11 +111,11 @@ final class Recipe {
     }
 
     void main(Send incr) throws Exception {
-        withLock(Duration.ofSeconds(30), (token, lost) -> {
+        withLock(Duration.ofSeconds(30), (token, isHeld) -> {
             System.out.println("held " + token);
             if (incr.send("INCRBY", "inside:" + key, "1") != 1) throw new IllegalStateException("two processes hold the lock");
             Thread.sleep(LEASE / 2); // the work
-            if (lost.get()) throw new IllegalStateException("lost");
+            if (!isHeld.getAsBoolean()) throw new IllegalStateException("lost");
             incr.send("INCRBY", "inside:" + key, "-1");
         });
         System.out.println("released");

@@ -89,6 +89,16 @@ fn reference_has_every_field_of_info() {
 }
 
 #[test]
+fn reference_has_every_event_of_sessions() {
+    let code = document("src/replies.rs");
+    let after =
+        |mark| code.split(mark).skip(1).filter_map(|rest: &str| rest.split_once('"')).map(|(name, _)| name.to_owned());
+    let events = after("=> (\"").chain(after("write_event(ctx, \""));
+    let shown = table(&document("docs/reference.md"), "kind").into_iter().map(|(kind, _)| kind);
+    assert_eq!(shown.collect::<BTreeSet<_>>(), events.collect::<BTreeSet<_>>());
+}
+
+#[test]
 fn links_in_documents_resolve() {
     let listed =
         Command::new("git").args(["ls-files", "-co", "--exclude-standard", "*.md"]).current_dir(workspace()).output();

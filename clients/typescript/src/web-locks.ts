@@ -5,7 +5,6 @@ import { LockLostError, NotAcquiredError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import { onAbort } from './signals.js';
-import { sleep } from './time.js';
 
 export type LockMode = 'exclusive' | 'shared';
 /** The options of a request, as the Web Locks specification has them. */
@@ -292,12 +291,12 @@ export class LockManager {
 
   /** Waits until a request is in the server's queue. Returns for how long it has waited, ms; undefined: it no longer waits. */
   async #waited(request: Request): Promise<number | undefined> {
-    for (let pause = 5; request.state === 'waiting'; pause = Math.min(2 * pause, 1000)) {
+    for (let ms = 5; request.state === 'waiting'; ms = Math.min(2 * ms, 1000)) {
       // After an error, the server is asked again.
       const waiters = await this.#holdfast.waiters(this.#prefix + encode(request.name)).catch(() => []);
       const place = waiters.find(({ owner }) => owner === request.acquisition?.owner);
       if (place) return place.waited;
-      await sleep(pause);
+      await pause(ms);
     }
   }
 
@@ -364,7 +363,7 @@ export class LockManager {
         while (waits) {
           const [first] = await this.#holdfast.waiters(name);
           if (first?.owner === thief.acquisition?.owner) await this.#holdfast.force(name);
-          await sleep(5); // Also after FORCE, whatever the server has answered: there is no loop without a pause.
+          await pause(5); // Also after FORCE, whatever the server has answered: there is no loop without a pause.
         }
         hold = await result;
         await hold?.check(); // Our own FORCE may have hit this hold, if it was granted right before.
@@ -383,6 +382,12 @@ export class LockManager {
     }
   }
 }
+
+/** Unlike the client's own timers, this one keeps the process alive: a caller waits for it. */
+const pause = (ms: number): Promise<void> =>
+  new Promise((resolve) => {
+    setTimeout(resolve, ms);
+  });
 
 /** For how long a request has waited, ms, less 1: WAITED is rounded up, and it must not overtake a request that another manager made right before it. */
 const waitedSince = ({ since }: Request): number => Math.max(0, performance.now() - since - 1);

@@ -64,6 +64,15 @@ test.each(['ioredis', 'node_redis'] as const)('program_with_%s_stays_alive_while
   expect(output()).toBe('got it\n');
 });
 
+test.each([
+  ['wait_for_each_other', `await Promise.all(Array.from({ length: 6 }, () => locks.request('own', async () => {})));`],
+  ['steal', `for (const n of [1, 2, 3, 4, 5]) await holdfast.lock('web-locks:' + n), await locks.request(n, { steal: true }, () => {});`],
+])('program_stays_alive_while_requests_of_its_lock_manager_%s', async (_, code) => {
+  const locks = `import { LockManager } from 'holdfast/web-locks'; const locks = new LockManager(holdfast);`;
+  const { ended, output } = program('ioredis', `${locks} ${code} console.log('done');`);
+  expect([await ended, output()]).toEqual([0, 'done\n']);
+});
+
 test('killed_program_holds_for_at_most_its_lease', async () => {
   const { child, output, ended } = program(
     'ioredis',

@@ -1,9 +1,10 @@
 import { AsyncResource } from 'node:async_hooks';
 import { randomUUID } from 'node:crypto';
 import type { Acquisition } from './acquisition.js';
-import { LockLostError, NotAcquiredError } from './errors.js';
+import { LockLostError, NotAcquiredError, ServerError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
+import type { LockInfo, Waiter } from './replies.js';
 import { onAbort } from './signals.js';
 
 export type LockMode = 'exclusive' | 'shared';
@@ -189,27 +190,56 @@ export class LockManager {
   async query(): Promise<LockManagerSnapshot> {
     await Promise.all([...this.#requests.values()].flat().map(({ hold }) => hold?.check()));
     await this.#settled();
-    const held: LockRecord[] = [];
-    const waiting: { since: number; record: LockRecord }[] = [];
-    for (const { name, mode, state, ifAvailable, since } of [...this.#requests.values()].flat()) {
-      const record = { name, mode, clientId: this.#clientId };
-      if (state === 'held') held.push(record);
-      else if (!ifAvailable) waiting.push({ since, record });
+    const held: { fence: number; record: LockRecord }[] = [];
+    const own = new Map<string, Request[]>();
+    const record = ({ name, mode }: Request): LockRecord => ({ name, mode, clientId: this.#clientId });
+    for (const [name, requests] of this.#requests) {
+      own.set(
+        this.#prefix + encode(name),
+        requests.filter(({ hold, ifAvailable }) => !hold && !ifAvailable),
+      );
+      for (const request of requests) if (request.hold) held.push({ fence: request.hold.fence, record: record(request) });
     }
-    const others = (await this.#holdfast.scan(this.#prefix)).map(async (key) => {
-      const [info, waiters] = await Promise.all([this.#holdfast.info(key), this.#holdfast.waiters(key)]);
+    const pending: { since: number; record: LockRecord }[] = [];
+    const add = async (key: string): Promise<void> => {
+      const [info, waiters] = await this.#state(key);
       const at = performance.now();
       const foreign = (owner: string, limit: number | null): LockRecord[] => {
         const [clientId = ''] = owner.split('#');
         const mode = limit === 0 ? 'shared' : 'exclusive';
         return clientId === this.#clientId ? [] : [{ name: decode(key.slice(this.#prefix.length)), mode, clientId }];
       };
-      for (const { owner } of info?.holders ?? []) held.push(...foreign(owner, info?.limit ?? 1));
-      for (const { owner, limit, waited } of waiters)
-        waiting.push(...foreign(owner, limit).map((record) => ({ since: at - waited, record })));
+      for (const { owner, token } of info?.holders ?? [])
+        held.push(...foreign(owner, info?.limit ?? 1).map((record) => ({ fence: token ?? 0, record })));
+      const requests = new Set(own.get(key));
+      const queue = waiters.flatMap(({ owner, limit, waited }) => {
+        const request = [...requests].find(({ acquisition }) => acquisition?.owner === owner);
+        if (!request) return foreign(owner, limit).map((record) => ({ since: at - waited, record }));
+        requests.delete(request);
+        return { since: request.since, record: record(request) };
+      });
+      for (const request of requests) queue.push({ since: request.since, record: record(request) }); // The server does not have it yet.
+      // The server knows the order for one name; the times of others are too late by that of the reply.
+      let next = Number.POSITIVE_INFINITY;
+      for (const entry of [...queue].reverse()) {
+        next = Math.min(next, entry.since);
+        entry.since = next;
+      }
+      pending.push(...queue);
+    };
+    await Promise.all([...new Set([...own.keys(), ...(await this.#holdfast.scan(this.#prefix))])].map(add));
+    return {
+      held: held.sort((a, b) => a.fence - b.fence).map(({ record }) => record),
+      pending: pending.sort((a, b) => a.since - b.since).map(({ record }) => record),
+    };
+  }
+
+  /** The holders and the waiters of a lock; none if the key holds something else. */
+  #state(key: string): Promise<[LockInfo | null, Waiter[]]> {
+    return Promise.all([this.#holdfast.info(key), this.#holdfast.waiters(key)]).catch((error) => {
+      if (error instanceof ServerError && error.code === 'WRONGTYPE') return [null, []];
+      throw error;
     });
-    await Promise.all(others);
-    return { held, pending: waiting.sort((a, b) => a.since - b.since).map(({ record }) => record) };
   }
 
   /** Resolves when the states of this manager's requests are those at the server. */

@@ -880,6 +880,30 @@ test('lock_manager_claims_no_more_than_its_request_has_waited', async () => {
   expect(waited).toEqual(['6']);
 });
 
+test('query_lists_pending_requests_in_the_order_of_the_server', async () => {
+  const owners: string[] = [];
+  const { holdfast } = start((args) => {
+    const [command, , owner = ''] = args;
+    if (command === 'SCAN') return reply(['0', ['web-locks:a']]);
+    if (command === 'LOCK.INFO') return reply(['holders', [['owner', 'first#x', 'token', 1]]]);
+    if (command === 'LOCK.ACQUIRE' && args.includes('WAIT')) owners.push(owner);
+    if (command === 'LOCK.ACQUIRE') return args.includes('WAIT') ? 'silent' : reply(null);
+    const queue = ['second#x', owners[0], 'third#x'];
+    return reply(
+      queue.map((owner) => ['owner', owner, 'waited', 1, 'limit', 1]),
+      200,
+    );
+  });
+  const locks = new LockManager(holdfast);
+  for (let i = 0; i < 2; i++) locks.request('a', () => {}).catch(() => {});
+  await vi.advanceTimersByTimeAsync(20);
+  const { held, pending } = await within(500, locks.query());
+  const [own] = (owners[0] as string).split('#');
+  expect(held.map(({ clientId }) => clientId)).toEqual(['first']);
+  expect(pending.map(({ clientId }) => clientId)).toEqual(['second', own, 'third', own]);
+  await within(5100, holdfast.close());
+});
+
 // A cluster
 
 test.each([[['a:1', 'b:2']], [['b:2', 'a:1']], [['b:2', 'a:1', 'c:3']], [['b:2', 'c:3', 'd:4', 'a:1']]])(

@@ -240,8 +240,7 @@ test('query_lists_requests_of_all_managers_in_their_order', async () => {
   const name = fresh();
   const holder = await holding(locks, name);
   const first = foreign.request(name, () => {});
-  // Of requests of others, query() knows how long they had waited when the server replied.
-  await until('it has waited', async () => (await holdfast.waiters(`web-locks:${name}`)).some(({ waited }) => waited > 200));
+  await until('it waits', async () => (await holdfast.waiters(`web-locks:${name}`)).length === 1);
   const second = locks.request(name, () => {});
   for (const manager of [locks, foreign]) {
     const { held, pending } = await manager.query();
@@ -250,6 +249,30 @@ test('query_lists_requests_of_all_managers_in_their_order', async () => {
   }
   holder.release();
   await Promise.all([first, second]);
+});
+
+test('query_lists_held_locks_in_the_order_in_which_they_were_granted', async () => {
+  const names = [fresh(), fresh(), fresh(), fresh()];
+  const holders = await Promise.all(names.map((name) => holding(locks, name)));
+  const next = names.map((name, at) => holding(at === 1 ? foreign : locks, name));
+  const order = [2, 1, 3, 0];
+  for (const at of order) {
+    holders[at]?.release();
+    await next[at];
+  }
+  for (const manager of [locks, foreign]) {
+    const { held } = await manager.query();
+    expect(held.map(({ name }) => names.indexOf(name))).toEqual(order);
+  }
+  for (const { release } of await Promise.all(next)) release();
+});
+
+test('query_skips_what_is_no_lock', async () => {
+  const name = fresh();
+  redis.cli('HSET', `web-locks:${name}`, 'field', 'value');
+  const held = await locks.request(fresh(), async () => (await foreign.query()).held.map((lock) => lock.name));
+  expect(held).toHaveLength(1);
+  redis.cli('DEL', `web-locks:${name}`);
 });
 
 test('requests_of_several_managers_are_granted_in_the_order_of_their_calls', async () => {

@@ -122,6 +122,8 @@ export class LockManager {
   ): Promise<Awaited<T>>;
   request<T>(name: string, options: LockRequestOptions, callback: Callback<WebLock | null, T>): Promise<Awaited<T>>;
   async request(given: unknown, second: unknown, ...third: unknown[]): Promise<unknown> {
+    // biome-ignore lint/complexity/noArguments: `request.length` must be 2
+    if (arguments.length < 2) throw new TypeError(`request needs at least 2 arguments, got ${arguments.length}`);
     const name = `${given}`;
     const [options, callback] = third.length > 0 ? [second, third[0]] : [undefined, second];
     const { mode, ifAvailable, steal, signal } = dictionary(options);

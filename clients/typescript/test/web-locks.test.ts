@@ -68,6 +68,7 @@ test('request_rejects_with_type_error_when_arguments_are_wrong', async () => {
     ['a', { mode: 'foo' }, () => {}],
     ['a', { mode: null }, () => {}],
     [Symbol(), () => {}],
+    [{ toString: () => expect.unreachable() }],
   ];
   for (const args of wrong) await expect(request(...args), String(args.length)).rejects.toBeInstanceOf(TypeError);
   for (const signal of ['x', 12.34, false, {}, Symbol(), () => {}, globalThis, null]) {

@@ -57,6 +57,8 @@ export interface Client {
 
 /** 1 % for clocks that run at different speeds. */
 const CERTAIN = 0.99;
+/** How often an ephemeral hold is renewed at least, ms. */
+const EPHEMERAL_RENEWAL = 2000;
 /** How long `release()` waits for a confirmation unless the caller says otherwise, ms. */
 const RELEASE_TIMEOUT = 5000;
 /** How many holders LOCK.INFO shows at most. */
@@ -305,10 +307,14 @@ export class Hold {
     this.#certainWall = certain + this.#offset; // The offset of the request: the machine may have been suspended since.
   }
 
-  /** Sets when to renew: at a quarter of the lease, rounded down to a 40th of it, so that renewals are sent together. */
+  /**
+   * Sets when to renew: at a quarter of the lease, rounded down to a 40th of it, so that renewals are sent together. The connection of an ephemeral
+   * hold must not be idle for longer than a server's `timeout`, of at least 3 s.
+   */
   #plan(since: number): void {
-    const grain = Math.max(1, this.#lease / 40);
-    this.due = this.terms.renewed ? Math.floor((since + this.#lease / 4) / grain) * grain : this.#certain;
+    const every = Math.min(this.#lease / 4, this.connection ? EPHEMERAL_RENEWAL : Number.POSITIVE_INFINITY);
+    const grain = Math.max(1, every / 10);
+    this.due = this.terms.renewed ? Math.floor((since + every) / grain) * grain : this.#certain;
   }
 
   #end(): HoldfastError {

@@ -836,6 +836,17 @@ test('ephemeral_hold_keeps_its_connection_and_is_lost_with_it', async () => {
   expect(hold.signal.reason).toMatchObject({ reason: 'disconnected' });
 });
 
+test('ephemeral_hold_is_renewed_every_2_s_so_that_its_connection_is_not_idle', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
+  await within(10, Promise.all([holdfast.lock('a', { lease: 3_600_000, ephemeral: true }), holdfast.lock('b', { lease: 3_600_000 })]));
+  let renewals = 0;
+  for (let s = 0; s < 10; s += 2) {
+    await vi.advanceTimersByTimeAsync(2000);
+    expect(server.sent.filter((line) => line.includes('RENEW a'))).toHaveLength(++renewals);
+  }
+  expect(server.sent.filter((line) => line.includes('RENEW b'))).toEqual([]);
+});
+
 test('ephemeral_hold_closes_its_connection_when_it_is_lost', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(null)] });
   const hold = await within(10, holdfast.lock('a', { lease: 1000, ephemeral: true }));

@@ -72,7 +72,7 @@ export class Lock implements ExecutionResult {
     this.value = hold.owner;
     this.fence = hold.fence;
     this.attempts = attempts;
-    this.expiration = Date.now() + hold.remaining;
+    this.expiration = Math.floor(Date.now() + hold.remaining);
   }
 
   /** As {@link Redlock.release}. */
@@ -93,7 +93,9 @@ export class Lock implements ExecutionResult {
  *
  * - an acquisition waits at the server: it counts as one attempt, and the event reports a lock that is held only once, when the time is over;
  * - an extension or a release is repeated until the server has answered, not `retryCount` times;
- * - releasing again resolves; `using` takes any duration, and rejects with the routine's error even if the release fails, too.
+ * - releasing again resolves; `using` takes any duration, and rejects with the routine's error even if the release fails, too;
+ * - an acquisition rejects if a resource is named twice;
+ * - a program can't construct a `Lock`, such as to release that of another process, and there is no `clients`.
  */
 export class Redlock extends EventEmitter {
   readonly settings: Settings;

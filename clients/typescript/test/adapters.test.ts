@@ -22,6 +22,7 @@ test('redlock_acquires_extends_and_releases_several_resources', async () => {
   const redlock = new Redlock(holdfast, { retryCount: 0 });
   const lock = await redlock.acquire(['a', 'b'], 20_000);
   expect(lock.expiration).toBeGreaterThan(Date.now() + 10_000);
+  expect(Number.isInteger(lock.expiration)).toBe(true);
   expect(Number(redis.cli('PTTL', 'a'))).toBeGreaterThan(10_000);
   await expect(redlock.acquire(['b', 'c'], 2000)).rejects.toBeInstanceOf(ExecutionError);
   const extended = await lock.extend(60_000);

@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -210,6 +211,36 @@ describe('standalone', () => {
     await until('they are renewed', () => holds.every((hold) => hold.remaining > 6500));
     await Promise.all(holds.map((hold) => hold.release()));
     await (await wait).release();
+    await holdfast.close();
+  });
+
+  test.each(['actor', 'no_actor'])('cycle_of_waits_with_%s_of_async_local_storage_ends', async (option) => {
+    const storage = new AsyncLocalStorage<string>();
+    const options = option === 'actor' ? { actor: () => storage.getStore() } : {};
+    const holdfast = new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })), options);
+    const task = (actor: string, first: string, second: string): Promise<unknown> =>
+      storage.run(actor, async () => {
+        await using _ = await holdfast.lock(first);
+        await until('both hold one', async () => (await holdfast.info(second)) !== null);
+        return await holdfast.using(second, async () => 'both', { wait: 1000 }).catch((error) => error.code);
+      });
+    const outcomes = await Promise.all([task('1', 'x', 'y'), task('2', 'y', 'x')]);
+    expect(outcomes.includes('DEADLOCK')).toBe(option === 'actor');
+    expect(outcomes.includes('NOT_ACQUIRED')).toBe(option === 'no_actor');
+    await holdfast.close();
+  });
+
+  test('abort_signal_any_cancels_a_wait_and_reports_a_loss', async () => {
+    const holdfast = new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })));
+    const hold = await holdfast.lock('any');
+    const controller = new AbortController();
+    const wait = holdfast.lock('any', { signal: AbortSignal.any([controller.signal, hold.signal]) });
+    await until('it waits', async () => (await holdfast.waiters('any')).length === 1);
+    controller.abort('why');
+    await expect(wait).rejects.toBe('why');
+    const either = AbortSignal.any([hold.signal, new AbortController().signal]);
+    await holdfast.force('any');
+    expect([await hold.check(), either.reason.code]).toEqual([false, 'LOCK_LOST']);
     await holdfast.close();
   });
 

@@ -102,9 +102,12 @@ export class Redis {
     this.#process.kill('SIGCONT');
   }
 
+  /** Throws if the module has logged an internal error. */
   stop(): void {
     this.#process.kill('SIGKILL');
+    const errors = readFileSync(join(this.folder, 'log'), 'utf8').match(/.*internal error.*/g);
     rmSync(this.folder, { recursive: true, force: true });
+    if (errors) throw new Error(errors.join('\n'));
   }
 }
 

@@ -1,7 +1,6 @@
 import type { Connection, Outcome, Pipeline } from './driver.js';
 import { ServerError, UnavailableError } from './errors.js';
 import type { Pool, Priority, Taker } from './pool.js';
-import type { Server } from './server.js';
 import { Alarm, now } from './time.js';
 
 /** A pipeline that is sent once. */
@@ -40,11 +39,25 @@ export interface Request extends Pick<Exchange, 'target' | 'priority' | 'lease' 
   readonly repeatable?: boolean;
 }
 
+/** Knows which server serves what. */
+export interface Router {
+  pool(target: string | Pool): Pool;
+  /** Learns from error replies. Returns where to send the pipeline again, if all of them are redirects. */
+  learn(
+    target: string | Pool,
+    pool: Pool,
+    connection: Connection,
+    replies: readonly unknown[],
+  ): { pool: Pool; isAsking: boolean } | undefined;
+  /** A server did not answer. */
+  forget(pool: Pool): void;
+}
+
 /** An exchange under way. Follows one redirect. */
 export class Sending implements Taker {
   readonly priority: Priority;
   readonly lease: number;
-  readonly #server: Server;
+  readonly #router: Router;
   readonly #exchange: Exchange;
   readonly #end: number;
   #pool!: Pool;
@@ -55,13 +68,13 @@ export class Sending implements Taker {
   #isRedirected = false;
   #isAsking = false;
 
-  constructor(server: Server, exchange: Exchange) {
-    this.#server = server;
+  constructor(router: Router, exchange: Exchange) {
+    this.#router = router;
     this.#exchange = exchange;
     this.priority = exchange.priority;
     this.lease = exchange.lease;
     this.#end = now() + exchange.timeout;
-    this.#start(server.pool(exchange.target));
+    this.#start(router.pool(exchange.target));
   }
 
   take(connection: Connection): void {
@@ -96,7 +109,7 @@ export class Sending implements Taker {
 
   fail(error: Error): void {
     this.#alarm?.cancel();
-    this.#server.forget(this.#pool);
+    this.#router.forget(this.#pool);
     this.#exchange.done(error, this.#sent);
   }
 
@@ -126,7 +139,7 @@ export class Sending implements Taker {
     }
     const hasFailed = replies.some(isError);
     if (!hasFailed && replies.length > 0) this.#pool.succeeded();
-    const next = hasFailed ? this.#server.learn(target, this.#pool, connection, replies) : undefined;
+    const next = hasFailed ? this.#router.learn(target, this.#pool, connection, replies) : undefined;
     if (keeps?.(replies)) this.#pool.detach(connection);
     else if (!own) this.#pool.give(connection);
     if (next && !this.#isRedirected) {

@@ -1,6 +1,6 @@
 import type { Connection, Driver } from './driver.js';
 import { ServerError, UnavailableError } from './errors.js';
-import { type Exchange, type Request, Sending } from './exchange.js';
+import { type Exchange, type Request, type Router, Sending } from './exchange.js';
 import { Pool } from './pool.js';
 import { after, now } from './time.js';
 
@@ -8,7 +8,7 @@ import { after, now } from './time.js';
 const LEAST_TIME = 50;
 
 /** Sends requests to the server that serves a key: the only one, or a node of a cluster. */
-export class Server {
+export class Server implements Router {
   readonly #driver: Driver;
   readonly #max: number;
   readonly #pools = new Map<string | undefined, Pool>();
@@ -79,13 +79,7 @@ export class Server {
     for (const pool of this.#pools.values()) pool.close();
   }
 
-  /** Learns from error replies which node serves what. Returns where to send the pipeline again, if all of them are redirects. */
-  learn(
-    target: string | Pool,
-    pool: Pool,
-    connection: Connection,
-    replies: readonly unknown[],
-  ): { pool: Pool; isAsking: boolean } | undefined {
+  learn(target: string | Pool, pool: Pool, connection: Connection, replies: readonly unknown[]): ReturnType<Router['learn']> {
     const failed = replies.filter((reply): reply is ServerError => reply instanceof ServerError);
     const redirects = this.#driver.addresses ? failed.filter(({ code }) => code === 'MOVED' || code === 'ASK') : [];
     if (failed.some(({ code }) => code === 'READONLY' || code === 'UNBLOCKED')) {

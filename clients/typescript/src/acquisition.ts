@@ -2,7 +2,7 @@ import { randomFillSync } from 'node:crypto';
 import type { Pipeline } from './driver.js';
 import { NotAcquiredError, UnavailableError } from './errors.js';
 import type { Request, Sending } from './exchange.js';
-import { type Client, command, Hold, isRelease, type Terms } from './hold.js';
+import { type Client, command, Hold, isRelease, type Origin, type Terms } from './hold.js';
 import { OTHER, type Pool, RELEASE } from './pool.js';
 import { onAbort } from './signals.js';
 import { Alarm, after, now, silence, sleep, wallOffset, whole } from './time.js';
@@ -40,7 +40,7 @@ interface Attempt {
  * - `confirming`: it has one that came late, and a renewal decides whether it counts;
  * - `over`: the call has settled.
  */
-export class Acquisition {
+export class Acquisition implements Origin {
   readonly client: Client;
   readonly terms: Terms;
   readonly owner: string;
@@ -48,7 +48,6 @@ export class Acquisition {
   readonly outcome: Promise<Hold | null>;
   /** The requests that were written and not answered. */
   readonly unanswered = new Set<Attempt>();
-  /** A connection broke under a request of this owner. */
   broke = false;
   readonly #key: string;
   readonly #waits: boolean;
@@ -107,7 +106,6 @@ export class Acquisition {
     this.#reject(reason);
   }
 
-  /** A request of this owner may be in the server's queue, or on its way there. */
   get mayBeQueued(): boolean {
     return this.broke || this.unanswered.size > 0;
   }

@@ -2,7 +2,6 @@ import { once } from 'node:events';
 import { setTimeout as pause } from 'node:timers/promises';
 import { ClosedError, LockLostError, type LossReason } from './errors.js';
 import { checkFunction, checkLease, checkRange, type Hold } from './hold.js';
-import type { Holdfast } from './holdfast.js';
 import type { LockInfo } from './replies.js';
 import { onAbort } from './signals.js';
 
@@ -31,12 +30,24 @@ export interface Leader {
   readonly fence: number | null;
 }
 
+/** What elections need of their client. */
+interface Client {
+  key(name: string): string;
+  acquire(
+    names: readonly string[],
+    options: Pick<ElectionOptions, 'lease' | 'ephemeral' | 'replicas' | 'signal'>,
+    more: { prefix: string; background: boolean },
+  ): { readonly outcome: Promise<Hold | null> };
+  leader(name: string): Promise<Leader | null>;
+  emit(event: 'warning', error: unknown): boolean;
+}
+
 /** How long a candidate pauses after an error, ms. */
 const PAUSE = 1000;
 
 /** A candidacy. After an error of the server, the client emits a `warning`, and the candidacy goes on. */
 export class Election {
-  readonly #holdfast: Holdfast;
+  readonly #holdfast: Client;
   readonly #name: string;
   readonly #options: ElectionOptions;
   readonly #ending = new AbortController();
@@ -44,7 +55,7 @@ export class Election {
   #hold: Hold | undefined;
 
   /** @internal */
-  constructor(holdfast: Holdfast, name: string, options: ElectionOptions) {
+  constructor(holdfast: Client, name: string, options: ElectionOptions) {
     this.#holdfast = holdfast;
     this.#name = name;
     this.#options = options;
@@ -126,7 +137,7 @@ export function leaderOf(info: LockInfo | null): Leader | null {
 }
 
 export async function* observe(
-  holdfast: Holdfast,
+  holdfast: Client,
   name: string,
   options: { signal?: AbortSignal | undefined; interval?: number | undefined },
 ): AsyncGenerator<Leader | null, void, undefined> {

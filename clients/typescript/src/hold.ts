@@ -1,10 +1,7 @@
-import type { Acquisition } from './acquisition.js';
 import type { Connection } from './driver.js';
 import { HoldfastError, LockLostError, type LossReason, ServerError, UnavailableError } from './errors.js';
 import type { Request } from './exchange.js';
-import type { HoldfastEvents } from './holdfast.js';
 import { OTHER, RELEASE } from './pool.js';
-import type { Renewer } from './renewer.js';
 import { lockInfo } from './replies.js';
 import type { Server } from './server.js';
 import { Alarm, now, silence, wallOffset, whole } from './time.js';
@@ -38,16 +35,47 @@ export interface Work {
   end(): void;
 }
 
+/** The events of a client, for metrics and logs. Times in ms. A listener does not run within the work that it is notified of. */
+export interface HoldfastEvents {
+  acquired: [event: { names: readonly string[]; fence: number; waited: number }];
+  lost: [event: { names: readonly string[]; fence: number; reason: LossReason }];
+  released: [event: { names: readonly string[]; fence: number; held: number }];
+  /** An error of work in the background, for which no caller waits. */
+  warning: [error: unknown];
+}
+
+/** What a hold needs of its acquisition. */
+export interface Origin {
+  readonly client: Client;
+  readonly terms: Terms;
+  readonly owner: string;
+  /** A connection broke under a request of this owner. */
+  broke: boolean;
+  /** A request of this owner may be in the server's queue, or on its way there. */
+  readonly mayBeQueued: boolean;
+}
+
+/** Renews what a client holds. */
+export interface Renewals {
+  readonly holds: Set<Hold>;
+  /** Sees to the hold when it is due. */
+  add(hold: Hold): void;
+  remove(hold: Hold): void;
+  renewNow(hold: Hold): void;
+  /** Sends one renewal for each, and sees to them again when that is due. Calls `done` then. */
+  send(batch: readonly Hold[], done?: () => void): void;
+}
+
 /** What acquisitions and holds need of their client. */
 export interface Client {
   readonly server: Server;
-  readonly renewer: Renewer;
+  readonly renewer: Renewals;
   /** The waits for each mutex, of which only the oldest one is at the server. */
   readonly turns: Turns;
   /** The waits that have no connection of their own. */
   readonly polls: Line;
   /** The acquisitions whose calls have not settled. */
-  readonly acquisitions: Set<Acquisition>;
+  readonly acquisitions: Set<{ cancel(reason: unknown): void }>;
   /** Keeps the process alive. */
   readonly foreground: Work;
   /** `close()` waits for it. */
@@ -80,7 +108,7 @@ export class Hold {
   /** @internal A renewal is under way. */ renewing = false;
   /** @internal Called when it was released or lost. */ ended: (() => void) | undefined;
   /** @internal Called before the end of the program or of the client releases it. */ retire: (() => void) | undefined;
-  readonly #acquisition: Acquisition;
+  readonly #acquisition: Origin;
   readonly #client: Client;
   #lease: number;
   /** The last lease that the server accepted. */
@@ -102,7 +130,7 @@ export class Hold {
   #controller: AbortController | undefined;
 
   /** @internal `since`: when the lease began at the earliest, by the monotonic clock; `offset`: the {@link wallOffset} when it was asked for. */
-  constructor(acquisition: Acquisition, token: number, since: number, offset: number, connection: Connection | undefined) {
+  constructor(acquisition: Origin, token: number, since: number, offset: number, connection: Connection | undefined) {
     const { client, terms, owner } = acquisition;
     this.#acquisition = acquisition;
     this.#client = client;

@@ -2,8 +2,18 @@ import { EventEmitter } from 'node:events';
 import { Acquisition } from './acquisition.js';
 import type { Driver } from './driver.js';
 import { Election, type ElectionOptions, type Leader, leaderOf, observe } from './election.js';
-import { ClosedError, type LossReason, NotAcquiredError, ServerError } from './errors.js';
-import { type Client, checkFunction, checkLease, checkRange, type Hold, keepAlive, type Terms, type Work } from './hold.js';
+import { ClosedError, NotAcquiredError, ServerError } from './errors.js';
+import {
+  type Client,
+  checkFunction,
+  checkLease,
+  checkRange,
+  type Hold,
+  type HoldfastEvents,
+  keepAlive,
+  type Terms,
+  type Work,
+} from './hold.js';
 import { OTHER, type Pool } from './pool.js';
 import { Renewer } from './renewer.js';
 import { type LockInfo, lockInfo, type Waiter, waiterList } from './replies.js';
@@ -43,15 +53,6 @@ export interface LockOptions {
   limit?: number | undefined;
   /** Any number of holders at once, but not beside an exclusive one. */
   shared?: boolean | undefined;
-}
-
-/** The events of a client, for metrics and logs. Times in ms. A listener does not run within the work that it is notified of. */
-export interface HoldfastEvents {
-  acquired: [event: { names: readonly string[]; fence: number; waited: number }];
-  lost: [event: { names: readonly string[]; fence: number; reason: LossReason }];
-  released: [event: { names: readonly string[]; fence: number; held: number }];
-  /** An error of work in the background, for which no caller waits. */
-  warning: [error: unknown];
 }
 
 /** A lock with a fixed kind. Its methods take the other options of {@link Holdfast.lock}, and reject as that does. */

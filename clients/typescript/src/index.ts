@@ -13,6 +13,6 @@ export {
   ServerTooOldError,
   UnavailableError,
 } from './errors.js';
-export { Hold } from './hold.js';
-export { Holdfast, type HoldfastEvents, type HoldfastOptions, type KindOptions, type Lock, type LockOptions } from './holdfast.js';
+export { Hold, type HoldfastEvents } from './hold.js';
+export { Holdfast, type HoldfastOptions, type KindOptions, type Lock, type LockOptions } from './holdfast.js';
 export type { Holder, LockInfo, Waiter } from './replies.js';

@@ -1,5 +1,5 @@
 import { UnavailableError } from './errors.js';
-import type { Hold } from './hold.js';
+import type { Hold, Renewals } from './hold.js';
 import { RENEW } from './pool.js';
 import type { Server } from './server.js';
 import { Alarm, now, silence } from './time.js';
@@ -8,7 +8,7 @@ import { Alarm, now, silence } from './time.js';
 const PIPELINE = 256;
 
 /** Renews what a client holds, and finds that the time of a hold is over. */
-export class Renewer {
+export class Renewer implements Renewals {
   readonly holds = new Set<Hold>();
   readonly #server: Server;
   /** The holds of each moment in which something is due. */
@@ -18,7 +18,6 @@ export class Renewer {
     this.#server = server;
   }
 
-  /** Sees to the hold when it is due. */
   add(hold: Hold): void {
     this.remove(hold);
     if (!hold.isActive || !this.holds.has(hold)) return;
@@ -42,7 +41,6 @@ export class Renewer {
     this.send([hold]);
   }
 
-  /** Sends one renewal for each, and sees to them again when that is due. Calls `done` then. */
   send(batch: readonly Hold[], done?: () => void): void {
     const [head] = batch as [Hold];
     const target = head.terms.keys[0] as string;

@@ -24,7 +24,10 @@ import { Line, Turns } from './turns.js';
 export interface HoldfastOptions {
   /** The lease of locks that name none, ms. Default 10,000: a killed process blocks others for at most that long. */
   lease?: number | undefined;
-  /** How many connections to one server at most. Default 32; at least 3, of which waits leave two free. */
+  /**
+   * How many connections to one server at most. Default 32; at least 3, of which waits leave two free. Waits for which there is none are polled in turn:
+   * other clients may overtake them, and a hand-off takes up to a second, or a tenth of one for each of them.
+   */
   maxConnections?: number | undefined;
   /** The prefix of all keys. Default: none. A `keyPrefix` of the Redis client is not used. */
   prefix?: string | undefined;

@@ -83,7 +83,8 @@ const MOST_BEHIND = 8;
 /**
  * `navigator.locks` between processes: the Web Locks specification, on Holdfast. Managers with the same `prefix` share their locks. The holder of a stolen
  * lock notices when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen. The oldest request
- * of a manager for each name waits at the server, and eight more do. Other managers do not see the rest, and their later requests may be granted earlier.
+ * of a manager for each name waits at the server, and eight more do. Other managers do not see the rest, and their later requests may be granted earlier:
+ * so may they if more requests wait than `maxConnections` lets wait at the server.
  */
 export class LockManager {
   readonly #holdfast: Holdfast;

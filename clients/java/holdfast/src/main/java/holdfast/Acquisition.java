@@ -11,16 +11,12 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import java.util.function.Predicate;
 import org.jspecify.annotations.Nullable;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
-import org.slf4j.event.Level;
 
 /**
  * One call of the application that requests a lock, and all that follows until the lock is released or lost: the state machine of
  * {@code docs/client-protocol.md}, whose rules (B…) the comments name. Methods are called in steps, except those that are documented as for all threads.
  */
 final class Acquisition {
-    private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
     /** The line of acquisitions without a place at the server: one at a time polls (B30). */
     private static final Object POLLS = new Object();
 
@@ -50,6 +46,8 @@ final class Acquisition {
     private volatile long wallCertain;
     /** Whether the hold is renewed. False once its release has begun or it is lost. */
     final AtomicBoolean renews;
+    /** Whether the hold was renewed until it was lost. One that was not is expected to expire. */
+    private volatile boolean wasRenewed;
 
     private final Runnable turn = this::ask;
     private final Runnable poll = this::poll;
@@ -368,7 +366,12 @@ final class Acquisition {
                 withdrawn++;
                 withdrawalMayBeDone();
             } else {
-                LOG.atLevel(answer.verdict().passes() ? Level.DEBUG : Level.WARN).log("the request for lock '{}' could not be withdrawn", spec.title(), answer.error());
+                String text = "the request for lock '" + spec.title() + "' could not be withdrawn";
+                if (answer.verdict().passes()) {
+                    Log.write(log -> log.debug(text, answer.error()));
+                } else {
+                    Log.write(log -> log.warn(text, answer.error()));
+                }
                 withdrawalDone();
             }
         });
@@ -546,11 +549,15 @@ final class Acquisition {
     }
 
     private void lose(LossReason why) {
-        // A hold that is never renewed is expected to expire.
-        Level level = renews.get() || spec.renew() ? Level.WARN : Level.INFO;
+        wasRenewed = renews.get() || spec.renew();
         forget(State.LOST);
         end.complete(why);
-        LOG.atLevel(level).log("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
+        String text = "lock '" + spec.title() + "' of owner '" + owner + "' is lost: " + why;
+        if (wasRenewed) {
+            Log.write(log -> log.warn(text));
+        } else {
+            Log.write(log -> log.info(text));
+        }
         endRenewals(it -> it.completeExceptionally(lost()));
         client.publish(listener -> listener.lost(spec.title(), why));
         disown();

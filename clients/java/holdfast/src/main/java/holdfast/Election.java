@@ -4,7 +4,6 @@ import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
-import org.slf4j.LoggerFactory;
 
 /** A candidate in an election, until it is closed. A leader that exits normally hands over at once; one that is killed is replaced a lease (5 s) later. */
 public final class Election implements AutoCloseable {
@@ -34,7 +33,7 @@ public final class Election implements AutoCloseable {
         next.whenComplete((hold, why) -> {
             if (hold == null) {
                 if (!closed && !lock.client.isClosed()) {
-                    LoggerFactory.getLogger(Holdfast.class).error("the candidacy for '{}' failed; it is repeated in a second", lock.spec().title(), why);
+                    Log.write(log -> log.error("the candidacy for '{}' failed; it is repeated in a second", lock.spec().title(), why));
                     lock.client.inASecond(this::stand);
                 }
                 return;
@@ -88,7 +87,7 @@ public final class Election implements AutoCloseable {
             try {
                 hold.close();
             } catch (LockLostException lost) {
-                LoggerFactory.getLogger(Holdfast.class).debug("the term had ended before it was closed", lost);
+                Log.write(log -> log.debug("the term had ended before it was closed", lost));
             }
         }
     }
@@ -132,7 +131,7 @@ public final class Election implements AutoCloseable {
                     onChange.accept(now);
                 }
             } catch (HoldfastException unknown) {
-                LoggerFactory.getLogger(Holdfast.class).debug("the leader of '{}' could not be read", name, unknown);
+                Log.write(log -> log.debug("the leader of '{}' could not be read", name, unknown));
             } finally {
                 client.inASecond(this::look);
             }

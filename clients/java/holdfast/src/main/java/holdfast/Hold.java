@@ -7,7 +7,6 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
-import org.slf4j.LoggerFactory;
 
 /**
  * A lock that is held. Any thread may use and release it. The garbage collector never releases a lock: a hold that was forgotten is logged, and is still
@@ -27,7 +26,7 @@ public final class Hold implements AutoCloseable {
     private static Runnable ifForgotten(String title, AtomicBoolean renews) {
         return () -> {
             if (renews.get()) {
-                LoggerFactory.getLogger(Holdfast.class).warn("the hold of lock '{}' was forgotten without a release; it is still renewed", title);
+                Log.write(log -> log.warn("the hold of lock '{}' was forgotten without a release; it is still renewed", title));
             }
         };
     }

@@ -28,8 +28,6 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
 
 /**
  * A client for distributed locks in Redis or Valkey. An application makes one from its Redis client.
@@ -38,7 +36,6 @@ import org.slf4j.LoggerFactory;
  * {@link #close} releases its locks, as does a normal exit of the program unless {@link Builder#closeAtExit} says otherwise.
  */
 public final class Holdfast implements AutoCloseable {
-    private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
     private static final SecureRandom RANDOM = new SecureRandom();
     private static final String FORCE = "LOCK.FORCE";
     private static final int FEWEST_SWEPT = 64;
@@ -246,7 +243,7 @@ public final class Holdfast implements AutoCloseable {
                 Runtime.getRuntime().removeShutdownHook(hook);
             }
         } catch (IllegalStateException exiting) {
-            LOG.debug("closed by the exit of the program");
+            Log.write(log -> log.debug("closed by the exit of the program"));
         }
     }
 
@@ -380,7 +377,7 @@ public final class Holdfast implements AutoCloseable {
             try {
                 action.run();
             } catch (RuntimeException why) {
-                LOG.error("a callback of the application failed", why);
+                Log.write(log -> log.error("a callback of the application failed", why));
             }
         };
         Runnable unlessStep = () -> {
@@ -394,7 +391,7 @@ public final class Holdfast implements AutoCloseable {
                 executor.execute(executor == worker ? guarded : unlessStep);
                 return true;
             } catch (RuntimeException | Error why) {
-                LOG.debug("no thread for a callback", why);
+                Log.write(log -> log.debug("no thread for a callback", why));
             }
         }
         return false;

@@ -5,8 +5,6 @@ import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.jspecify.annotations.Nullable;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
 
 /**
  * Runs the steps of a client's state machine one at a time, and its timers.
@@ -15,8 +13,6 @@ import org.slf4j.LoggerFactory;
  * thread is pinned. Steps are short and run no code of the application.
  */
 final class Serial {
-    private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
-
     /** A step that runs at a time, unless it is cancelled. */
     final class Timer implements Comparable<Timer> {
         final long at;
@@ -78,7 +74,7 @@ final class Serial {
         try {
             step.run();
         } catch (RuntimeException | Error why) {
-            LOG.error("a step of the client failed", why);
+            Log.write(log -> log.error("a step of the client failed", why));
         }
     }
 

@@ -1325,6 +1325,38 @@ class StateMachineTest {
     }
 
     @Test
+    void losses_and_failures_are_reported_when_the_logger_throws() throws Exception {
+        close(client);
+        List<String> lost = new ArrayList<>();
+        client = Holdfast.builder(server).controlledBy(clock, direct()).listener(new HoldfastListener() {
+            @Override
+            public void lost(String name, LossReason why) {
+                lost.add(name);
+            }
+        }).build();
+        PrintStream before = System.err;
+        System.setErr(new PrintStream(before) {
+            @Override
+            public void println(String line) {
+                throw new IllegalStateException("the disk is full");
+            }
+        });
+        try {
+            server.next(RELEASE, NIL);
+            Hold hold = client.lock("k").acquire(WAIT);
+            assertThatThrownBy(() -> get(hold.releaseAsync())).isInstanceOf(LockLostException.class);
+            assertThat(lost).containsExactly("k");
+            // A step that fails is logged, too.
+            client.serial.run(() -> {
+                throw new IllegalStateException();
+            });
+            client.lock("k").acquire(WAIT).release();
+        } finally {
+            System.setErr(before);
+        }
+    }
+
+    @Test
     void acquire_async_ends_when_no_thread_can_be_had_for_its_callback() throws Exception {
         close(client);
         ExecutorService worker = Executors.newCachedThreadPool();

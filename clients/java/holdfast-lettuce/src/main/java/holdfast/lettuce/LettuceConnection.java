@@ -50,8 +50,8 @@ final class LettuceConnection implements RedisConnection {
         try {
             connection.dispatch(batch);
         } catch (RuntimeException why) {
-            LOG.debug("a connection can't write", why);
             close();
+            LOG.debug("a connection can't write", why);
         }
     }
 
@@ -85,8 +85,8 @@ final class LettuceConnection implements RedisConnection {
 
         @Override
         public boolean completeExceptionally(Throwable why) {
-            LOG.debug("a connection ended", why);
             LettuceConnection.this.close();
+            LOG.debug("a connection ended", why);
             return super.completeExceptionally(why);
         }
     }

@@ -20,8 +20,11 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Runs each fire time of a trigger on one node of a fleet whose schedulers have the same jobs and share no job store. On all nodes, the trigger must have the
- * same fire times: by a cron expression or the same start, and with a misfire instruction that ignores misfires. A job whose class has
- * {@code @DisallowConcurrentExecution} runs on one node at a time. If the server can't be reached, the job does not run.
+ * same identity, since one without gets a random name, and the same fire times: by a cron expression or the same start, and with a misfire instruction that
+ * ignores misfires. {@code triggerJob} runs the job once, on the node that calls it. If the server can't be reached, the job does not run.
+ *
+ * <p>A job whose class has {@code @DisallowConcurrentExecution} runs on one node at a time. Fire times during a run are run after it by the same node; they are
+ * lost if that node is killed, and some may be if the nodes' clocks differ.
  *
  * <p>Add it with {@code scheduler.getListenerManager().addTriggerListener(listener)}. A job may read its fence, a {@code Long}, by
  * {@code context.get(FleetTriggerListener.FENCE)}.
@@ -99,20 +102,20 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
             return !isHeld;
         }
         String job = prefix + context.getJobDetail().getKey();
-        Optional<Hold> fire = Optional.empty();
+        Optional<Hold> exclusive = Optional.empty();
         try {
             context.getScheduler().getListenerManager().addJobListener(vetoed);
-            fire = client.lock(LockSpec.of(job + "@" + context.getScheduledFireTime().getTime())).tryAcquire();
-            if (fire.isEmpty()) {
-                return true;
-            }
-            Optional<Hold> exclusive = Optional.empty();
+            // The job's own lock first: the node that runs the job must find the lock of this fire time free after its run.
             if (context.getJobDetail().isConcurrentExecutionDisallowed()) {
                 exclusive = client.lock(job).tryAcquire();
                 if (exclusive.isEmpty()) {
-                    fire.get().releaseAfter(keep);
                     return true;
                 }
+            }
+            Optional<Hold> fire = client.lock(job + "@" + trigger.getKey() + "@" + context.getScheduledFireTime().getTime()).tryAcquire();
+            if (fire.isEmpty()) {
+                exclusive.ifPresent(Hold::close);
+                return true;
             }
             context.put(FENCE, exclusive.orElse(fire.get()).fence());
             runs.put(instance, new Run(job, Thread.currentThread(), fire.get(), exclusive));
@@ -120,7 +123,7 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
         } catch (RuntimeException | SchedulerException why) {
             // If this threw, as it would after the client was closed, Quartz would never end the execution.
             LOG.error("job '{}' does not run: its lock could not be acquired", job, why);
-            fire.ifPresent(Hold::releaseAsync);
+            exclusive.ifPresent(Hold::releaseAsync);
             return true;
         }
     }

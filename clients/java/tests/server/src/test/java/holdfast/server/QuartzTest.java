@@ -14,6 +14,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.quartz.DisallowConcurrentExecution;
@@ -53,9 +54,10 @@ class QuartzTest {
     }
 
     @Test
-    void fire_time_is_released_when_the_jobs_own_lock_fails() throws Exception {
+    void jobs_own_lock_is_released_when_the_lock_of_the_fire_time_fails() throws Exception {
         try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
-            server.call("SET", "quartz:DEFAULT.exclusive", "something else than a lock");
+            Date begin = new Date(System.currentTimeMillis() + 500);
+            server.call("SET", "quartz:DEFAULT.exclusive@DEFAULT.exclusive@" + begin.getTime(), "something else than a lock");
             Properties properties = new Properties();
             properties.setProperty("org.quartz.scheduler.instanceName", "exclusive");
             properties.setProperty("org.quartz.threadPool.threadCount", "1");
@@ -73,7 +75,7 @@ class QuartzTest {
                     vetoed.complete(null);
                 }
             });
-            scheduler.scheduleJob(JobBuilder.newJob(Exclusive.class).withIdentity("exclusive").build(), TriggerBuilder.newTrigger().startNow().build());
+            scheduler.scheduleJob(JobBuilder.newJob(Exclusive.class).withIdentity("exclusive").build(), TriggerBuilder.newTrigger().withIdentity("exclusive").startAt(begin).build());
             scheduler.start();
             vetoed.get(60, TimeUnit.SECONDS);
             await().until(() -> opened.client().holds().isEmpty() && server.call("DBSIZE").equals(1L));
@@ -150,11 +152,15 @@ class QuartzTest {
     }
 
     private static Scheduler scheduler(String name, Clients.Opened opened) throws SchedulerException {
+        return scheduler(name, opened, Duration.ofMillis(1));
+    }
+
+    private static Scheduler scheduler(String name, Clients.Opened opened, Duration keep) throws SchedulerException {
         Properties properties = new Properties();
         properties.setProperty("org.quartz.scheduler.instanceName", name);
         properties.setProperty("org.quartz.threadPool.threadCount", "1");
         Scheduler scheduler = new StdSchedulerFactory(properties).getScheduler();
-        scheduler.getListenerManager().addTriggerListener(new FleetTriggerListener(opened.client(), "quartz:", Duration.ofMillis(1)));
+        scheduler.getListenerManager().addTriggerListener(new FleetTriggerListener(opened.client(), "quartz:", keep));
         return scheduler;
     }
 
@@ -224,6 +230,82 @@ class QuartzTest {
         }
     }
 
+    /** Counts its runs. */
+    public static final class Counting implements Job {
+        static final AtomicInteger RUNS = new AtomicInteger();
+
+        @Override
+        public void execute(JobExecutionContext context) {
+            RUNS.incrementAndGet();
+        }
+    }
+
+    @Test
+    void job_runs_once_for_each_of_its_triggers_and_manual_triggers() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            Scheduler scheduler = scheduler("triggers", opened, Duration.ofMinutes(10));
+            JobDetail job = JobBuilder.newJob(Counting.class).withIdentity("counting").storeDurably().build();
+            scheduler.addJob(job, false);
+            Date now = new Date();
+            for (String tenant : List.of("one", "two")) {
+                scheduler.scheduleJob(TriggerBuilder.newTrigger().forJob(job).withIdentity(tenant).startAt(now).build());
+            }
+            for (int i = 0; i < 20; i++) {
+                scheduler.triggerJob(job.getKey());
+            }
+            scheduler.start();
+            await().until(() -> Counting.RUNS.get() == 22);
+            scheduler.shutdown(true);
+        }
+    }
+
+    /** Its first run ends after three executions were vetoed. */
+    @DisallowConcurrentExecution
+    public static final class Lasting implements Job {
+        static final CountDownLatch VETOES = new CountDownLatch(3);
+        static final List<Long> RUNS = new CopyOnWriteArrayList<>();
+
+        @Override
+        public void execute(JobExecutionContext context) {
+            RUNS.add(context.getScheduledFireTime().getTime());
+            try {
+                VETOES.await(60, TimeUnit.SECONDS);
+            } catch (InterruptedException why) {
+                throw new IllegalStateException(why);
+            }
+        }
+    }
+
+    @Test
+    void fire_times_during_an_exclusive_run_follow_it() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
+            Date begin = new Date(System.currentTimeMillis() + 500);
+            List<Scheduler> fleet = List.of(scheduler("lasting-one", opened, Duration.ofMinutes(10)), scheduler("lasting-two", opened, Duration.ofMinutes(10)));
+            for (Scheduler scheduler : fleet) {
+                scheduler.getListenerManager().addJobListener(new JobListenerSupport() {
+                    @Override
+                    public String getName() {
+                        return "vetoes";
+                    }
+
+                    @Override
+                    public void jobExecutionVetoed(JobExecutionContext context) {
+                        Lasting.VETOES.countDown();
+                    }
+                });
+                scheduler.scheduleJob(JobBuilder.newJob(Lasting.class).withIdentity("lasting").build(), TriggerBuilder.newTrigger().withIdentity("lasting").startAt(begin)
+                    .withSchedule(SimpleScheduleBuilder.simpleSchedule().withIntervalInMilliseconds(100).withRepeatCount(2)
+                        .withMisfireHandlingInstructionIgnoreMisfires()).build());
+                scheduler.start();
+            }
+            await().until(() -> Lasting.RUNS.size() == 3);
+            for (Scheduler scheduler : fleet) {
+                scheduler.shutdown(true);
+            }
+            assertThat(Lasting.RUNS).doesNotHaveDuplicates();
+        }
+    }
+
     @Test
     void each_fire_time_runs_on_one_of_three_schedulers() throws Exception {
         try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.warm(server.port)) {
@@ -235,7 +317,7 @@ class QuartzTest {
                 properties.setProperty("org.quartz.threadPool.threadCount", "2");
                 Scheduler scheduler = new StdSchedulerFactory(properties).getScheduler();
                 scheduler.getListenerManager().addTriggerListener(new FleetTriggerListener(opened.client(), "quartz:", Duration.ofMinutes(10)));
-                scheduler.scheduleJob(JobBuilder.newJob(Noting.class).withIdentity("report").build(), TriggerBuilder.newTrigger().startAt(begin)
+                scheduler.scheduleJob(JobBuilder.newJob(Noting.class).withIdentity("report").build(), TriggerBuilder.newTrigger().withIdentity("report").startAt(begin)
                     .withSchedule(SimpleScheduleBuilder.simpleSchedule().withIntervalInMilliseconds(300).withRepeatCount(4)
                         .withMisfireHandlingInstructionIgnoreMisfires()).build());
                 fleet.add(scheduler);

@@ -16,7 +16,8 @@ import org.jspecify.annotations.Nullable;
  * client, usually without a request: it keeps the token, never shortens the lease, and does not notice that another client has just forced the lock. If a
  * thread lost the lock and locks again, it has one hold with a greater token.
  *
- * <p>Locking throws {@link DeadlockException} if the wait would never end, and {@link UnavailableException} if the server does not reply.
+ * <p>Locking without a time limit throws {@link DeadlockException} if the wait would never end. A timed try in such a cycle ends with its time and returns
+ * false; it does so at once if its own thread holds the read lock and tries the write lock. All throw {@link UnavailableException} if the server does not reply.
  */
 public final class FencedLock implements Lock {
     /** The key of a thread's holding of a name. */
@@ -130,6 +131,7 @@ public final class FencedLock implements Lock {
         if (interruptibly && Thread.interrupted()) {
             throw new InterruptedException();
         }
+        boolean isTimed = wait < Rules.ENDLESS;
         long until = client.serial.now() + wait;
         LockSpec terms = leaseTime > 0 ? spec.toBuilder().lease(Duration.ofNanos(unit.toNanos(leaseTime))).renew(false).build() : spec;
         long thread = Thread.currentThread().getId();
@@ -149,8 +151,8 @@ public final class FencedLock implements Lock {
         try {
             hold = request(terms, wait, actor, interruptibly);
         } catch (DeadlockException why) {
-            // The server may still have a hold or request of this thread that it has lost or withdrawn. That ends by itself: no deadlock.
-            if (client.info(name).filter(info -> info.holders().stream().noneMatch(it -> it.owner().startsWith(actor + "##"))).isPresent()) {
+            // A timed try ends the cycle itself, unless another thread does before. It goes on as an owner that takes no part in the search for deadlocks.
+            if (!isTimed && isDeadlock(actor)) {
                 throw why;
             }
             hold = request(terms, Math.max(AT_ONCE, until - client.serial.now()), null, interruptibly);
@@ -164,6 +166,11 @@ public final class FencedLock implements Lock {
         return hold.fence();
     }
 
+    /** Whether no holder is a hold that this thread has lost and the server still has: that would end by itself. */
+    private boolean isDeadlock(String actor) {
+        return client.info(name).filter(info -> info.holders().stream().noneMatch(it -> it.owner().startsWith(actor + "##") && !client.isOwner(it.owner()))).isPresent();
+    }
+
     private @Nullable Hold request(LockSpec terms, long wait, @Nullable String actor, boolean interruptibly) throws InterruptedException {
         Acquisition acquisition = client.start(terms, wait, actor);
         try {
@@ -175,7 +182,7 @@ public final class FencedLock implements Lock {
 
     private long reenter(Holding mine, LockSpec terms, long wait, boolean interruptibly) throws InterruptedException {
         if (kind == WRITE && mine.hold.spec().limit() != 1) {
-            if (wait == AT_ONCE) {
+            if (wait < Rules.ENDLESS) {
                 return 0;
             }
             throw new DeadlockException("lock '" + name + "': this thread holds the read lock and would wait for itself");

@@ -272,6 +272,11 @@ public final class Holdfast implements AutoCloseable {
         }
     }
 
+    /** Returns whether an owner is one of a lock that this client certainly holds now, by the monotonic clock. */
+    boolean isOwner(String owner) {
+        return acquisitions.stream().anyMatch(it -> it.owner.equals(owner) && it.isCertain());
+    }
+
     // ---- Acquisitions and requests ----
 
     Acquisition start(LockSpec spec, long wait, @Nullable String actor) {

@@ -245,6 +245,49 @@ class FencedLockTest {
     }
 
     @Test
+    void timed_tries_that_close_a_cycle_return_false_or_succeed_when_the_other_gives_up() throws Exception {
+        FencedLock first = one.client().fencedLock(name + "-1");
+        FencedLock second = one.client().fencedLock(name + "-2");
+        for (boolean longFirst : new boolean[] {true, false}) {
+            CompletableFuture<Void> bothHeld = new CompletableFuture<>();
+            CompletableFuture<Void> firstWaits = new CompletableFuture<>();
+            CompletableFuture<Boolean> longTry = new CompletableFuture<>();
+            CompletableFuture<Boolean> shortTry = new CompletableFuture<>();
+            crossing(first, second, 60_000, bothHeld, longFirst ? null : firstWaits, longTry);
+            await().until(first::isLocked);
+            crossing(second, first, 300, bothHeld, longFirst ? firstWaits : null, shortTry);
+            await().until(second::isLocked);
+            bothHeld.complete(null);
+            await().until(() -> longFirst ? !one.client().waiters(second.getName()).isEmpty() : shortTry.isDone() || !one.client().waiters(first.getName()).isEmpty());
+            firstWaits.complete(null);
+            assertThat(shortTry.get(60, TimeUnit.SECONDS)).isFalse();
+            assertThat(longTry.get(60, TimeUnit.SECONDS)).isTrue();
+        }
+    }
+
+    /** A thread locks one lock and tries the other. */
+    private static void crossing(FencedLock mine, FencedLock other, long ms, CompletableFuture<Void> begin, CompletableFuture<Void> turn, CompletableFuture<Boolean> result) {
+        new Thread(() -> {
+            mine.lock();
+            try {
+                begin.get();
+                if (turn != null) {
+                    turn.get();
+                }
+                boolean locked = other.tryLock(ms, TimeUnit.MILLISECONDS);
+                if (locked) {
+                    other.unlock();
+                }
+                result.complete(locked);
+            } catch (Throwable why) {
+                result.completeExceptionally(why);
+            } finally {
+                mine.unlock();
+            }
+        }).start();
+    }
+
+    @Test
     void try_with_the_longest_time_waits() throws Exception {
         lock.lock();
         CompletableFuture<Boolean> waiting = new CompletableFuture<>();
@@ -497,6 +540,7 @@ class FencedLockTest {
         assertThat(mine.readLock().getHoldCount()).isEqualTo(2);
         assertThat(mine.writeLock().tryLock()).isFalse();
         assertThatThrownBy(mine.writeLock()::lock).isInstanceOf(DeadlockException.class);
+        assertThat(mine.writeLock().tryLock(100, TimeUnit.MILLISECONDS)).isFalse();
         mine.readLock().unlock();
         mine.readLock().unlock();
         mine.writeLock().lock();

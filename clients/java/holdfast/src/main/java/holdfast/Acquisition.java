@@ -610,6 +610,11 @@ final class Acquisition {
         return isHeld;
     }
 
+    /** For all threads: whether the hold is renewed or, if it is lost, was. */
+    boolean isOrWasRenewed() {
+        return renews.get() || wasRenewed;
+    }
+
     /** Restarts the lease, with this duration from now on. If {@code keepsRenewing}, the client renews it from now on. */
     void renew(Duration length, boolean keepsRenewing, CompletableFuture<Void> future) {
         if (state != State.HELD) {

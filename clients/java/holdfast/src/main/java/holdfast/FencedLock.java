@@ -9,7 +9,8 @@ import java.util.concurrent.locks.Lock;
 import org.jspecify.annotations.Nullable;
 
 /**
- * A re-entrant lock with a fencing token, which belongs to the thread that acquired it. Objects of the same client and name are the same lock.
+ * A re-entrant lock with a fencing token, which belongs to the thread that acquired it. Objects of the same client, name and scope are the same lock. If the
+ * thread ends without unlocking, the client keeps and renews the lock.
  *
  * <p>The methods are those of {@link Lock}, and others with the names that Redisson's {@code RLock} and Hazelcast's {@code FencedLock} use. With a lease of
  * 0 or less, the client renews the lock until it is unlocked. A positive lease is not renewed: the lock is released when it ends. Re-entry is counted in the
@@ -20,8 +21,8 @@ import org.jspecify.annotations.Nullable;
  * false; it does so at once if its own thread holds the read lock and tries the write lock. All throw {@link UnavailableException} if the server does not reply.
  */
 public final class FencedLock implements Lock {
-    /** The key of a thread's holding of a name. */
-    record Place(String name, long thread) {}
+    /** The key of a thread's holding of a name in a scope. */
+    record Place(String name, long thread, @Nullable Object scope) {}
 
     /**
      * A thread's hold of a name. Only that thread changes it.
@@ -39,10 +40,12 @@ public final class FencedLock implements Lock {
     private final LockSpec spec;
     private final String name;
     private final int kind;
+    private final @Nullable Object scope;
 
-    FencedLock(Holdfast client, LockSpec spec) {
+    FencedLock(Holdfast client, LockSpec spec, @Nullable Object scope) {
         this.client = client;
         this.spec = spec;
+        this.scope = scope;
         name = spec.names().get(0);
         kind = spec.limit() == 1 ? WRITE : READ;
     }
@@ -162,7 +165,7 @@ public final class FencedLock implements Lock {
         }
         AtomicIntegerArray counts = new AtomicIntegerArray(2);
         counts.set(kind, 1);
-        client.keep(new Place(name, thread), new Holding(Thread.currentThread(), hold, counts));
+        client.keep(place(thread), new Holding(Thread.currentThread(), hold, counts));
         return hold.fence();
     }
 
@@ -227,8 +230,12 @@ public final class FencedLock implements Lock {
 
     /** Returns what a thread holds, unless that was lost. */
     private @Nullable Holding holding(long thread) {
-        Holding holding = client.holdings.get(new Place(name, thread));
+        Holding holding = client.holdings.get(place(thread));
         return holding != null && holding.hold.acquisition.isCertain() ? holding : null;
+    }
+
+    private Place place(long thread) {
+        return new Place(name, thread, scope);
     }
 
     private Hold mine() {
@@ -255,7 +262,7 @@ public final class FencedLock implements Lock {
      */
     @Override
     public void unlock() {
-        Place place = new Place(name, Thread.currentThread().getId());
+        Place place = place(Thread.currentThread().getId());
         Holding holding = client.holdings.get(place);
         if (holding == null || holding.counts.get(kind) == 0) {
             throw notHeld(null);
@@ -286,11 +293,14 @@ public final class FencedLock implements Lock {
         }
     }
 
-    /** Forgets a hold that the current thread has lost and not unlocked; returns whether there was one. */
+    /**
+     * Forgets a hold that the current thread has lost and not unlocked. Returns whether there was one that was renewed until it was lost: the end of a lease
+     * that is not renewed is expected.
+     */
     public boolean forgetLost() {
-        Place place = new Place(name, Thread.currentThread().getId());
+        Place place = place(Thread.currentThread().getId());
         Holding holding = client.holdings.get(place);
-        return holding != null && !holding.hold.acquisition.isCertain() && client.holdings.remove(place, holding);
+        return holding != null && !holding.hold.acquisition.isCertain() && client.holdings.remove(place, holding) && holding.hold.acquisition.isOrWasRenewed();
     }
 
     /** Releases the lock for all its holders; returns whether it was held. */

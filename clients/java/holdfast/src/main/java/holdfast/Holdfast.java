@@ -139,10 +139,15 @@ public final class Holdfast implements AutoCloseable {
 
     /** Returns a re-entrant lock with these terms: one name, a mutex or shared. */
     public FencedLock fencedLock(LockSpec spec) {
+        return fencedLock(spec, null);
+    }
+
+    /** The same in a scope, whose locks exclude those of other scopes also in one thread: an object, compared by {@code equals}; null: none. */
+    public FencedLock fencedLock(LockSpec spec, @Nullable Object scope) {
         if (spec.names().size() != 1 || spec.limit() > 1) {
             throw new IllegalArgumentException("a FencedLock must have one name, and be a mutex or shared, got " + spec);
         }
-        return new FencedLock(this, spec);
+        return new FencedLock(this, spec, scope);
     }
 
     /** Returns a reader-writer lock, whose two locks are re-entrant and belong to threads. */

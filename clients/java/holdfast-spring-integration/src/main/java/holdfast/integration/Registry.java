@@ -2,6 +2,7 @@ package holdfast.integration;
 
 import holdfast.FencedLock;
 import holdfast.Holdfast;
+import holdfast.LockSpec;
 import java.time.Duration;
 import java.util.Collections;
 import java.util.LinkedHashMap;
@@ -36,7 +37,12 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
     /** Returns the lock of this key, which must be a String. */
     @Override
     public L obtain(Object lockKey) {
-        return locks.computeIfAbsent(name(lockKey), name -> adapter.apply(client.fencedLock(name)));
+        return locks.computeIfAbsent(name(lockKey), name -> adapter.apply(lock(name)));
+    }
+
+    /** The registry is the scope: as for other registries, the locks of two exclude each other also in one thread. */
+    private FencedLock lock(String name) {
+        return client.fencedLock(LockSpec.of(name), this);
     }
 
     private String name(Object key) {
@@ -46,9 +52,13 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
         return prefix + name;
     }
 
-    /** Does nothing: an unused lock takes only the memory of its object, and there are at most 10,000 objects. */
+    /** Forgets all objects if the age is negative. Otherwise does nothing: there are at most 10,000, which have no state. */
     @Override
-    public void expireUnusedOlderThan(long age) {}
+    public void expireUnusedOlderThan(long age) {
+        if (age < 0) {
+            locks.clear();
+        }
+    }
 
     /** Restarts the lease of the current thread's hold, with the client's lease. */
     @Override
@@ -64,7 +74,7 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
 
     private void renew(Object key, long ms) {
         try {
-            client.fencedLock(name(key)).renew(ms, TimeUnit.MILLISECONDS);
+            lock(name(key)).renew(ms, TimeUnit.MILLISECONDS);
         } catch (IllegalMonitorStateException why) {
             throw new IllegalStateException("Could not renew the lock '" + key + "': it is not held by this thread", why);
         }

@@ -4,6 +4,7 @@ import static org.assertj.core.api.Assertions.assertThat;
 import static org.assertj.core.api.Assertions.assertThatThrownBy;
 import static org.awaitility.Awaitility.await;
 
+import holdfast.DeadlockException;
 import holdfast.integration.HoldfastLockRegistry;
 import holdfast.testing.RedisServer;
 import java.time.Duration;
@@ -63,10 +64,48 @@ class SpringIntegrationTest {
     }
 
     @Test
-    void key_has_one_lock_object() {
+    void key_has_one_lock_object_until_unused_objects_expire() {
         DistributedLock lock = registry.obtain("o");
-        registry.expireUnusedOlderThan(-1);
+        registry.expireUnusedOlderThan(60_000);
         assertThat(registry.obtain("o")).isSameAs(lock).isNotEqualTo(registry.obtain("p")).isNotEqualTo(elsewhere.obtain("o"));
+        lock.lock();
+        registry.expireUnusedOlderThan(-1);
+        assertThat(registry.obtain("o")).isNotSameAs(lock);
+        registry.obtain("o").unlock();
+        assertThat(elsewhere.obtain("o").tryLock()).isTrue();
+        elsewhere.obtain("o").unlock();
+    }
+
+    @Test
+    void registries_of_one_client_exclude_each_other_in_one_thread() throws Exception {
+        HoldfastLockRegistry other = new HoldfastLockRegistry(one.client(), "reg:");
+        registry.obtain("s").lock();
+        assertThat(other.obtain("s").tryLock()).isFalse();
+        assertThat(other.obtain("s").tryLock(50, TimeUnit.MILLISECONDS)).isFalse();
+        assertThatThrownBy(other.obtain("s")::lock).isInstanceOf(DeadlockException.class);
+        assertThatThrownBy(() -> other.renewLock("s")).isInstanceOf(IllegalStateException.class);
+        assertThatThrownBy(other.obtain("s")::unlock).isInstanceOf(IllegalMonitorStateException.class);
+        registry.renewLock("s");
+        registry.obtain("s").unlock();
+        assertThat(other.obtain("s").tryLock()).isTrue();
+        other.obtain("s").unlock();
+    }
+
+    @Test
+    void first_try_succeeds_when_the_time_to_live_has_ended() throws Exception {
+        DistributedLock lock = registry.obtain("t");
+        for (int i = 0; i < 3; i++) {
+            lock.lock(Duration.ofMillis(100));
+            await().until(() -> !server.exists("reg:t"));
+            assertThat(i == 0 ? lock.tryLock() : i == 1 ? lock.tryLock(60, TimeUnit.SECONDS) : lock.tryLock(Duration.ofSeconds(60), Duration.ofSeconds(60))).isTrue();
+            lock.unlock();
+        }
+        lock.lock();
+        server.call("LOCK.FORCE", "reg:t");
+        assertThatThrownBy(() -> registry.renewLock("t")).isInstanceOf(IllegalStateException.class);
+        assertThat(lock.tryLock()).isFalse();
+        assertThat(lock.tryLock()).isTrue();
+        lock.unlock();
     }
 
     @Test

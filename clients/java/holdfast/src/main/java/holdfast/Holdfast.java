@@ -51,7 +51,7 @@ public final class Holdfast implements AutoCloseable {
     final Set<Acquisition> acquisitions = ConcurrentHashMap.newKeySet();
     final String id = random();
     final Map<FencedLock.Place, FencedLock.Holding> holdings = new ConcurrentHashMap<>();
-    /** The number of holdings above which those of ended threads are removed. */
+    /** The number of holdings above which those of ended threads are removed, if they are lost. */
     private volatile int sweepAbove = FEWEST_SWEPT;
     private final Executor callbacks;
     private final List<HoldfastListener> listeners;
@@ -268,11 +268,11 @@ public final class Holdfast implements AutoCloseable {
         return shut;
     }
 
-    /** Notes what the current thread holds. When the number of entries has doubled, removes those of threads that ended without unlocking. */
+    /** Notes what the current thread holds. When the number of entries has doubled, removes those of ended threads that have lost their holds. */
     void keep(FencedLock.Place place, FencedLock.Holding holding) {
         holdings.put(place, holding);
         if (holdings.size() > sweepAbove) {
-            holdings.values().removeIf(it -> !it.thread().isAlive());
+            holdings.values().removeIf(it -> !it.thread().isAlive() && !it.hold().acquisition.isCertain());
             sweepAbove = Math.max(FEWEST_SWEPT, 2 * holdings.size());
         }
     }

@@ -1476,16 +1476,26 @@ class StateMachineTest {
     }
 
     @Test
-    void holdings_of_ended_threads_are_removed() throws Exception {
-        FencedLock lock = client.fencedLock("k");
-        lock.lock();
-        for (int i = 0; i < 1000; i++) {
-            Call call = Call.start(() -> lock.lock(10, TimeUnit.SECONDS));
+    void holdings_of_ended_threads_are_removed_when_their_leases_have_ended() throws Exception {
+        long[] ended = new long[200];
+        for (int i = 0; i < ended.length; i++) {
+            FencedLock lock = client.fencedLock("k" + i);
+            Call call = Call.start(lock::lock);
             call.thread.join();
             call.done.join();
+            ended[i] = call.thread.getId();
         }
-        assertThat(client.holdings.size()).isLessThan(100);
-        lock.unlock();
+        FencedLock lock = client.fencedLock("k");
+        for (int i = 0; i < 1000; i++) {
+            Call call = Call.start(() -> lock.lock(10, TimeUnit.MILLISECONDS));
+            call.thread.join();
+            call.done.join();
+            clock.advance(10);
+        }
+        assertThat(client.holdings.size()).isLessThan(500);
+        for (int i = 0; i < ended.length; i++) {
+            assertThat(client.holdings.containsKey(new FencedLock.Place("k" + i, ended[i], null))).isTrue();
+        }
     }
 
     @Test

@@ -17,8 +17,8 @@ import net.javacrumbs.shedlock.support.LockException;
 
 /**
  * A lock provider for ShedLock. A lock is held until it is unlocked, but until {@code lockAtLeastUntil} at least and {@code lockAtMostUntil} at most. It is not
- * renewed; {@code KeepAliveLockProvider} may wrap this provider. {@code lockAtMostFor} is at most 3,650 days. A request without a reply of the server ends in a
- * {@link LockException}. Closing the client releases its locks, also those that should be held longer.
+ * renewed; {@code KeepAliveLockProvider} may wrap this provider. {@code lockAtMostFor} is at most 3,650 days. A longer one, a name that the server does not
+ * take, and a request without a reply of the server end in a {@link LockException}. Closing the client releases its locks, also those that should be held longer.
  */
 public final class HoldfastLockProvider implements ExtensibleLockProvider {
     private static final Duration SHORTEST = Duration.ofMillis(1);
@@ -39,11 +39,12 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
 
     @Override
     public Optional<SimpleLock> lock(LockConfiguration configuration) {
-        LockSpec spec = LockSpec.builder(prefix + configuration.getName()).lease(until(configuration.getLockAtMostUntil())).renew(false).build();
+        String name = prefix + configuration.getName();
         try {
+            LockSpec spec = LockSpec.builder(name).lease(until(configuration.getLockAtMostUntil())).renew(false).build();
             return client.lock(spec).tryAcquire().map(hold -> new HoldfastSimpleLock(hold, configuration));
-        } catch (HoldfastException why) {
-            throw new LockException("lock '" + spec.names().get(0) + "' could not be acquired", why);
+        } catch (HoldfastException | IllegalArgumentException why) {
+            throw new LockException("lock '" + name + "' could not be acquired", why);
         }
     }
 
@@ -85,7 +86,7 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
                 return Optional.of(new HoldfastSimpleLock(hold, configuration));
             } catch (LockLostException | IllegalStateException notHeld) {
                 return Optional.empty();
-            } catch (HoldfastException why) {
+            } catch (HoldfastException | IllegalArgumentException why) {
                 throw new LockException("lock '" + configuration.getName() + "' could not be extended", why);
             }
         }

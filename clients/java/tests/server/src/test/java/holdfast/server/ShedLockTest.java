@@ -17,6 +17,7 @@ import java.util.concurrent.TimeUnit;
 import net.javacrumbs.shedlock.core.LockConfiguration;
 import net.javacrumbs.shedlock.core.LockProvider;
 import net.javacrumbs.shedlock.core.SimpleLock;
+import net.javacrumbs.shedlock.support.LockException;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
@@ -192,6 +193,17 @@ class ShedLockTest {
         }
         locks.get(0).unlock();
         assertThat(locks.get(1).extend(LONG, Duration.ZERO)).isEmpty();
+    }
+
+    @Test
+    void job_that_the_server_would_not_take_is_a_lock_exception() {
+        LockConfiguration named = new LockConfiguration(Instant.now(), "x".repeat(1024), LONG, Duration.ZERO);
+        assertThatThrownBy(() -> provider.lock(named)).isInstanceOf(LockException.class).hasRootCauseInstanceOf(IllegalArgumentException.class);
+        Duration century = Duration.ofDays(36_500);
+        assertThatThrownBy(() -> lock(century)).isInstanceOf(LockException.class).hasMessageContaining(name);
+        SimpleLock lock = lock(LONG).orElseThrow();
+        assertThatThrownBy(() -> lock.extend(century, Duration.ZERO)).isInstanceOf(LockException.class);
+        opened.client().force("job-lock:" + name);
     }
 
     @Test

@@ -415,7 +415,7 @@ final class Acquisition {
     }
 
     private void renewFrom(long from) {
-        due = renews.get() ? Rules.renewal(from, lease) : Rules.ENDLESS;
+        due = renews.get() ? Rules.renewal(from, lease, spec.ephemeral()) : Rules.ENDLESS;
         schedule();
     }
 

@@ -14,6 +14,8 @@ final class Rules {
     static final long SHORT = 100 * MS;
     /** The greatest WAIT of a request, in ms; a longer wait is repeated (B2). */
     static final long LONGEST_WAIT = 3_600_000L;
+    /** An ephemeral hold is renewed at least so often: a server with an idle {@code timeout} would close its connection (B33). */
+    static final long LONGEST_IDLE = 2 * SECOND;
     /** The WAIT of a request that polls, in ms (B30). */
     static final long POLL = 100;
 
@@ -34,9 +36,13 @@ final class Rules {
         return Math.max(50 * MS, Math.min(SECOND, lease / 8));
     }
 
-    /** Returns when to renew a lease that began at a time: a quarter later, rounded down to a hundredth of the lease, at most 10 ms, so that renewals share pipelines. */
-    static long renewal(long began, long lease) {
+    /**
+     * Returns when to renew a lease that began at a time: a quarter later, rounded down to a hundredth of the lease, at most 10 ms, so that renewals share
+     * pipelines. An ephemeral hold is renewed after {@link #LONGEST_IDLE} if that is earlier.
+     */
+    static long renewal(long began, long lease, boolean ephemeral) {
         long grid = Math.max(1, Math.min(10 * MS, lease / 100));
-        return (began + lease / 4) / grid * grid;
+        long interval = ephemeral ? Math.min(LONGEST_IDLE, lease / 4) : lease / 4;
+        return (began + interval) / grid * grid;
     }
 }

@@ -906,6 +906,15 @@ class StateMachineTest {
     }
 
     @Test
+    void ephemeral_hold_is_renewed_every_two_seconds_when_a_quarter_of_its_lease_is_longer() throws Exception {
+        Hold hold = acquired(client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofHours(1)).build()));
+        long began = server.read(ACQUIRE).get(0).at();
+        List<FakeServer.Command> renewed = eventually(RENEW, 2);
+        assertThat(renewed).extracting(it -> it.at() - began).containsExactly(2000L, 4000L);
+        release(hold);
+    }
+
+    @Test
     void ephemeral_hold_keeps_the_connection_of_its_newest_request() throws Exception {
         server.next(ACQUIRE, SILENCE, SILENCE);
         CompletableFuture<Hold> pending = client.lock(LockSpec.builder("e").ephemeral(true).build()).acquireAsync(WAIT);

@@ -672,6 +672,10 @@ final class Acquisition {
         } else if (state == State.HELD) {
             state = State.RELEASING;
             renews.set(false);
+            // The server's answer decides, also if the lease ends before it.
+            if (heldTimer != null) {
+                heldTimer.cancel();
+            }
             endRenewals(it -> it.completeExceptionally(released()));
         } else {
             future.completeExceptionally(released());

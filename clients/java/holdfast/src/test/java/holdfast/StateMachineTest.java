@@ -527,6 +527,22 @@ class StateMachineTest {
     }
 
     @Test
+    void release_succeeds_when_the_lease_ends_during_it() throws Exception {
+        Hold hold = acquired(plain(300));
+        List<LossReason> lost = new ArrayList<>();
+        hold.onLost(lost::add);
+        clock.advance(290);
+        server.next(RELEASE, SILENCE);
+        CompletableFuture<Void> released = hold.releaseAsync();
+        FakeServer.Command command = eventually(RELEASE, 1).get(0);
+        clock.advance(10);
+        server.answer(command.connection(), ":1\r\n");
+        get(released);
+        assertThat(hold.lossReason()).isNull();
+        assertThat(lost).isEmpty();
+    }
+
+    @Test
     void lock_without_renewal_is_not_renewed_and_expires() throws Exception {
         Hold hold = acquired(plain(300));
         clock.until(() -> hold.lossReason() == LossReason.EXPIRED);

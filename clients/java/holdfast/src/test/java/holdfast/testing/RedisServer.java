@@ -180,13 +180,21 @@ public final class RedisServer implements AutoCloseable {
         }
     }
 
+    /** Ends the server, whose module must not have reported an internal error. */
     @Override
     public void close() throws IOException {
         kill();
+        List<String> errors;
+        try (Stream<String> lines = Files.lines(folder.resolve("log"), StandardCharsets.ISO_8859_1)) {
+            errors = lines.filter(line -> line.contains("internal error")).toList();
+        }
         try (Stream<Path> files = Files.walk(folder)) {
             for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
                 Files.delete(file);
             }
+        }
+        if (!errors.isEmpty()) {
+            throw new AssertionError(errors);
         }
     }
 }

@@ -223,7 +223,7 @@ pub fn run_process(arguments: impl Iterator<Item = String>) -> Result<()> {
         let waiting: Vec<_> = (0..waits).map(wait).collect();
         println!("ready");
         tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await??;
-        let lost = held.iter().filter(|guard| guard.check().is_err()).count();
+        let lost = held.iter().filter(|guard| !guard.is_held()).count();
         let ended = waiting.iter().filter(|waiting| waiting.is_finished()).count();
         println!("{lost} {ended}");
         // The process stays until its input ends, because it must not release the locks one by one.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use holdfast_core::{Bytes, Id, Input, Millis, Outcome, Reply, Terms, Wait};
+use holdfast_core::{Bytes, Id, Input, LossReason, Millis, Outcome, Reply, Terms, Wait};
 use redis::AsyncConnectionConfig;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -14,7 +14,7 @@ use crate::error::{Error, refused_in_words};
 use crate::line::QueueKey;
 use crate::names::{Keys, Owner};
 use crate::order::Name;
-use crate::place::{Failure, late};
+use crate::place::{Failure, closed, late};
 use crate::servers::Servers;
 use crate::shared::{Call, CallResult, HoldRecord, Holds, Shared};
 use crate::terms::Deadline;
@@ -155,6 +155,21 @@ impl Client {
         driven(&self.shared, self.shared.settled.wait(None, is_settled)).await;
     }
 
+    /// Ends all calls, releases all holds, which are lost from now on, and returns when that is done.
+    pub(crate) async fn close(&self) {
+        let nodes = {
+            let mut state = self.shared.state();
+            state.is_closed = true;
+            state.holds.drain().for_each(|(_, hold)| hold.record.status.lose(LossReason::Disconnected));
+            state.nodes.len()
+        };
+        let close = |call| Input::Close { call, within: PATIENT };
+        let closing: Vec<_> = (0..nodes).map(|node| self.begin(None, None, |_| node, close).1).collect();
+        for mut answer in closing {
+            answer.outcome().await;
+        }
+    }
+
     /// The node that serves these keys. If no node of a cluster can be reached, a request that waits looks again.
     async fn node_in_time(&self, keys: &Keys, deadline: Deadline) -> Result<usize, Error> {
         loop {
@@ -267,6 +282,7 @@ pub(crate) fn failed(keys: &Keys, owner: Option<&Owner>, ended: CallResult) -> E
         Outcome::Refused(words) => refused_in_words(&server, &keys, words),
         Outcome::Lost(why) => Error::Lost { keys, owner, why },
         Outcome::NotHeld => Error::NotHeld { keys, owner },
+        Outcome::Closed => Error::Connection { server, keys, source: closed() },
         _ => Error::Connection { server, keys, source: failure.unwrap_or_else(late) },
     }
 }

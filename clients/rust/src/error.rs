@@ -48,14 +48,6 @@ pub enum Error {
         /// What ended it.
         why: LossReason,
     },
-    /// The lease may be over, unless the server renewed it. This process does not know yet, since it was paused, for example. The server's
-    /// next reply decides.
-    Uncertain {
-        /// The keys of the hold.
-        keys: Keys,
-        /// Its owner.
-        owner: Owner,
-    },
     /// The server does not have the module. The message says how to load it.
     ModuleNotLoaded {
         /// The server's address.
@@ -128,9 +120,6 @@ impl fmt::Display for Error {
             Self::WrongType { keys, message } => write!(out, "{keys}: not a lock: {message}"),
             Self::NotHeld { keys, owner } => write!(out, "{keys}: not held by {owner}"),
             Self::Lost { keys, owner, why } => write!(out, "{keys}: lost by {owner}: {why}"),
-            Self::Uncertain { keys, owner } => {
-                write!(out, "{keys}: no longer certain to be held by {owner}: the server may have renewed it or not")
-            }
             Self::ModuleNotLoaded { server, keys, message } => write!(
                 out,
                 "{server}: {}the module Holdfast is not loaded in this server, which says: {message}. Load it by MODULE LOAD \

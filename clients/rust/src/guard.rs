@@ -42,18 +42,24 @@ impl Guard {
         &self.hold.owner
     }
 
-    /// Whether the lock is still held, as far as this process can know without asking the server. `Ok` and `Lost` are certain.
+    /// Whether no other client can hold the lock, by this process's clock. Sends nothing.
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// For how long the lock is certainly held, if it is not renewed again. Zero: it is not.
+    pub fn remaining(&self) -> Duration {
+        self.hold.remaining()
+    }
+
+    /// Whether the lock is still held. The server reports each loss at once, so it is asked only if the lease may have
+    /// expired by this process's clock, after a pause for example.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], or [`Error::Uncertain`] if the lease could have expired by now and the server has not reported yet whether it
-    /// renewed it: this process was paused.
-    pub fn check(&self) -> Result<(), Error> {
-        match self.hold.standing() {
-            Standing::Held(_) => Ok(()),
-            Standing::Uncertain => Err(Error::Uncertain { keys: self.keys().clone(), owner: self.owner().clone() }),
-            Standing::Lost(why) => Err(self.hold.loss(why)),
-        }
+    /// [`Error::Lost`], also if there is no reply within a quarter of the lease.
+    pub async fn check(&self) -> Result<(), Error> {
+        self.hold.check().await
     }
 
     /// Waits until the lock is lost.

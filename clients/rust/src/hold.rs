@@ -128,9 +128,27 @@ impl Hold {
         let lease = self.certain().map_or(Duration::ZERO, |(_, lease)| lease);
         let within = clock::millis(lease / 4).min(PATIENT);
         let mut answer = self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within });
-        if answer.outcome().await.outcome != Outcome::Held {
+        match answer.outcome().await.outcome {
+            Outcome::Held => {}
+            Outcome::Lost(why) => self.status.lose(why),
             // It was released, or its client is closed, and no event will come.
-            self.status.lose(LossReason::Disconnected);
+            _ => self.status.lose(LossReason::Disconnected),
+        }
+    }
+
+    /// Fails if it is lost. Asks the server if that is uncertain.
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        if self.standing() == Standing::Uncertain {
+            self.ask().await;
+        }
+        self.check_loss()
+    }
+
+    /// For how long it is certainly held; 0: it is not.
+    pub(crate) fn remaining(&self) -> Duration {
+        match self.standing() {
+            Standing::Held(until) => Duration::from_millis(until.saturating_sub(clock::now())),
+            Standing::Uncertain | Standing::Lost(_) => Duration::ZERO,
         }
     }
 

@@ -36,6 +36,22 @@ pub struct Holder {
     pub contention: bool,
 }
 
+/// A request that waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// Its owner.
+    pub owner: Owner,
+    /// The id of its connection, or of its session's.
+    pub client: u64,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// How much longer it waits; none: without a limit.
+    pub remaining: Option<Duration>,
+    /// Its limit of holders; none: any number.
+    pub limit: Option<u64>,
+}
+
 impl Info {
     /// Parses the reply of `LOCK.INFO`. None: it is malformed.
     pub(crate) fn read(reply: &Reply) -> Option<Self> {
@@ -53,13 +69,25 @@ impl Info {
 impl Holder {
     fn read(reply: &Reply) -> Option<Self> {
         let fields = Fields(reply.elements()?);
-        let Reply::Bulk(owner) = fields.get("owner")? else { return None };
         Some(Self {
-            owner: owner.clone().into(),
+            owner: fields.owner()?,
             holds: fields.number("holds")?,
             token: fields.number("token"),
             left: fields.number("ttl").map(Duration::from_millis),
             contention: fields.number("contention") == Some(1),
+        })
+    }
+}
+
+impl Waiter {
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        let fields = Fields(reply.elements()?);
+        Some(Self {
+            owner: fields.owner()?,
+            client: fields.number("client")?,
+            waited: Duration::from_millis(fields.number("waited")?),
+            remaining: fields.number("remaining").map(Duration::from_millis),
+            limit: fields.number("limit").filter(|limit| *limit > 0),
         })
     }
 }
@@ -71,6 +99,11 @@ impl<'r> Fields<'r> {
     fn get(&self, name: &str) -> Option<&'r Reply> {
         let named = |pair: &&[Reply]| pair.first().and_then(Reply::text).is_some_and(|it| it == name);
         self.0.chunks(2).find(named)?.get(1)
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        let Reply::Bulk(owner) = self.get("owner")? else { return None };
+        Some(owner.clone().into())
     }
 
     /// None also for -1, which means no end.

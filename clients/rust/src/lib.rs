@@ -42,7 +42,7 @@ pub use blocking::block_on;
 pub use election::{Leader, Observer};
 pub use error::{Error, LossReason};
 pub use guard::Guard;
-pub use info::{Holder, Info};
+pub use info::{Holder, Info, Waiter};
 pub use locks::{Lock, Locks};
 pub use names::{Keys, Owner};
 pub use redis;

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::hold::Hold;
-use crate::info::Info;
+use crate::info::{Info, Waiter};
 use crate::line::QueueKey;
 use crate::names::{ACTOR_ENDS, Keys};
 use crate::order::{Name, Position};
@@ -182,6 +182,15 @@ impl Locks {
         self.ask("LOCK.FORCE", key, Reply::number).await
     }
 
+    /// The requests that wait for a lock, in order: the first 1,000. The user needs the right to `LOCK.WAITERS`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`info`](Self::info).
+    pub async fn waiters(&self, key: impl AsRef<[u8]>) -> Result<Vec<Waiter>, Error> {
+        self.ask("LOCK.WAITERS", key, |reply| reply.elements()?.iter().map(Waiter::read).collect()).await
+    }
+
     async fn ask<T>(
         &self,
         command: &str,
@@ -201,6 +210,14 @@ impl Locks {
     /// included. Call it before the runtime ends, or dropped guards stay held until their leases are over.
     pub async fn settle(&self) {
         self.client.settled().await;
+    }
+
+    /// Releases all holds, which count as lost from now on, ends all waits with an error, and closes the connections.
+    /// Returns when that is done, at the latest after 10 s. It closes all clones of these locks, for ever. The drop
+    /// of the last handle does the same in the background; the end of its runtime waits for that, for at most 2 s. Call
+    /// this before `std::process::exit`, and for `Locks` in a `static`: neither drops anything.
+    pub async fn close(&self) {
+        self.client.close().await;
     }
 
     /// A connection of its own to the server of this key, to inspect locks: no session, so no right to lock

@@ -88,6 +88,10 @@ pub(crate) fn without_delay(client: &Client) -> Client {
 }
 
 /// The error of a reply that did not come in time.
+pub(crate) fn closed() -> RedisError {
+    (redis::ErrorKind::Client, "the program has closed this client").into()
+}
+
 pub(crate) fn late() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }

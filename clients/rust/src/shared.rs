@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) holds: Holds,
     /// The local queues of cached locks.
     pub(crate) lines: Lines,
+    /// Whether the program has closed the client: the cores of further servers are closed, too.
+    pub(crate) is_closed: bool,
     last_number: Id,
 }
 
@@ -128,7 +130,12 @@ impl Shared {
                 driver: Waker::noop().clone(),
                 is_awake: false,
             });
-            state.nodes.len() - 1
+            let at = state.nodes.len() - 1;
+            if state.is_closed {
+                let call = state.number();
+                self.step(state, at, Input::Close { call, within: 0 });
+            }
+            at
         })
     }
 

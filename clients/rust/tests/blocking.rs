@@ -37,7 +37,7 @@ fn holds_are_renewed_while_the_program_does_something_else() {
     let guard = block_on(locks(&server).lock("a").watched(LEASE).try_acquire()).unwrap().unwrap();
     let begin = Instant::now();
     until(SOON, "two leases have passed", || begin.elapsed() > LEASE * 2);
-    guard.check().unwrap();
+    block_on(guard.check()).unwrap();
     // A dropped guard is released in the background.
     drop(guard);
     until(SOON, "the lock is free", || is_free(&server, "a"));

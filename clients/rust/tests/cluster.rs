@@ -88,7 +88,7 @@ async fn wait_and_hold_move_with_their_slot() {
     soon("the request waits", || waiters(cluster.node(from), key) == 1).await;
     cluster.move_slot(slot, from, to);
     soon("the request waits at the new node", || waiters(cluster.node(to), key) == 1).await;
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     soon("the hold is bound at the new node", || {
         clients(cluster.node(to)).iter().any(|(_, command)| command.contains("lock.events"))
     })
@@ -114,7 +114,7 @@ async fn failover_carries_waits_and_holds_over() {
     soon("the request waits", || waiters(cluster.node(old), key) == 1).await;
     cluster.fail_over_to(&new);
     soon("the request waits at the new master", || waiters(&new, key) == 1).await;
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     assert_eq!(holder(&new, key).unwrap().as_bytes(), guard.owner().as_bytes());
     guard.release().await.unwrap();
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use holdfast_client::redis::{self, Client, FromRedisValue, RedisConnectionInfo};
-use holdfast_client::{Error, Guard, Locks};
+use holdfast_client::{Guard, Locks};
 use support::{Direction, Fate, Proxy, Server};
 
 /// Timeout for everything that has no duration of its own.
@@ -88,11 +88,8 @@ pub fn queue(server: &Server, key: &str) -> Vec<(String, i64)> {
 
 /// Waits until it is certain that the lock is held: during a pause of this process or the server it is uncertain.
 pub async fn held(guard: &Guard) {
-    soon("the hold is certain", || match guard.check() {
-        Err(error @ Error::Lost { .. }) => panic!("{error}"),
-        checked => checked.is_ok(),
-    })
-    .await;
+    guard.check().await.expect("the lock is held");
+    soon("the hold is certain", || guard.is_held()).await;
 }
 
 /// Whether the key has no holder and no waiter.

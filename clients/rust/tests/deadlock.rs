@@ -132,7 +132,7 @@ async fn reentry_is_granted_immediately_and_released_with_the_first_guard() {
         assert!(b.owner().as_bytes().starts_with(&[owner.as_bytes(), b"##"].concat()), "{b:?}");
         let again = b.acquire(&locks.lock("a").shared()).await.unwrap().unwrap();
         assert_eq!((again.fence(), again.owner()), (fence, &owner));
-        again.check().unwrap();
+        again.check().await.unwrap();
         again.release().await.unwrap();
         assert!(!is_free(&server, "a") && !is_free(&server, "b"));
         // Other clients are not granted the lock.
@@ -141,7 +141,7 @@ async fn reentry_is_granted_immediately_and_released_with_the_first_guard() {
     locks.settle().await;
     assert!(!is_free(&server, "a") && is_free(&server, "b"));
     drop(a.acquire(&locks.lock("a")).await.unwrap().unwrap());
-    a.check().unwrap();
+    a.check().await.unwrap();
     // A lost lock is not re-entered.
     let _: i64 = crate::common::say(&server, "LOCK.FORCE a");
     a.lost().await;

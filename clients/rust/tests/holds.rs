@@ -143,7 +143,7 @@ async fn connections_end_with_the_last_handle() {
     let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
     assert_eq!(connected(), before + 2);
     drop(locks);
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     drop(guard);
     soon("the connections are closed", || connected() == before).await;
     assert!(is_free(&server, "a"));
@@ -172,4 +172,50 @@ async fn concurrent_renewals_succeed() {
     let (first, second, third) = tokio::join!(renew(600), renew(700), renew(800));
     first.and(second).and(third).unwrap();
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn closed_client_holds_nothing_and_refuses_requests() {
+    let server = Server::start();
+    let connected = || crate::common::clients(&server).len();
+    let before = connected();
+    let locks = locks(&server);
+    let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let lock = locks.lock("a").wait_forever();
+        async move { lock.acquire().await }
+    });
+    soon("the request waits", || crate::common::waiters(&server, "a") == 1).await;
+    locks.close().await;
+    assert!(is_free(&server, "a"));
+    assert!(!guard.is_held());
+    assert_eq!(guard.lost().await, LossReason::Disconnected);
+    assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    for error in [waiting.await.unwrap().unwrap_err(), locks.lock("b").acquire().await.unwrap_err()] {
+        assert!(matches!(error, Error::Connection { .. }) && error.to_string().contains("closed"), "{error}");
+    }
+    soon("the connections are closed", || connected() == before).await;
+}
+
+#[tokio::test]
+async fn client_closed_before_its_first_request_connects_nowhere() {
+    let server = Server::start();
+    let locks = locks(&server);
+    locks.close().await;
+    let error = locks.lock("a").acquire().await.unwrap_err();
+    assert!(error.to_string().contains("closed"), "{error}");
+    assert!(crate::common::sessions(&server).is_empty());
+}
+
+#[tokio::test]
+async fn guard_knows_for_how_long_it_is_held() {
+    let server = Server::start();
+    let lease = Duration::from_secs(100);
+    let guard = locks(&server).lock("a").lease(lease).try_acquire().await.unwrap().unwrap();
+    assert!(guard.is_held());
+    assert!((lease / 2..lease).contains(&guard.remaining()), "{:?}", guard.remaining());
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    guard.lost().await;
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Duration::ZERO);
 }

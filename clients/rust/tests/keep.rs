@@ -67,7 +67,7 @@ async fn cached_lock_is_acquired_without_a_request() {
     for round in 0..100 {
         let guard = cached_lock(&locks).try_acquire().await.unwrap().unwrap();
         assert_eq!((guard.owner(), guard.fence()), (&owner, fence));
-        guard.check().unwrap();
+        guard.check().await.unwrap();
         if round % 2 == 0 { guard.release().await.unwrap() } else { drop(guard) }
     }
     assert_eq!(requests(&server), 1);
@@ -88,7 +88,7 @@ async fn cached_lock_needs_no_second_confirmation() {
     replica.stop();
     let again = granted(&lock).await;
     assert_eq!(again.fence(), fence);
-    again.check().unwrap();
+    again.check().await.unwrap();
     assert_eq!(requests(&master), 1);
     // Another client's request is granted.
     let next = waits(&others.lock("a"));
@@ -236,7 +236,7 @@ async fn lock_in_use_is_released_to_a_waiter_when_the_use_ends() {
     wait_for_events(&mine).await;
     let next = waits(&lock);
     run_all_tasks().await;
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     guard.release().await.unwrap();
     let theirs = theirs.await.unwrap();
     soon("the next request waits at the server", || waiters(&server, "a") == 1).await;
@@ -288,7 +288,7 @@ async fn cached_lock_is_released_after_its_caching_time() {
     // A use may take any time.
     let begin = Instant::now();
     soon("twice the caching time has passed", || begin.elapsed() > Duration::from_millis(600)).await;
-    first.check().unwrap();
+    first.check().await.unwrap();
     let due = NotBefore::millis(299);
     first.release().await.unwrap();
     soon("the lock is released", || is_free(&server, "a")).await;
@@ -308,7 +308,7 @@ async fn lost_cached_lock_is_requested_again() {
         wait_for_events(&locks).await;
         let second = granted(&cached_lock(&locks)).await;
         assert!(second.fence() > fence, "{command}");
-        second.check().unwrap();
+        second.check().await.unwrap();
     }
 }
 
@@ -325,10 +325,10 @@ async fn loss_in_use_is_reported_to_the_user_only() {
     let second = second.await.unwrap();
     assert!(second.fence() > first.fence());
     assert_eq!(first.lost().await, LossReason::Forced);
-    assert!(matches!(first.check(), Err(Error::Lost { why: LossReason::Forced, .. })));
+    assert!(matches!(first.check().await, Err(Error::Lost { why: LossReason::Forced, .. })));
     let error = first.release().await.unwrap_err();
     assert!(matches!(error, Error::Lost { why: LossReason::Forced, .. }), "{error}");
-    second.check().unwrap();
+    second.check().await.unwrap();
     assert_eq!(holder(&server, "a").as_deref().map(str::as_bytes), Some(second.owner().as_bytes()));
     let fence = second.fence();
     assert!(!third.is_finished());
@@ -340,7 +340,7 @@ async fn loss_in_use_is_reported_to_the_user_only() {
     assert_eq!(third.lost().await, LossReason::Changed);
     let fourth = granted(&lock).await;
     drop(third);
-    fourth.check().unwrap();
+    fourth.check().await.unwrap();
     assert_eq!(requests(&server), 3);
 }
 
@@ -389,7 +389,7 @@ async fn cancel_at_the_head_of_the_queue_lets_the_next_one_in() {
             next
         };
         let next = tokio::time::timeout(SOON, next).await.expect("the next task is granted").unwrap();
-        next.check().unwrap();
+        next.check().await.unwrap();
         drop(next);
         // No task is queued: the lock stays cached.
         let guard = granted(&lock).await;
@@ -571,7 +571,7 @@ async fn settle_releases_cached_locks() {
     granted(&cached_lock(&locks)).await.release().await.unwrap();
     locks.settle().await;
     assert!(is_free(&server, "a"));
-    used.check().unwrap();
+    used.check().await.unwrap();
     used.release().await.unwrap();
     locks.settle().await;
     assert!(is_free(&server, "b"));
@@ -703,7 +703,7 @@ async fn cached_ephemeral_lock_is_lost_with_its_connection() {
     soon("the client has a new session", || crate::common::sessions(&server).len() == 1).await;
     let second = granted(&lock).await;
     assert!(second.fence() > fence);
-    second.check().unwrap();
+    second.check().await.unwrap();
 }
 
 /// The hold is uncertain: it is not used again, and a caller waits for a reply no longer than its timeout.
@@ -757,7 +757,7 @@ async fn cached_lock_within_another_one_has_no_actor() {
     let mut mine = granted(&cached_lock(&locks)).await;
     let again = mine.acquire(&cached_lock(&locks)).await.unwrap().unwrap();
     again.release().await.unwrap();
-    mine.check().unwrap();
+    mine.check().await.unwrap();
     assert!(cached_lock(&locks).try_acquire().await.unwrap().is_none(), "the lock is in use");
     mine.release().await.unwrap();
     assert_eq!(requests(&server), 2);
@@ -795,7 +795,7 @@ async fn cancelled_request_leaves_no_hold() {
     assert!(first.await.is_err());
     proxy.pass();
     let guard = second.await.unwrap();
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     guard.release().await.unwrap();
     locks.settle().await;
     assert!(is_free(&server, "a"));

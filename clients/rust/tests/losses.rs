@@ -16,7 +16,7 @@ async fn lost(guard: &Guard) -> LossReason {
 async fn disconnected_in_time(guard: &Guard, silent: Instant, lease: Duration) {
     soon("the hold is uncertain", || {
         let is_over = Instant::now() >= silent + lease;
-        let held = guard.check().is_ok();
+        let held = guard.is_held();
         assert!(!held || !is_over, "held more than a lease after the server's last message");
         !held
     })
@@ -37,7 +37,7 @@ async fn forced_lock_is_reported_to_its_holder() {
         let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
         let _: holdfast_client::redis::Value = say(&server, command);
         assert_eq!(lost(&guard).await, why, "{command}");
-        let error = guard.check().unwrap_err();
+        let error = guard.check().await.unwrap_err();
         assert!(matches!(error, Error::Lost { why: told, .. } if told == why), "{command}: {error}");
         let error = guard.release().await.unwrap_err();
         assert!(error.to_string().contains(&why.to_string()), "{command}: {error}");
@@ -186,7 +186,7 @@ async fn hold_moves_on_when_its_new_session_ends_too() {
     assert_ne!(third, second);
     proxy.pass();
     soon("the hold is bound to the third session", || bound_to(&server) == Some(third)).await;
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     guard.release().await.unwrap();
     other.release().await.unwrap();
 }
@@ -218,7 +218,7 @@ async fn lease_counts_by_the_clients_clock_without_a_server() {
     let fixed = locks.lock("b").lease(Duration::from_secs(100)).try_acquire().await.unwrap().unwrap();
     proxy.refuse();
     disconnected_in_time(&watched, Instant::now(), SHORT).await;
-    fixed.check().unwrap();
+    fixed.check().await.unwrap();
     let error = fixed.release().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
     proxy.accept();
@@ -263,7 +263,7 @@ async fn short_lease_is_lost_in_time_on_a_session_opened_for_long_ones() {
     // Before the session's blocked request, which was to wait for seconds, gets a reply.
     proxy.rule(|_, _| Fate::Hold);
     disconnected_in_time(&short, Instant::now(), SHORT).await;
-    long.check().unwrap();
+    long.check().await.unwrap();
 }
 
 #[tokio::test]
@@ -283,7 +283,7 @@ async fn user_with_minimal_rights_is_notified_in_time() {
     held(&short).await;
     proxy.rule(|_, _| Fate::Hold);
     disconnected_in_time(&short, Instant::now(), SHORT).await;
-    long.check().unwrap();
+    long.check().await.unwrap();
 }
 
 /// Holds without a lease count the server's default lease at their beginning.
@@ -304,7 +304,7 @@ async fn changed_default_lease_applies_to_later_holds() {
     let begin = Instant::now();
     disconnected_in_time(&old, begin, Duration::from_secs(2)).await;
     soon("the old lease has passed", || begin.elapsed() > Duration::from_secs(3)).await;
-    new.check().unwrap();
+    new.check().await.unwrap();
 }
 
 /// The client doesn't know how long the reply took. The lease began at the grant.

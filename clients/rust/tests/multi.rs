@@ -31,7 +31,7 @@ async fn all_locks_are_held_or_none() {
     let guard = all.try_acquire().await.unwrap().unwrap();
     assert_eq!(guard.parts().len(), 3);
     assert!(servers.iter().all(|server| holder(server, "a").is_some()));
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     assert!(all.try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
     assert!(all_free(&servers));
@@ -83,7 +83,7 @@ async fn loss_of_one_lock_is_loss_of_all() {
         let _: i64 = say(server, "LOCK.FORCE a");
         let stopped = tokio::time::timeout(SOON, guard.while_held(std::future::pending::<()>())).await.unwrap();
         assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));
-        assert!(guard.check().is_err());
+        assert!(guard.check().await.is_err());
         guard.release().await.unwrap_err();
         soon("the others are released", || all_free(&servers)).await;
     }

@@ -78,7 +78,7 @@ async fn lease_example_runs() -> Outcome {
 let job = locks.lock("job").ephemeral().try_acquire().await?.expect("the lock is free");
 let short = locks.lock("short").lease(Duration::from_secs(5)).try_acquire().await?.expect("the lock is free");
 short.renew(Duration::from_secs(10)).await?;
-    job.check()?;
+    job.check().await?;
     Ok(())
 }
 
@@ -92,7 +92,7 @@ let readers = [
 ];
 assert!(locks.lock("report").try_acquire().await?.is_none());
 let permit = locks.lock("licences").limit(5).try_acquire().await?.expect("one of five");
-    permit.check()?;
+    permit.check().await?;
     drop(readers);
     Ok(())
 }
@@ -115,7 +115,7 @@ let to = from.acquire(&locks.lock("account:2").wait_forever()).await?.expect("it
 to.release().await?;
 let again = from.acquire(&locks.lock("account:1")).await?.expect("a re-entry succeeds");
 again.release().await?;
-from.check()?;
+from.check().await?;
     Ok(())
 }
 
@@ -126,7 +126,7 @@ fn block_on_example_runs() -> Outcome {
 let guard = block_on(locks.lock("printer").wait(Duration::from_secs(10)).acquire())?.expect("granted in time");
 std::thread::scope(|scope| {
     scope.spawn(|| println!("lost: {}", block_on(guard.lost())));
-    guard.check()?;
+    block_on(guard.check())?;
     assert_eq!(block_on(locks.force("printer"))?, 1);
     Ok::<_, Error>(())
 })?;
@@ -232,7 +232,7 @@ break_it("a").await;
 let stopped = guard.while_held(std::future::pending::<()>()).await;
 assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));
 assert_eq!(guard.lost().await, LossReason::Forced);
-assert!(guard.check().is_err());
+assert!(guard.check().await.is_err());
 let error = guard.release().await.unwrap_err();
 assert!(error.to_string().contains("forced"));
     Ok(())

@@ -16,7 +16,7 @@ async fn lock_is_granted_and_released() {
     assert_eq!(holder(&server, "a").as_deref().map(str::as_bytes), Some(guard.owner().as_bytes()));
     let fence: u64 = say(&server, "HGET a #fence");
     assert_eq!(guard.fence(), fence);
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     guard.release().await.unwrap();
     assert!(is_free(&server, "a"));
 }
@@ -161,7 +161,7 @@ async fn replicas_confirm() {
     let error = guard.renew(Duration::from_secs(90)).await.unwrap_err();
     assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
     replica.cont();
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     guard.release().await.unwrap();
 }
 
@@ -298,4 +298,29 @@ async fn info_and_force_work() {
     let () = say(&server, "SET text value");
     let error = locks.info("text").await.unwrap_err();
     assert!(matches!(error, Error::WrongType { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn waiters_are_listed_in_order() {
+    let server = Server::start();
+    let locks = locks(&server);
+    assert_eq!(locks.waiters("a").await.unwrap(), []);
+    let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
+    let wait = |name: &str, wait: Option<Duration>| {
+        let lock = locks.clone().named(name).unwrap().lock("a");
+        let lock = wait.map_or(lock.clone(), |time| lock.wait(time));
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    let first = wait("first", Some(SOON * 10));
+    soon("one request waits", || waiters(&server, "a") == 1).await;
+    let second = wait("second", None);
+    soon("both requests wait", || waiters(&server, "a") == 2).await;
+    let listed = locks.waiters("a").await.unwrap();
+    let is_of = |at: usize, name: &str| listed[at].owner.as_bytes().starts_with(name.as_bytes());
+    assert!(listed.len() == 2 && is_of(0, "first") && is_of(1, "second"), "{listed:?}");
+    assert!(listed[0].remaining.is_some_and(|left| left > SOON) && listed[1].remaining.is_none(), "{listed:?}");
+    assert_eq!(listed[0].limit, Some(1));
+    first.abort();
+    second.abort();
+    guard.release().await.unwrap();
 }

@@ -18,7 +18,7 @@ async fn failover_carries_waits_and_holds_over() {
     soon("the request waits", || waiters(old, "a") == 1).await;
     trio.fail_over();
     soon("the request waits at the new master", || waiters(new, "a") == 1).await;
-    guard.check().unwrap();
+    guard.check().await.unwrap();
     assert_eq!(holder(new, "a").unwrap().as_bytes(), guard.owner().as_bytes());
     guard.release().await.unwrap();
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();

@@ -191,7 +191,7 @@ impl Task {
                 return self.each(holds, |hold, at| Event::LossNotified { hold, at, why: loss(why) });
             }
             let at = now();
-            if guard.check().is_ok() {
+            if guard.is_held() {
                 self.look(holds, seen, at);
                 self.each(holds, |hold, _| Event::Write { hold, at });
                 seen = at;

@@ -141,13 +141,21 @@ impl MultiGuard {
         &self.parts
     }
 
-    /// Whether all are still held, as far as this process can know without asking.
+    /// Whether all are still held, as for one.
     ///
     /// # Errors
     ///
     /// As for one; it names the first that is not held.
-    pub fn check(&self) -> Result<(), Error> {
-        self.parts.iter().try_for_each(Guard::check)
+    pub async fn check(&self) -> Result<(), Error> {
+        for part in &self.parts {
+            part.check().await?;
+        }
+        Ok(())
+    }
+
+    /// The loss of the first part that is known to be lost.
+    fn check_loss(&self) -> Result<(), Error> {
+        self.parts.iter().try_for_each(|part| part.hold.check_loss())
     }
 
     /// Waits until one of them is lost.
@@ -196,7 +204,7 @@ impl MultiGuard {
     ///
     /// The first error, as for one. The others are released all the same.
     pub async fn release(mut self) -> Result<(), Error> {
-        let mut outcome = self.check();
+        let mut outcome = self.check_loss();
         while let Some(part) = self.parts.pop() {
             outcome = outcome.and(part.release().await);
         }
@@ -210,13 +218,13 @@ impl MultiGuard {
         for part in before {
             part.restart_lease().await?;
         }
-        self.check()
+        self.check().await
     }
 
     async fn loss(&self) -> Error {
         loop {
             self.lost().await;
-            if let Err(error) = self.check() {
+            if let Err(error) = self.check_loss() {
                 return error;
             }
         }

@@ -159,10 +159,10 @@ fn main() -> std::io::Result<()> {
             "close" => {
                 let all = std::mem::take(&mut *of(&holds));
                 all.running.values().for_each(|cancellation| cancellation.notify_one());
-                all.holds.values().for_each(|hold| drop(hold.send(HoldCall::Drop)));
                 for (_, locks) in std::mem::take(&mut clients.all) {
-                    runtime.block_on(locks.settle());
+                    runtime.block_on(locks.close());
                 }
+                all.holds.values().for_each(|hold| drop(hold.send(HoldCall::Drop)));
                 say(line.id, json!({"outcome": "ok"}));
             }
             "block" => {
@@ -290,7 +290,11 @@ async fn serve_hold(hold: String, held: AnyGuard, mut request: mpsc::UnboundedRe
                     let _ = reply.send(outcome.map_or_else(|error| failure(&error), |()| json!({"outcome": "renewed"})));
                 }
                 Some(HoldCall::Check(reply)) => {
-                    let checked = of_each!(&held, guard => guard.check());
+                    let checked = match &held {
+                        AnyGuard::One(guard) => guard.check().await,
+                        AnyGuard::Several(guard) => guard.check().await,
+                        AnyGuard::Majority(guard) => guard.check(),
+                    };
                     let _ = reply.send(checked.map_or_else(|error| failure(&error), |()| json!({"outcome": "held"})));
                 }
                 // The guard is dropped.
@@ -317,7 +321,6 @@ fn failure(error: &Error) -> Value {
         Error::NoReplicas { .. } => "no-replicas",
         Error::WrongType { .. } => "wrong-type",
         Error::NotHeld { .. } => "not-held",
-        Error::Uncertain { .. } => "uncertain",
         Error::Lost { why, .. } => {
             return json!({"outcome": "lost", "reason": why.to_string(), "text": error.to_string()});
         }

@@ -108,7 +108,7 @@ impl Queue {
         }) {
             wrong.push(format!("the queue was {order:?}, and is {now:?}"));
         }
-        if let Err(why) = guard.check() {
+        if let Err(why) = runtime.block_on(guard.check()) {
             wrong.push(format!("the watched hold: {why}"));
         }
         if let Err(why) = runtime.block_on(guard.release()) {

@@ -29,7 +29,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What all handles share. When the last handle is dropped, all holds are released and the connections close.
+/// What all handles share. When the last handle is dropped, all holds are released and the connections close. If they
+/// are in this crate's runtime, the drop waits for the releases: the program may end.
 pub(crate) struct Client {
     shared: Arc<Shared>,
 }
@@ -152,7 +153,7 @@ impl Client {
         let cached = self.shared.state().lines.take_idle(|_| true);
         cached.into_iter().for_each(|hold| forget(&self.shared, hold));
         let is_settled = || self.shared.state().nodes.iter().all(|node| node.core.is_settled());
-        driven(&self.shared, self.shared.settled.wait(None, is_settled)).await;
+        self.shared.settled.wait(None, is_settled).await;
     }
 
     /// Ends all calls, releases all holds, which are lost from now on, and returns when that is done.
@@ -229,29 +230,16 @@ impl Drop for Client {
         }
         drop(state);
         driver::drive(&self.shared);
+        driver::wait_for_releases(&self.shared);
     }
 }
 
 impl Answer {
     /// Waits for the outcome. May be called once.
     pub(crate) async fn outcome(&mut self) -> CallResult {
-        let ended = driven(&self.shared, &mut self.ended).await;
+        let ended = (&mut self.ended).await;
         self.is_here = true;
         ended.unwrap_or_else(|_| CallResult { outcome: Outcome::Closed, server: String::new(), failure: None })
-    }
-}
-
-/// Waits for this future. Starts a driver in this runtime for each server that has none, also if a driver ends
-/// meanwhile.
-pub(crate) async fn driven<F: Future>(shared: &Arc<Shared>, answer: F) -> F::Output {
-    let drives = shared.undriven.wait(None, || {
-        driver::drive(shared);
-        false
-    });
-    tokio::select! {
-        biased;
-        answered = answer => answered,
-        () = drives => unreachable!("it goes on until there is an answer"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The task of a server: it opens connections as the core demands, reads replies, and runs the core's timer.
 //!
-//! It runs in the runtime of the first caller. When that runtime ends, a caller in another one starts it there.
+//! It runs in the runtime of the first caller. When that runtime ends, it continues in the one of this crate.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -13,25 +13,32 @@ use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep};
 
+use crate::blocking;
 use crate::clock;
 use crate::error::refusal;
 use crate::link::Link;
 use crate::place::{Failure, Opened};
 use crate::shared::Shared;
 
-/// Starts a driver for every server that needs one, if there is a runtime here. The caller must not have the state
-/// locked: a runtime that ends drops a new driver immediately, and the drop locks the state.
+/// Starts a driver for every server that needs one, in the runtime that is here, or else in this crate's own. The caller
+/// must not have the state locked: a runtime that ends drops a new driver immediately, and the drop locks the state.
 pub(crate) fn drive(shared: &Arc<Shared>) {
-    let Ok(runtime) = Handle::try_current() else { return };
+    drive_in(shared, || Handle::try_current().ok().or_else(|| blocking::own().cloned()));
+}
+
+fn drive_in(shared: &Arc<Shared>, runtime: impl Fn() -> Option<Handle>) {
     let mut undriven = Vec::new();
     for (at, node) in shared.state().nodes.iter_mut().enumerate() {
         let is_needed = (node.wanted.is_some() || node.wakes_at.is_some()) && !node.core.has_ended();
-        if is_needed && !node.is_driven {
-            node.is_driven = true;
-            undriven.push(Driver { shared: shared.clone(), at });
+        if is_needed
+            && node.driven_in.is_none()
+            && let Some(runtime) = runtime()
+        {
+            node.driven_in = Some(runtime.id());
+            undriven.push((runtime, Driver { shared: shared.clone(), at }));
         }
     }
-    for driver in undriven {
+    for (runtime, driver) in undriven {
         runtime.spawn(driver.run());
     }
 }
@@ -45,11 +52,25 @@ async fn follow_map(shared: Arc<Shared>, at: usize) {
     drive(&shared);
 }
 
+/// Waits until all releases are done that no other runtime than this crate's carries out, but not for longer than
+/// `EXIT_TIME`: the process may end right after.
+pub(crate) fn wait_for_releases(shared: &Arc<Shared>) {
+    let is_pending = |shared: &Shared| {
+        shared.state().nodes.iter().any(|it| !it.core.is_settled() && it.driven_in.is_some_and(blocking::is_own))
+    };
+    if is_pending(shared) {
+        let shared = shared.clone();
+        blocking::wait_for(async move { shared.settled.wait(None, || !is_pending(&shared)).await }, EXIT_TIME);
+    }
+}
+
 struct Driver {
     shared: Arc<Shared>,
     at: usize,
 }
 
+/// How long the end of a runtime, or of the last handle, waits for releases.
+const EXIT_TIME: Duration = Duration::from_secs(2);
 /// The longest time until this client reads its own clock again (ms).
 const LOOK_AGAIN: Millis = 1_000;
 
@@ -163,17 +184,19 @@ impl Driver {
     }
 }
 
-/// The runtime ends, and both connections end with it; or no handle needs them any more.
+/// The runtime ends, and both connections end with it; or no handle needs them any more. The program may end with the
+/// runtime, so what was dropped is released before.
 impl Drop for Driver {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         let node = &mut state.nodes[self.at];
-        node.is_driven = false;
+        node.driven_in = None;
         // A connection that is yet to be opened is opened by the next driver.
         if let Some(link) = node.link.take() {
             self.shared.step(&mut state, self.at, Input::Ended { pair: link.pair });
         }
         drop(state);
-        self.shared.undriven.notify();
+        drive_in(&self.shared, || blocking::own().cloned());
+        wait_for_releases(&self.shared);
     }
 }

@@ -207,7 +207,7 @@ impl Locks {
     }
 
     /// Returns when the locks of all dropped guards are released, or have expired, cached locks ([`Lock::keep`])
-    /// included. Call it before the runtime ends, or dropped guards stay held until their leases are over.
+    /// included.
     pub async fn settle(&self) {
         self.client.settled().await;
     }

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use holdfast_core::{Core, Id, Input, Millis, Moved, Outcome, Output, Settings};
 use redis::{AsyncConnectionConfig, RedisError};
+use tokio::runtime;
 use tokio::sync::oneshot;
 
 use crate::changes::Changes;
@@ -32,8 +33,6 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Notified when all releases are done.
     pub(crate) settled: Changes,
-    /// Notified when a driver has ended, as with its runtime.
-    pub(crate) undriven: Changes,
 }
 
 /// One mutex protects all of it, so that a claim that moves from one core to another is never between the two.
@@ -79,7 +78,8 @@ pub(crate) struct Node {
     pub(crate) wakes_at: Option<Millis>,
     /// The last error.
     pub(crate) failure: Option<RedisError>,
-    pub(crate) is_driven: bool,
+    /// The runtime of its driver.
+    pub(crate) driven_in: Option<runtime::Id>,
     /// The waker of the task that drives it, and whether that task is reading now, so that it need not be woken.
     driver: Waker,
     is_awake: bool,
@@ -101,8 +101,7 @@ pub(crate) struct CallResult {
 
 impl Shared {
     pub(crate) fn new(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Self {
-        let (settled, undriven) = (Changes::default(), Changes::default());
-        Self { name, servers, config, health: Health::new(), state: Mutex::default(), settled, undriven }
+        Self { name, servers, config, health: Health::new(), state: Mutex::default(), settled: Changes::default() }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -126,7 +125,7 @@ impl Shared {
                 wanted: None,
                 wakes_at: None,
                 failure: None,
-                is_driven: false,
+                driven_in: None,
                 driver: Waker::noop().clone(),
                 is_awake: false,
             });

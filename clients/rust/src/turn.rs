@@ -6,7 +6,7 @@ use holdfast_core::{Id, Millis};
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-use crate::client::{Client, driven, forget};
+use crate::client::{Client, forget};
 use crate::driver::drive;
 use crate::line::{CachedHold, Head, Next, QueueKey, Waiting};
 use crate::terms::Deadline;
@@ -52,7 +52,7 @@ impl Client {
             Ok(next) => next,
             Err(None) => return None,
             Err(Some(mut queued)) => {
-                let reached = driven(self.shared(), &mut queued.reached);
+                let reached = &mut queued.reached;
                 match deadline {
                     Deadline::At(end) => timeout_at(end.into(), reached).await.ok()?.ok()?,
                     Deadline::Past | Deadline::Never => reached.await.ok()?,

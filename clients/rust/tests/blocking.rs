@@ -1,12 +1,13 @@
 //! Programs without a tokio runtime.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, LossReason, RedLock, block_on};
-use support::{Server, until};
+use support::{Fate, Proxy, Server, until};
 
-use crate::common::{SOON, is_free, locks, say, waiters};
+use crate::common::{SOON, is_free, locks, locks_over, names, say, waiters};
 
 #[test]
 fn threads_hold_lock_one_at_a_time() {
@@ -73,4 +74,28 @@ fn redlock_works_without_a_runtime() {
     assert!(guard.valid_until().is_some());
     block_on(guard.release()).unwrap();
     until(SOON, "all locks are free", || servers.iter().all(|server| is_free(server, "a")));
+}
+
+/// As when `main` returns.
+#[test]
+fn drop_of_the_last_handle_waits_for_releases() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let guard = block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
+    let held_up = Arc::new(AtomicBool::new(false));
+    let hold_up = held_up.clone();
+    proxy.rule(move |_, message| {
+        hold_up.fetch_or(names(message, "LOCK.RELEASE"), Ordering::SeqCst);
+        if hold_up.load(Ordering::SeqCst) { Fate::Hold } else { Fate::Pass }
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until(SOON, "the release is on its way", || held_up.load(Ordering::SeqCst));
+            proxy.rule(|_, _| Fate::Pass);
+        });
+        drop(guard);
+        drop(locks);
+        assert!(is_free(&server, "a"));
+    });
 }

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, LossReason};
-use support::Server;
+use support::{Fate, Proxy, Server};
 
-use crate::common::{SOON, held, holder, is_free, locks, say, soon};
+use crate::common::{SOON, held, holder, is_free, locks, locks_over, say, soon};
 
 fn ttl(server: &Server, key: &str) -> i64 {
     say(server, &format!("PTTL {key}"))
@@ -218,4 +218,34 @@ async fn guard_knows_for_how_long_it_is_held() {
     guard.lost().await;
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), Duration::ZERO);
+}
+
+/// Nothing else runs in it after the drop, as when `main` returns.
+#[test]
+fn runtime_releases_dropped_guards_before_it_ends() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let locks = locks(&server);
+    let guard = runtime.block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
+    let of_a_task = runtime.block_on(locks.lock("b").try_acquire()).unwrap().unwrap();
+    runtime.spawn(async move { of_a_task.while_held(std::future::pending::<()>()).await });
+    drop(guard);
+    drop(locks);
+    drop(runtime);
+    assert!(is_free(&server, "a") && is_free(&server, "b"));
+}
+
+#[test]
+fn end_of_a_runtime_does_not_wait_long_for_a_silent_server() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let locks = locks_over(&proxy);
+    let guard = runtime.block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
+    proxy.rule(|_, _| Fate::Hold);
+    let begin = Instant::now();
+    drop(guard);
+    drop(runtime);
+    drop(locks);
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
 }

@@ -89,8 +89,14 @@ fn run() -> Result<bool, String> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut scenarios = read_all(&here.join("scenarios"))?;
     if arguments.rules {
-        for (rule, names) in rules::checks(&scenarios, &rules::vectors(&here.join("../vectors"))?) {
-            println!("{rule}: {}", names.join("; "));
+        let specification = here.join("../../docs/client-protocol.md");
+        let specification = fs::read_to_string(specification).map_err(|why| why.to_string())?;
+        let checks = rules::checks(&scenarios, &rules::vectors(&here.join("../vectors"))?);
+        for rule in rules::of(&specification).keys().map(rules::name) {
+            println!(
+                "{rule}: {}",
+                checks.get(&rule).map_or("no scenario or vector".to_owned(), |names| names.join("; "))
+            );
         }
         return Ok(true);
     }

@@ -11,14 +11,22 @@ use crate::scenario::Scenario;
 /// Marks the number of a rule that no scenario or vector checks.
 const BY_INSPECTION: char = '°';
 
-/// All rules of the specification by their numbers, and whether a scenario or a vector checks them.
-pub fn of(specification: &str) -> BTreeMap<u32, bool> {
-    let parts = specification.split("**B").skip(1);
-    let rule = |part: &str| {
-        let (number, rest) = part.split_once("**")?;
-        Some((number.parse().ok()?, !rest.starts_with(BY_INSPECTION)))
+/// A rule: `B` of the basic profile or `S` of sessions, and its number.
+pub type Rule = (char, u32);
+
+/// All rules of the specification, and whether a scenario or a vector checks them.
+pub fn of(specification: &str) -> BTreeMap<Rule, bool> {
+    let bold = specification.split("**").zip(specification.split("**").skip(1));
+    let rule = |(name, rest): (&str, &str)| {
+        let letter = name.chars().next().filter(|it| "BS".contains(*it))?;
+        Some(((letter, name[1..].parse().ok()?), !rest.starts_with(BY_INSPECTION)))
     };
-    parts.filter_map(rule).collect()
+    bold.filter_map(rule).collect()
+}
+
+/// Its name in scenarios and vectors.
+pub fn name((letter, number): &Rule) -> String {
+    format!("{letter}{number}")
 }
 
 /// The first line of a vector.
@@ -71,18 +79,17 @@ mod tests {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let rules = of(&fs::read_to_string(here.join("../../docs/client-protocol.md")).unwrap());
         let checks = checks(&read_all(&here.join("scenarios")).unwrap(), &vectors(&here.join("../vectors")).unwrap());
-        let name = |number: &u32| format!("B{number}");
-        assert!(rules.len() > 40, "{rules:?}");
+        assert!(rules.len() > 50, "{rules:?}");
         let wrong: Vec<_> =
-            rules.iter().filter(|(number, has_check)| **has_check != checks.contains_key(&name(number))).collect();
+            rules.iter().filter(|(rule, has_check)| **has_check != checks.contains_key(&name(rule))).collect();
         assert!(wrong.is_empty(), "no check, or a ° in spite of one: {wrong:?}");
-        let unknown: Vec<_> = checks.keys().filter(|it| !rules.keys().any(|number| name(number) == **it)).collect();
+        let unknown: Vec<_> = checks.keys().filter(|it| !rules.keys().any(|rule| name(rule) == **it)).collect();
         assert!(unknown.is_empty(), "unknown rules {unknown:?}");
     }
 
     #[test]
     fn rule_with_degree_sign_is_checked_by_inspection() {
-        let rules = of("* **B1** one\n* **B2**° two, see B1 and **B3**");
-        assert_eq!(rules, BTreeMap::from([(1, true), (2, false), (3, true)]));
+        let rules = of("* **B1** one\n* **B2**° two, see B1 and **S3**, **Both**");
+        assert_eq!(rules, BTreeMap::from([(('B', 1), true), (('B', 2), false), (('S', 3), true)]));
     }
 }

@@ -115,6 +115,23 @@ fn undelivered_grant_of_several_keys_is_withdrawn_whole() {
     }
 }
 
+/// An unread grant follows its locks into the other database.
+#[test]
+fn undelivered_grant_is_withdrawn_after_swapdb() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.get_token("LOCK.ACQUIRE a holder");
+    session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    client.run_ok("LOCK.RELEASE a holder");
+    client.run_ok("SWAPDB 0 1");
+    client.run_ok("SELECT 1");
+    assert_eq!(client.run("EXISTS a b"), Value::Int(2));
+    assert!(session.withdraw(&mut client, "a", "owner"));
+    assert_eq!(client.run("EXISTS a b"), Value::Int(0));
+    assert!(session.event().error_of(&["a", "b"], "owner").starts_with(CANCELLED));
+}
+
 /// Only the named key is released.
 #[test]
 fn delivered_grant_is_released_key_by_key() {

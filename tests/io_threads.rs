@@ -45,12 +45,24 @@ impl Client {
         assert_eq!(granted.items()[0].text(), "granted");
         granted.items()[4].token()
     }
+
+    /// Sends these over the connection for requests. Returns the reply to the last.
+    fn ask(&mut self, lines: &[&str]) -> Value {
+        self.asking.send_lines(lines);
+        let released = arrives(&mut self.asking);
+        assert!(!matches!(released, Value::ServerError(_)), "{released:?}");
+        lines.iter().map(|_| arrives(&mut self.asking)).last().expect("a reply")
+    }
 }
 
-/// Each client uses each of its grants by a request over its other connection. Returns the number of refusals.
-fn refusals(server: &Server, request: &str) -> usize {
+fn rounds(server: &Server) -> usize {
+    if server.version().major < 8 { ROUNDS_BEFORE_8 } else { ROUNDS }
+}
+
+/// Each client uses each of its grants at once; `is_refused` does so over its other connection, and says whether that was
+/// refused. Returns the number of refusals.
+fn refusals(server: &Server, rounds: usize, is_refused: impl Fn(&mut Client, i64) -> bool + Sync) -> usize {
     let (refused, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let rounds = if server.version().major < 8 { ROUNDS_BEFORE_8 } else { ROUNDS };
     let pings = vec!["PING".to_owned(); 100];
     thread::scope(|scope| {
         for _ in 0..BUSY {
@@ -63,15 +75,11 @@ fn refusals(server: &Server, request: &str) -> usize {
         }
         let _over = Over(&over);
         let clients = (0..CLIENTS).map(|number| {
-            let (mut client, refused) = (Client::new(server, number), &refused);
+            let (mut client, refused, is_refused) = (Client::new(server, number), &refused, &is_refused);
             scope.spawn(move || {
                 for _ in 0..rounds {
                     let token = client.wait_for_grant();
-                    client.asking.send_line(&request.replace("KEY", &client.key).replace('#', &token.to_string()));
-                    let released = arrives(&mut client.asking);
-                    assert!(!matches!(released, Value::ServerError(_)), "{released:?}");
-                    let is_refused = matches!(arrives(&mut client.asking), Value::ServerError(_));
-                    refused.fetch_add(usize::from(is_refused), Ordering::SeqCst);
+                    refused.fetch_add(usize::from(is_refused(&mut client, token)), Ordering::SeqCst);
                     client.asking.run(&format!("LOCK.RELEASE {} owner ALL", client.key));
                 }
             })
@@ -86,11 +94,35 @@ fn refusals(server: &Server, request: &str) -> usize {
 #[test]
 fn grant_that_was_read_can_be_released_over_another_connection() {
     let server = Server::builder().arg("io-threads", "4").start();
-    assert_eq!(refusals(&server, "LOCK.RELEASE KEY owner TOKEN #"), 0);
+    let release = |client: &mut Client, token| {
+        let line = format!("LOCK.RELEASE {} owner TOKEN {token}", client.key);
+        client.ask(&[&line]) != Value::Int(1)
+    };
+    assert_eq!(refusals(&server, rounds(&server), release), 0);
 }
 
 #[test]
 fn grant_that_was_read_can_be_renewed_over_another_connection() {
     let server = Server::builder().arg("io-threads", "4").start();
-    assert_eq!(refusals(&server, "LOCK.RENEW KEY owner TOKEN # LEASE 600000"), 0);
+    let renew = |client: &mut Client, token| {
+        let line = format!("LOCK.RENEW {} owner TOKEN {token} LEASE 600000", client.key);
+        client.ask(&[&line]) != Value::Int(token)
+    };
+    assert_eq!(refusals(&server, rounds(&server), renew), 0);
+}
+
+/// A session that ends loses only what it has not read.
+#[test]
+fn grant_that_was_read_outlives_its_replaced_session() {
+    let server = Server::builder().arg("io-threads", "4").start();
+    let replace = |client: &mut Client, token| {
+        let renewal = format!("LOCK.RENEW {} owner TOKEN {token} LEASE 600000 SESSION *", client.key);
+        let renewed = client.ask(&[&format!("LOCK.SESSION REPLACES {}", client.id), &renewal]);
+        let asking = std::mem::replace(&mut client.asking, server.raw());
+        client.session = asking;
+        client.id = resp::session_id(&client.session.run("LOCK.SESSION")).expect("a session");
+        renewed != Value::Int(token)
+    };
+    // Each round opens a connection, and closes one.
+    assert_eq!(refusals(&server, rounds(&server) / 4, replace), 0);
 }

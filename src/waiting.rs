@@ -273,15 +273,14 @@ pub fn has_room_for_events(
     ))
 }
 
-/// Replies `WAITING` if a session repeats a request that is already queued or awaits replicas. Changes nothing.
+/// Replies `WAITING` if a session repeats a request that replicas have yet to confirm. Changes nothing. (A request that
+/// is queued takes over its own place.)
 pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
-    let is_same = |it: &Waiter<Requester>| {
-        (it.requester.on_behalf, it.requester.client) == (OnBehalf::Session, request.client)
-            && it.keys == request.keys
-            && (it.terms(), it.requester.renewal.as_deref()) == (request.terms, request.renewal.as_ref())
-    };
-    let mut requests = state.requests_of(&request.owner, request.keys.first()?);
-    requests.any(is_same).then(|| ctx.reply_line(c"WAITING"))
+    let it = state.awaiting_replicas(&request.owner, request.keys.first()?)?;
+    let is_same = (it.requester.on_behalf, it.requester.client) == (OnBehalf::Session, request.client)
+        && it.keys == request.keys
+        && (it.terms(), it.requester.renewal.as_deref()) == (request.terms, request.renewal.as_ref());
+    is_same.then(|| ctx.reply_line(c"WAITING"))
 }
 
 /// The most keys that the requests withdrawn by one command may name in all. A request must leave the queue of each

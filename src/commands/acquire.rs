@@ -128,10 +128,10 @@ impl<'a, 'b> Acquisition<'a, 'b> {
         }
     }
 
-    /// The reply to a session's request that already waits; `None` if the request is new.
+    /// The reply to a session's request that replicas are confirming already; `None` if the request is new.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Option<Replied> {
         match self.on_behalf {
-            OnBehalf::Session if self.state.may_be_repeated(self.owner.bytes()) => {
+            OnBehalf::Session if !self.state.undelivered.is_empty() => {
                 waiting::repeated(self.state, self.ctx, self.request(names))
             }
             _ => None,

@@ -287,20 +287,10 @@ impl State {
         sessions::pace(self.bindings.shortest_lease(session).unwrap_or(default_lease))
     }
 
-    /// Whether there may be a pending request of this owner that a new one repeats.
-    pub fn may_be_repeated(&self, owner: &[u8]) -> bool {
-        !self.undelivered.is_empty() || !self.queue.is_empty() && self.queue.waits(&owner.into())
-    }
-
-    /// The pending requests of an owner for a key: the one in the queue, and the one that waits for replicas.
-    pub fn requests_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = &Waiter<Requester>> {
-        let queued = self.queue.request_of(owner, key).and_then(|id| self.queue.get(id));
-        let grant = self.undelivered.confirming(key.db, &key.name, owner).and_then(|id| self.undelivered.get(id));
-        queued.into_iter().chain(grant.and_then(|grant| self.awaiting_replicas(grant.ticket)))
-    }
-
-    fn awaiting_replicas(&self, ticket: Ticket) -> Option<&Waiter<Requester>> {
-        let Stage::Confirming(id) = self.pending.get(ticket)? else { return None };
+    /// The request of an owner for a key that replicas have yet to confirm.
+    pub fn awaiting_replicas(&self, owner: &Owner, key: &LockKey) -> Option<&Waiter<Requester>> {
+        let grant = self.undelivered.get(self.undelivered.confirming(key.db, &key.name, owner)?)?;
+        let Stage::Confirming(id) = self.pending.get(grant.ticket)? else { return None };
         match self.confirmations.get(*id)? {
             confirmations::ConfirmedItem::Reply { request, .. } => Some(request),
             confirmations::ConfirmedItem::Renewal(_) => None,

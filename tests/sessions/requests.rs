@@ -290,20 +290,39 @@ mod repeated {
         assert_eq!(error(&session.request(&mut client, "LOCK.ACQUIRE L A WAIT 60000")).0, "ERR");
     }
 
-    /// The repetition may have another `WAIT`; that of the first request counts.
+    /// Whether it has other options as well, or not.
     #[test]
-    fn repeated_request_with_other_wait_is_the_same() {
+    fn last_wait_of_repeated_request_counts() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
         client.get_token("LOCK.ACQUIRE key holder");
-        session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 100");
-        session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 0");
-        session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 0");
-        session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 1");
-        assert_eq!(session.event(), Event::timeout(&["key"], "short"));
+        for lease in ["", "LEASE 500000"] {
+            session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 20000");
+            session.wait(&mut client, &format!("LOCK.ACQUIRE key long WAIT 0 {lease}"));
+            session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 0");
+            session.wait(&mut client, &format!("LOCK.ACQUIRE key short WAIT 100 {lease}"));
+            assert_eq!(session.event(), Event::timeout(&["key"], "short"));
+        }
+        let waits = client.run("LOCK.WAITERS key");
+        let [waits] = waits.items() else { panic!("{waits:?}") };
+        assert_eq!(waits.field("remaining"), Value::Int(-1));
         client.run_ok("LOCK.RELEASE key holder");
         session.event().token_of(&["key"], "long");
+    }
+
+    /// It does not wait itself, and leaves the queued request as it is.
+    #[test]
+    fn request_without_wait_leaves_queued_request() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.get_token("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        assert_eq!(session.request(&mut client, "LOCK.ACQUIRE key owner"), Value::Nil);
+        client.run_ok("LOCK.RELEASE key holder");
+        session.event().token_of(&["key"], "owner");
+        session.assert_no_event(&mut client);
     }
 
     #[test]

@@ -29,8 +29,8 @@ use crate::server::text::show_start;
 use crate::server::{Ctx, TextRef, events};
 use crate::serving::schedule_earlier;
 use crate::state::confirmations::ConfirmedItem;
-use crate::state::event_bytes::hold_bytes;
-use crate::state::pending::{self, OnBehalf, wait_bytes};
+use crate::state::event_bytes::{event_bytes, hold_bytes};
+use crate::state::pending::{self, OnBehalf};
 use crate::state::sessions::Remains;
 use crate::state::{
     Answer, Basis, GrantId, GrantedHold, HeartbeatMode, Outcome, Reading, Renewal, Requester, Stage, State, Terms,
@@ -87,6 +87,8 @@ pub struct Request {
     pub owner: Owner,
     /// The form in which a grant is answered.
     pub form: TokenForm,
+    /// The bytes to reserve for its events while it is pending: see [`Requester::reserved`].
+    pub reserved: usize,
 }
 
 impl Request {
@@ -100,16 +102,34 @@ impl Request {
                 (Some(block), replied)
             }
             OnBehalf::Session => {
-                let names = names.iter().map(|name| name.bytes());
-                let bytes = wait_bytes(&self.owner, self.renewal.is_some(), names);
-                state.sessions.add_wait(self.client, ticket, bytes);
                 state.sessions.expect_again(self.client, now.millis());
                 (None, ctx.reply_line(c"WAITING"))
             }
         };
-        let Self { client, on_behalf, terms: Terms { flags, replicas, .. }, form, .. } = *self;
+        let Self { client, on_behalf, terms: Terms { flags, replicas, .. }, form, reserved, .. } = *self;
         let (renewal, arrived) = (self.renewal.map(Box::new), steady_micros());
-        Ok((Requester { ticket, client, on_behalf, block, flags, replicas, renewal, form, arrived }, replied))
+        let requester =
+            Requester { ticket, client, on_behalf, block, flags, replicas, renewal, form, arrived, reserved };
+        state.sessions.add_wait(&requester);
+        Ok((requester, replied))
+    }
+
+    /// Reserves the bytes of the events that the request may cause when it waits: that of its outcome, and those of its
+    /// holds once they are bound. A request that it replaces needs none any more.
+    fn reserve(&mut self, state: &State, replaced: Option<WaiterId>) -> Result<(), String> {
+        if !state.sessions.is_open(self.client) {
+            return Ok(());
+        }
+        let names = || self.keys.iter().map(|key| &*key.name);
+        let outcome = if self.on_behalf == OnBehalf::Session { event_bytes(&self.owner, names()) } else { 0 };
+        let bytes = names().map(|name| hold_bytes(&self.owner, name)).fold(outcome, usize::saturating_add);
+        let replaced = replaced.and_then(|id| state.queue.get(id)).map(|waiter| &waiter.requester);
+        let freed = replaced.filter(|it| it.client == self.client).map_or(0, |it| it.reserved);
+        if bytes > freed {
+            has_room_for(state, self.client, bytes.saturating_sub(freed))?;
+        }
+        self.reserved = bytes;
+        Ok(())
     }
 }
 
@@ -127,7 +147,7 @@ const NOT_BLOCKED: &str = "ERR this client can't be blocked";
 pub fn wait(
     state: &mut State,
     ctx: Ctx,
-    request: Request,
+    mut request: Request,
     (names, locks): (&[TextRef], &[Lock]),
     (arrived, wait): (Millis, Wait),
     now: Now,
@@ -136,6 +156,7 @@ pub fn wait(
     let id = state.queue.next_id(arrived);
     let asking = deadlock::Request { id, owner: request.owner.clone(), keys: request.keys.clone() };
     deadlocks::refuse_cycle(state, ctx, &asking, request.client, now)?;
+    request.reserve(state, None)?;
     let (requester, replied) = request.defer(state, ctx, names, now)?;
     let ticket = requester.ticket;
     let Request { keys, owner, terms, .. } = request;
@@ -184,12 +205,13 @@ pub fn take_over(
     state: &mut State,
     ctx: Ctx,
     id: WaiterId,
-    request: Request,
+    mut request: Request,
     names: &[TextRef],
     wait: Wait,
     now: Now,
 ) -> Result<Replied, String> {
     const SUPERSEDED: &str = "SUPERSEDED this owner has asked for the same lock again";
+    request.reserve(state, Some(id))?;
     let (requester, replied) = request.defer(state, ctx, names, now)?;
     let (ticket, until) = (requester.ticket, wait.until(now));
     state.pending.set(ticket, Stage::Waiting(id));
@@ -242,29 +264,41 @@ pub fn confirm(
     }
 }
 
-/// Checks that a session has room for the events that a request may cause: its outcome, and the events of its holds
-/// once they are bound. A connection that is not a session always has room.
+/// Checks that a session has room for what a request causes that is granted or renewed now: the events of the holds
+/// that it binds anew, and those of its outcome if replicas have to confirm it. Returns their bytes. A connection that
+/// is not a session always has room; so does a request that adds nothing, since the session would lose what it holds.
 ///
 /// # Errors
 ///
 /// The reply that names the setting.
-pub fn has_room_for_events(
+pub fn bytes_to_grant<'a, 'b: 'a>(
     state: &State,
-    (client, on_behalf): (u64, OnBehalf),
-    owner: &[u8],
-    names: &[TextRef],
-    renews: bool,
-) -> Result<(), String> {
+    locks: impl Iterator<Item = &'a Lock<'b>>,
+    grantee: Grantee,
+    binds: bool,
+) -> Result<usize, String> {
+    let Grantee { owner, client, on_behalf, terms } = grantee;
     if !state.sessions.is_open(client) {
-        return Ok(());
+        return Ok(0);
     }
-    let names = names.iter().map(|name| name.bytes());
-    let bytes = match on_behalf {
-        OnBehalf::Session => wait_bytes(owner, renews, names),
-        OnBehalf::Itself => names.map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add),
-    };
+    let (owner, has_outcome) = (owner.bytes(), terms.replicas > 0 && on_behalf == OnBehalf::Session);
+    let bytes = locks.fold(0_usize, |bytes, lock| {
+        let name = lock.name().bytes();
+        let is_bound = || lock.own().is_some() && state.bindings.client_of(lock.db(), name, owner) == Some(client);
+        let of_hold = if binds && !is_bound() { hold_bytes(owner, name) } else { 0 };
+        let of_outcome = if has_outcome { event_bytes(owner, [name]) } else { 0 };
+        bytes.saturating_add(of_hold).saturating_add(of_outcome)
+    });
+    // `CONTENTION` can cause one more event of a bound hold each time.
+    if bytes > 0 || terms.flags.contention {
+        has_room_for(state, client, bytes)?;
+    }
+    Ok(bytes)
+}
+
+fn has_room_for(state: &State, session: u64, bytes: usize) -> Result<(), String> {
     let most = config::MAX_SESSION_BYTES.get();
-    if state.has_room_for(client, bytes, most) {
+    if state.has_room_for(session, bytes, most) {
         return Ok(());
     }
     Err(format!(
@@ -451,8 +485,9 @@ pub fn refuse_undecided(state: &mut State, now: Now, slice: &Slice) {
                     continue;
                 };
                 state.revoke(grant);
-                if request.requester.on_behalf == OnBehalf::Session {
-                    replies::end_request(state, request, refused(), now);
+                match request.requester.on_behalf {
+                    OnBehalf::Itself => state.sessions.remove_wait(&request),
+                    OnBehalf::Session => replies::end_request(state, request, refused(), now),
                 }
             }
             _ => {}

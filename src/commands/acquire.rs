@@ -58,7 +58,6 @@ impl Command for Acquire {
             if let Some(replied) = acquisition.repeated(&[name]) {
                 return Ok(replied);
             }
-            acquisition.has_room_for_events(&[name])?;
             holds::end_orphaned(acquisition.state, call.ctx, name, now);
             let (ahead, now) = (ahead(acquisition.state, call.ctx, name), now.millis());
             let mut lock = match ahead {
@@ -138,11 +137,6 @@ impl<'a, 'b> Acquisition<'a, 'b> {
         }
     }
 
-    /// Checks that the session, if the request has one, has room for the events that it may cause.
-    pub(super) fn has_room_for_events(&self, names: &[TextRef]) -> Result<(), String> {
-        waiting::has_room_for_events(self.state, (self.client, self.on_behalf), self.owner.bytes(), names, false)
-    }
-
     /// Carries out the decisions about all locks: grants them, waits, or refuses.
     pub(super) fn carry_out(&mut self, locks: &mut [Lock<'a>], decisions: &[Decision]) -> Result<Replied, String> {
         let names = || locks.iter().map(|lock| lock.name().text());
@@ -173,9 +167,10 @@ impl<'a, 'b> Acquisition<'a, 'b> {
 
     fn grant(&mut self, locks: &mut [Lock<'a>], decisions: &[Decision]) -> Result<Replied, String> {
         let names = |locks: &[Lock<'a>]| locks.iter().map(|lock| lock.name().text()).collect::<Vec<TextRef>>();
-        let request = if self.terms.replicas > 0 { Some(self.request(&names(locks)).clone()) } else { None };
         let Self { ctx, now, client, on_behalf, .. } = *self;
         let grantee = Grantee { owner: &self.owner, client, on_behalf, terms: &self.terms };
+        let reserved = waiting::bytes_to_grant(self.state, locks.iter(), grantee, true)?;
+        let request = (self.terms.replicas > 0).then(|| Request { reserved, ..self.request(&names(locks)).clone() });
         let token = holds::grant(self.state, locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
         let answer = self.form.answer(token, 0);
@@ -216,7 +211,7 @@ impl<'a, 'b> Acquisition<'a, 'b> {
             let keys: Rc<[LockKey]> =
                 names.iter().map(|name| key(name).unwrap_or_else(|| LockKey::new(db, name.bytes()))).collect();
             let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.kept());
-            Request { client, on_behalf, terms: self.terms, renewal: None, keys, owner, form: self.form }
+            Request { client, on_behalf, terms: self.terms, renewal: None, keys, owner, form: self.form, reserved: 0 }
         })
     }
 }

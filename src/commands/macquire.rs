@@ -53,7 +53,6 @@ impl Command for Macquire {
             if let Some(replied) = acquisition.repeated(&names) {
                 return Ok(replied);
             }
-            acquisition.has_room_for_events(&names)?;
             let mut locks = look_all(acquisition.state, call.ctx, &names, owner.as_text(), now)?;
             let locks = locks.all();
             let ahead = |lock: &Lock| ahead(acquisition.state, call.ctx, lock.name().text());

@@ -81,9 +81,8 @@ pub(super) fn renew_all(
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
         let renewal = Some(Renewal { token: options.token, fence: options.fence });
-        Request { client, on_behalf, terms, renewal, keys, owner: owner.kept(), form: TokenForm::Alone }
+        Request { client, on_behalf, terms, renewal, keys, owner: owner.kept(), form: TokenForm::Alone, reserved: 0 }
     };
-    waiting::has_room_for_events(state, (client, on_behalf), owner.bytes(), names, true)?;
     let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
         && let Some(replied) = waiting::repeated(state, ctx, request)
@@ -101,10 +100,12 @@ pub(super) fn renew_all(
         return Err(args::NOT_A_MUTEX.into());
     }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
+    let held = locks.iter().filter(|lock| lock.own().is_some());
+    let reserved = waiting::bytes_to_grant(state, held, grantee, holds::renewal_binds(on_behalf, &terms))?;
     for (lock, renewed) in locks.iter_mut().zip(renewed.iter_mut()) {
         *renewed = prolong(state, lock, grantee, options, now);
     }
-    let awaited = request.map(|request| (request, renewed_holds(locks, renewed)));
+    let awaited = request.map(|request| (Request { reserved, ..request }, renewed_holds(locks, renewed)));
     let awaited = awaited.filter(|(_, holds)| !holds.is_empty());
     let Some(answer) = answer(renewed) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {

@@ -140,6 +140,7 @@ impl State {
         let ended = match request.requester.on_behalf {
             pending::OnBehalf::Itself => {
                 slice::count_answer();
+                self.sessions.remove_wait(&request);
                 let Requester { ticket, block, .. } = request.requester;
                 self.pending.end(ticket, pending::End { outcome, at: now, block })
             }

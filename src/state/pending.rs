@@ -1,7 +1,6 @@
 //! Requests that are not answered at once, and their pending replies: a blocked client gets a reply, a session an
 //! event.
 
-use super::event_bytes::{event_bytes, hold_bytes};
 use super::{BindingFlags, ConfirmationId, GrantId};
 use crate::lock::{Demand, Millis, Token, Waiter, WaiterId};
 use crate::server::blocked::Blocked;
@@ -44,18 +43,14 @@ pub struct Requester {
     pub form: TokenForm,
     /// When the request arrived, by [`crate::server::clock::steady_micros`].
     pub arrived: u64,
+    /// The bytes that are reserved for the events that it may cause, if the client is a session.
+    pub reserved: usize,
 }
 
 impl Waiter<Requester> {
     /// What the request asks for.
     pub fn terms(&self) -> Terms {
         Terms { demand: self.demand, flags: self.requester.flags, replicas: self.requester.replicas }
-    }
-
-    /// The bytes of its session that are reserved for it.
-    pub fn bytes(&self) -> usize {
-        let names = self.keys.iter().map(|key| &*key.name);
-        wait_bytes(&self.owner, self.requester.renewal.is_some(), names)
     }
 }
 
@@ -95,13 +90,6 @@ pub enum OnBehalf {
     Itself,
     /// A session.
     Session,
-}
-
-/// The bytes that are reserved for a pending request: for the event that reports its outcome (for a renewal, one for
-/// each key), and for its holds once they are bound.
-pub fn wait_bytes<'a>(owner: &[u8], renews: bool, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
-    let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
-    holds.saturating_add(if renews { holds / 2 } else { event_bytes(owner, names) })
 }
 
 /// How a session reads its events: the options of a `LOCK.EVENTS`.

@@ -9,7 +9,7 @@
 
 use super::bindings::Read;
 use super::event_bytes::event_bytes;
-use super::pending::Ticket;
+use super::pending::{OnBehalf, Ticket};
 use super::{Answer, Binding, GrantId, Outcome, Requester};
 use crate::lock::{Deadline, LockKey, Millis, Owner, Token, Waiter};
 use crate::server::clock::Now;
@@ -116,7 +116,8 @@ pub struct UnreadGrant {
 struct Session {
     /// The tickets of the session's pending requests: those for locks, and renewals that are being confirmed.
     waits: BTreeSet<Ticket>,
-    /// The bytes reserved for the events of these requests, and of their holds.
+    /// The bytes reserved for the events of these requests, and of their holds; and for the holds of the request in
+    /// which its own connection is blocked.
     reserved: usize,
     /// Unread events by position.
     events: BTreeMap<u64, QueuedEvent>,
@@ -215,19 +216,23 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.unread_events)
     }
 
-    /// Records a pending request of a session, and reserves so many bytes for it.
-    pub fn add_wait(&mut self, client: u64, ticket: Ticket, bytes: usize) {
-        let Some(session) = self.by_client.get_mut(&client) else { return };
-        session.waits.insert(ticket);
-        session.reserved = session.reserved.saturating_add(bytes);
-        self.waits = self.waits.saturating_add(1);
+    /// Reserves the bytes of a pending request, if its client is a session, and records it if it is made on behalf of
+    /// the session.
+    pub fn add_wait(&mut self, requester: &Requester) {
+        let Some(session) = self.by_client.get_mut(&requester.client) else { return };
+        session.reserved = session.reserved.saturating_add(requester.reserved);
+        if requester.on_behalf == OnBehalf::Session {
+            session.waits.insert(requester.ticket);
+            self.waits = self.waits.saturating_add(1);
+        }
     }
 
-    /// Removes a pending request from its session, if it belongs to one.
+    /// Removes a pending request that [`Sessions::add_wait`] added.
     pub fn remove_wait(&mut self, request: &Waiter<Requester>) {
-        let Some(session) = self.by_client.get_mut(&request.requester.client) else { return };
-        if session.waits.remove(&request.requester.ticket) {
-            session.reserved = session.reserved.saturating_sub(request.bytes());
+        let requester = &request.requester;
+        let Some(session) = self.by_client.get_mut(&requester.client) else { return };
+        session.reserved = session.reserved.saturating_sub(requester.reserved);
+        if session.waits.remove(&requester.ticket) {
             self.waits = self.waits.saturating_sub(1);
         }
     }

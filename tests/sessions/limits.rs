@@ -5,8 +5,8 @@ use support::{Raw, Server, until};
 
 use super::session::Session;
 use crate::common::info_number;
-use crate::lines::Reply;
-use crate::waiter::{Commands, SOON};
+use crate::lines::{Reply, arrives};
+use crate::waiter::{Commands, SOON, assert_held, count_waiters};
 
 /// A server with this limit on the bytes of a session's events.
 fn with_limit(limit: u32) -> Server {
@@ -38,8 +38,9 @@ fn request_is_refused_when_its_events_might_not_fit() {
     client.get_token("LOCK.ACQUIRE key holder");
     let count = fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
     assert!((10..40).contains(&count), "{count}");
-    assert!(session.request(&mut client, "LOCK.ACQUIRE key one-more").error().starts_with(FULL), "it would be bound");
-    assert_eq!(client.run("LOCK.ACQUIRE key one-more"), Value::Nil, "which is of no session");
+    assert!(session.request(&mut client, "LOCK.ACQUIRE free one-more").error().starts_with(FULL), "it would be bound");
+    assert_eq!(session.request(&mut client, "LOCK.ACQUIRE key one-more"), Value::Nil, "it neither waits nor is bound");
+    client.get_token("LOCK.ACQUIRE free one-more");
     other.wait(&mut client, "LOCK.ACQUIRE key one-more WAIT 0");
     // Reading an event makes room.
     assert!(session.withdraw(&mut client, "key", "owner-1"));
@@ -97,6 +98,97 @@ fn session_with_many_unread_events_gets_no_new_hold() {
     until(SOON, "the loss is in the event queue", || figures(&server)[2] == lost + 1);
     session.events(lost as usize + 1);
     session.get_token(&mut client, "LOCK.ACQUIRE key owner");
+}
+
+/// Otherwise it would lose its holds, though it reads all its events.
+#[test]
+fn full_session_renews_and_repeats_what_it_has() {
+    let server = with_limit(4_096);
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.get_token("LOCK.ACQUIRE others holder");
+    client.get_token("LOCK.ACQUIRE plain owner");
+    assert!(fill(&session, &mut client, "LOCK.ACQUIRE key-? owner HOLDS 1 LEASE 600000") > 2);
+    let token = client.run("HGET key-0 #fence").text();
+    let renewal = format!("LOCK.RENEW key-0 owner TOKEN {token} LEASE 600000");
+    for line in [&renewal, "LOCK.ACQUIRE key-0 owner HOLDS 1 LEASE 600000", &format!("{renewal} WATCHDOG CONTENTION")] {
+        assert_eq!(session.get_token(&mut client, line).to_string(), token, "{line}");
+        assert_eq!(session.raw.run(line).token().to_string(), token, "{line}");
+    }
+    assert_eq!(session.request(&mut client, "LOCK.MRENEW 2 key-0 key-1 owner").items().len(), 2);
+    assert_eq!(session.raw.run("LOCK.RENEW plain owner").token(), client.get_token("LOCK.RENEW plain owner"));
+    // Nothing is bound.
+    for line in ["LOCK.ACQUIRE others owner", "LOCK.RENEW none owner"] {
+        assert_eq!(session.request(&mut client, line), Value::Nil, "{line}");
+    }
+    for line in ["LOCK.RENEW plain owner", "LOCK.ACQUIRE new owner", "LOCK.ACQUIRE others owner WAIT 0"] {
+        assert!(session.request(&mut client, line).error().starts_with(FULL), "{line}");
+    }
+    assert_eq!(client.run("EXISTS new"), Value::Int(0));
+    session.raw.run(&format!("LOCK.RENEW key-0 owner TOKEN {token} UNBIND")).token();
+    session.get_token(&mut client, "LOCK.ACQUIRE new owner");
+}
+
+#[test]
+fn full_session_replaces_its_request() {
+    let server = with_limit(4_096);
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.get_token("LOCK.ACQUIRE key holder");
+    let count = fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner-1 WAIT 0 LEASE 5000 WATCHDOG");
+    assert!(session.request(&mut client, "LOCK.ACQUIRE key one-more WAIT 0").error().starts_with(FULL));
+    assert_eq!(figures(&server), [1, count as i64, 0]);
+    assert!(session.withdraw(&mut client, "key", "owner-1"));
+    session.event();
+    session.wait(&mut client, "LOCK.ACQUIRE key one-more WAIT 0");
+    assert!(session.request(&mut client, "LOCK.ACQUIRE key another WAIT 0").error().starts_with(FULL));
+}
+
+/// Its hold will be bound, too.
+#[test]
+fn blocked_request_of_session_connection_counts() {
+    let server = with_limit(4_096);
+    let mut client = server.raw();
+    let (mut blocked, other) = (Session::open(&server), Session::open(&server));
+    client.get_token("LOCK.ACQUIRE busy holder");
+    let free = fill(&other, &mut client, "LOCK.ACQUIRE o-? other-owner");
+    for end in ["LOCK.RELEASE busy owner ALL", "LOCK.RELEASE busy holder"] {
+        blocked.raw.send_line("LOCK.ACQUIRE busy owner WAIT 0");
+        until(SOON, "it waits", || count_waiters(&mut client, "busy") == 1);
+        assert_eq!(fill(&blocked, &mut client, "LOCK.ACQUIRE k-? owner") + 1, free, "{end}");
+        client.run_ok(end);
+        let reply = arrives(&mut blocked.raw);
+        let is_granted = reply != Value::Nil;
+        let refused = blocked.request(&mut client, "LOCK.ACQUIRE new owner");
+        assert_eq!(matches!(refused, Value::ServerError(_)), is_granted, "{reply:?} {refused:?}");
+        client.run("DEL new");
+        for number in 0..free {
+            client.run(&format!("LOCK.RELEASE k-{number} owner ALL"));
+        }
+        if !is_granted {
+            blocked.event(); // The loss of `new`.
+        }
+    }
+    assert_held(&mut client, "busy", "owner");
+}
+
+/// It would otherwise collect an event with each renewal.
+#[test]
+fn renewal_with_contention_is_refused_while_too_much_is_unread() {
+    let server = with_limit(4_096);
+    let mut client = server.raw();
+    let (mut session, other) = (Session::open(&server), Session::open(&server));
+    session.get_token(&mut client, "LOCK.ACQUIRE key owner CONTENTION");
+    other.wait(&mut client, "LOCK.ACQUIRE key other WAIT 0");
+    let mut count = 0;
+    while let Value::Int(_) = session.request(&mut client, "LOCK.RENEW key owner CONTENTION") {
+        count += 1;
+        assert!(count < 100);
+    }
+    session.get_token(&mut client, "LOCK.RENEW key owner");
+    session.next();
+    session.get_token(&mut client, "LOCK.RENEW key owner CONTENTION");
 }
 
 #[test]

@@ -26,8 +26,8 @@ const TERMS: Terms = Terms {
 /// The recipient of a request's outcome.
 fn requester(client: u64, on_behalf: OnBehalf, ticket: Ticket) -> Requester {
     let Terms { flags, replicas, .. } = TERMS;
-    let (form, arrived) = (TokenForm::Alone, 1);
-    Requester { ticket, client, on_behalf, block: None, flags, replicas, renewal: None, form, arrived }
+    let (form, arrived, reserved) = (TokenForm::Alone, 1, 0);
+    Requester { ticket, client, on_behalf, block: None, flags, replicas, renewal: None, form, arrived, reserved }
 }
 
 /// A session's request for locks.

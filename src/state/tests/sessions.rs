@@ -4,7 +4,7 @@ use super::{granted as grant, key, owner, request};
 use crate::lock::{Deadline, LockKey, Owner, Waiter};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
-use crate::state::event_bytes::hold_bytes;
+use crate::state::event_bytes::event_bytes;
 use crate::state::sessions::Remains;
 use crate::state::{GrantId, Kind, Outcome, Renewal, Requester, Sessions};
 use proptest::prelude::*;
@@ -95,8 +95,9 @@ fn carry_out(sessions: &mut Sessions, model: &mut Model, act: Act) {
                 model.tickets += 1;
                 let ticket = Ticket(model.tickets);
                 let mut request = request(client, ticket, owner(who), keys.into_iter().map(key).collect::<Vec<_>>());
+                request.requester.reserved = 100;
                 request.requester.renewal = renews.then(|| Renewal { token: None, fence: None }.into());
-                sessions.add_wait(client, ticket, request.bytes());
+                sessions.add_wait(&request.requester);
                 model.waiting.push(*request);
             }
         }
@@ -153,12 +154,13 @@ fn next_size_counts_keys_of_next_event() {
     let mut sessions = Sessions::default();
     sessions.open(1);
     assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.bytes(1)), (0, 0, 0));
-    let request = request(1, Ticket(1), owner(1), [key(1), key(2)]);
-    sessions.add_wait(1, Ticket(1), request.bytes());
-    let (waiting, holds) = (sessions.bytes(1), [1, 2].map(|it| hold_bytes(&owner(1), &key(it).name)));
+    let mut request = request(1, Ticket(1), owner(1), [key(1), key(2)]);
+    request.requester.reserved = event_bytes(&owner(1), [key(1), key(2)].iter().map(|it| &*it.name));
+    sessions.add_wait(&request.requester);
+    let waiting = sessions.bytes(1);
     assert!(sessions.notify_outcome(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     assert_eq!((sessions.next_size(1), sessions.unread(1)), (2, 1));
-    assert_eq!(sessions.bytes(1) + holds.iter().sum::<usize>(), waiting, "the event takes what was reserved for it");
+    assert_eq!(sessions.bytes(1), waiting, "the event takes what was reserved for it");
     assert!(sessions.read(1).is_some());
     assert_eq!([1, 2].map(|client| (sessions.next_size(client), sessions.bytes(client))), [(0, 0), (0, 0)]);
 }
@@ -167,7 +169,7 @@ fn next_size_counts_keys_of_next_event() {
 fn granted(sessions: &mut Sessions, client: u64, serial: u64, who: u8, keys: &[LockKey]) -> u64 {
     let request = request(client, Ticket(serial), owner(who), keys);
     sessions.open(client);
-    sessions.add_wait(client, Ticket(serial), request.bytes());
+    sessions.add_wait(&request.requester);
     let event = sessions.notify_outcome(request, (grant(serial), END), Now { micros: 0 });
     event.ok().flatten().expect("it is open")
 }
@@ -199,7 +201,7 @@ fn ended_session_is_removed_event_by_event() {
     sessions.open(1);
     for number in 0..5 {
         let request = request(1, Ticket(number), owner(1), [key(1), key(2)]);
-        sessions.add_wait(1, Ticket(number), request.bytes());
+        sessions.add_wait(&request.requester);
         assert!(sessions.notify_outcome(request, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     }
     assert!(sessions.client_gone(1));

@@ -34,7 +34,7 @@ fn asked(state: &mut State, client: u64) -> Box<Waiter<Requester>> {
     let ticket = state.pending.ticket();
     let request = request(client, ticket, owner(1), [key(1)]);
     state.sessions.open(client);
-    state.sessions.add_wait(client, ticket, request.bytes());
+    state.sessions.add_wait(&request.requester);
     state.pending.set(ticket, Stage::Waiting(WaiterId::FIRST));
     request
 }

@@ -22,7 +22,7 @@ func projectReadme(ctx context.Context, rdb *redis.Client, printLetter func(cont
 	if err != nil {
 		return err
 	}
-	defer hold.Release(context.WithoutCancel(ctx))
+	defer hold.Release(ctx)
 	return printLetter(hold.Context(), hold.Fence())
 }
 
@@ -36,7 +36,7 @@ func clientReadme(ctx context.Context, rdb *redis.Client, write func(context.Con
 	if err != nil {
 		return err // errors.Is(err, holdfast.ErrNotAcquired): ctx ended first
 	}
-	defer hold.Release(context.WithoutCancel(ctx))
+	defer hold.Release(ctx) // also if ctx has ended
 	return write(hold.Context(), hold.Fence())
 }
 

@@ -6,8 +6,8 @@
 //! leader), `within` (one lock while another is held) -> `locks`, `guard` (the public types) -> `hold` (one
 //! acquisition) -> `turn` (the head of a cached lock's local queue) -> `client` (calls and their outcomes) -> `driver`
 //! (the task of a server) -> `shared` (the cores, and the callers of each call) -> `line` (local queues of cached
-//! locks), `link` (a pair of connections), `servers` (which server serves a key) -> `place`. `blocking` is for programs
-//! without tokio.
+//! locks), `link` (a pair of connections), `servers` (which server serves a key) -> `place`. `blocking` has the runtime of
+//! this crate.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

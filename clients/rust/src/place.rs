@@ -87,11 +87,12 @@ pub(crate) fn without_delay(client: &Client) -> Client {
     Client::open(info.set_tcp_settings(settings)).unwrap_or_else(|_| client.clone())
 }
 
-/// The error of a reply that did not come in time.
+/// The error of a call to a client that the program has closed.
 pub(crate) fn closed() -> RedisError {
     (redis::ErrorKind::Client, "the program has closed this client").into()
 }
 
+/// The error of a reply that did not come in time.
 pub(crate) fn late() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }

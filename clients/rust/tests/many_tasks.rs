@@ -8,8 +8,8 @@ use support::Server;
 use crate::common::{clients, is_free, locks, soon, waiters};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_tasks_wait_on_two_connections() {
-    const TASKS: usize = 10_000;
+async fn two_thousand_tasks_wait_on_two_connections() {
+    const TASKS: usize = 2_000;
     const LOCKS: usize = 100;
     let server = Server::start();
     let locks = locks(&server);

@@ -4,7 +4,7 @@ use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold};
 use crate::server::clock::{Now, Slice};
 use crate::server::cluster::Served;
-use crate::server::{AsText, Ctx, Text, TextRef, writes};
+use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::serving::served;
 use crate::state::confirmations::ConfirmedItem;
 use crate::state::{Binding, BindingId, Kind, LossReason, State};
@@ -88,8 +88,8 @@ pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: LossReason, now: 
     let elsewhere = matches!(served(ctx, &binding.key()), Served::Elsewhere(_) | Served::Leaving);
     let still_held = |lock: &mut Lock, _: TextRef| Some((held(lock, &binding)?.holds, lock.limit(), lock.own_end()?));
     let seen = if elsewhere { None } else { with_lock(ctx, &binding, now, still_held).flatten() };
-    if seen.is_none() && !elsewhere && binding.end().has_passed(now.millis()) && !writes::are_possible(ctx) {
-        // The server may hide the expired key without removing it: a clock step back would restore the hold.
+    if seen.is_none() && !elsewhere && binding.end().has_passed(now.millis()) && !holds::takes_writes(ctx) {
+        // The key may still have the hold, hidden since it has expired: a clock step back would restore it.
         state.end_later(binding.clone());
     }
     if let Some((holds, limit, end)) = seen {

@@ -222,3 +222,16 @@ fn reentry_confirmed_before_its_key_follows_a_step_keeps_its_lease() {
          +400",
     );
 }
+
+/// Its field stays in the key while writes are refused, because the lock has another holder.
+#[test]
+fn step_back_does_not_restore_an_expired_bound_hold_after_refused_writes() {
+    breaks_nothing(
+        "a LOCK.ACQUIRE k2 o3 LIMIT 3
+         b LOCK.ACQUIRE k2 o2 LEASE 50 LIMIT 3 EPHEMERAL
+         +1
+         !misconf on
+         +120
+         !clock -60000",
+    );
+}

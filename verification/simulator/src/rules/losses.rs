@@ -71,8 +71,11 @@ impl Checker {
                     None => self.expiry_changed.contains(&key),
                 };
                 let was_over = was_over || self.left_over.contains(&(key.clone(), owner.clone(), token));
-                // (Of a hold whose grant nobody had read, it is unknown whether it had followed the step at a change of role.)
-                let was_over = was_over || self.stepped_while_refusing && self.role_changed() > 0;
+                // (So may be one whose grant had not been read yet when the role changed.)
+                let role = self.role_changed();
+                let belief = self.beliefs.get(&(db, key.clone(), owner.clone()));
+                let was_unread = belief.and_then(|it| it.binding).is_none_or(|binding| binding.received > role);
+                let was_over = was_over || self.stepped_while_refusing && role > 0 && was_unread;
                 // Where nothing can be written, it ends as soon as writes are possible.
                 let was_blocked = self.was_blocked(node(|node| node.clock.mono));
                 if !was_over && (was_blocked || node(|node| is_refusing(node) || node.is_paused())) {

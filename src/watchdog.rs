@@ -84,7 +84,8 @@ pub fn verify_marked(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
 /// out. If the lease that its replicas know has run out, the hold ends: one of them may have been promoted and have
 /// granted the lock.
 pub fn verify(state: &mut State, ctx: Ctx, id: BindingId, why: LossReason, now: Now) {
-    let Some(binding) = state.bindings.get(id).cloned() else { return };
+    // Without its connection, the hold is not bound any more: `release_ended` removes the binding once writes are possible.
+    let Some(binding) = state.bindings.get(id).filter(|it| state.bindings.is_live(it)).cloned() else { return };
     let elsewhere = matches!(served(ctx, &binding.key()), Served::Elsewhere(_) | Served::Leaving);
     let still_held = |lock: &mut Lock, _: TextRef| Some((held(lock, &binding)?.holds, lock.limit(), lock.own_end()?));
     let seen = if elsewhere { None } else { with_lock(ctx, &binding, now, still_held).flatten() };

@@ -82,3 +82,17 @@ fn grant_is_prompt_once_writes_are_accepted_again() {
          h !expect 1",
     );
 }
+
+/// Its connection has closed, so the deadline that replicas have confirmed counts no more.
+#[test]
+fn unbound_hold_lasts_until_its_own_deadline_while_clients_are_paused() {
+    breaks_nothing(
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +1200
+         b LOCK.RENEW k0 o0
+         a CLIENT KILL ID #s
+         a CLIENT PAUSE 1000
+         +1200",
+    );
+}

@@ -3,7 +3,7 @@
 use super::fairness::is_same_set;
 use super::records::{Binding, Cause, OpenRequest, Wait};
 use super::{CONTENTION, Checker, LEASE, ONE_REPLY, Position, Violation};
-use crate::redis::Bytes;
+use crate::redis::{Bytes, Generation, node};
 use crate::request::Request;
 use crate::resp::Reply;
 use std::collections::BTreeSet;
@@ -200,6 +200,7 @@ impl Checker {
     /// from when `LOCK.EVENTS` was sent.
     pub(super) fn apply_heartbeat(&mut self, session: u64, said: &str, (began, request): (Position, u64)) {
         let Some(sure) = said.split(' ').nth(2).and_then(|sure| sure.parse::<u64>().ok()) else { return };
+        let is_late = node(|node| node.generation == Generation::Redis70);
         let open = self.connections.values().flat_map(|it| it.open.iter()).filter(|open| open.began.is_some());
         let unacknowledged: Vec<&Request> =
             open.flat_map(|it| &it.runs).chain(self.abandoned.iter().map(|(_, it)| it)).collect();
@@ -211,6 +212,10 @@ impl Checker {
             // may have changed the expiry since.
             let is_current =
                 belief.since < began && !(self.deliveries_are_unknown && self.expiry_changed.contains(key));
+            // (What a command writes at the end of an iteration, a module of Redis 7.0 sees only after those that arrive next.)
+            let mut last = self.causes.iter().rev().take_while(|(at, _)| is_late && *at > self.last_iteration);
+            let is_current =
+                is_current && !last.any(|(_, cause)| matches!(cause, Cause::ExpiryChanged(_, it) if it == key));
             if let Some(binding) = belief.binding().filter(is_its).filter(|_| is_known && is_current) {
                 belief.promised = belief.promised.max(request + binding.lease * sure / 1000);
             }

@@ -159,8 +159,9 @@ pub struct Checker {
     /// Queued requests of sessions whose `WAITING` reply has not been received yet, and may never be.
     unacknowledged: Vec<Wait>,
     position: Position,
-    /// The position at which the current iteration began.
+    /// The positions at which the current iteration and the one before began.
     iteration: Position,
+    last_iteration: Position,
     /// Events that end holds immediately, and events that may end them later, once the server takes writes again.
     causes: Vec<(Position, Cause)>,
     lasting: Vec<(Position, Cause)>,
@@ -430,7 +431,7 @@ impl Checker {
     ///
     /// The invariant that required something to have happened before.
     pub fn before_iteration(&mut self) -> Result<(), Violation> {
-        self.iteration = self.position;
+        self.last_iteration = std::mem::replace(&mut self.iteration, self.position);
         self.check_deadlines()?;
         node(|node| {
             let now = node.clock.mono;

@@ -1024,6 +1024,19 @@ fn accepted_runs_violate_no_invariant() {
          d CLIENT PAUSE 1000
          b LOCK.ACQUIRE k1 o0 LEASE 400 REPLICAS 1
          +1200",
+        // On Redis 7.0, a heartbeat does not yet know of an expiry that an unblocked client has set right before.
+        "d LOCK.ACQUIRE k3 o1
+         c LOCK.ACQUIRE k2 o0 SESSION $s
+         +1
+         c LOCK.RENEW k3 o1 WATCHDOG SESSION $s
+         c LOCK.ACQUIRE k2 o1 WAIT 20
+         b LOCK.FORCE k2
+         a LOCK.ACQUIRE k2 o0 WAIT 300
+         a PEXPIRE k3 1
+         +0
+         c LOCK.RELEASE k2 o1
+         +0
+         s LOCK.EVENTS WAIT 0 HEARTBEAT",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

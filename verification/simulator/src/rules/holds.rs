@@ -360,8 +360,19 @@ impl Checker {
             // (If the hold had expired before the clock was set back, its session was notified then, and may read the
             // event later.)
             let had_expired = self.expired_holds.get(hold).is_some_and(|it| it.token == belief.token);
-            // (If it was still there after an earlier release, the revocation of another grant has ended it.)
+            // (If it was still there after an earlier release, the revocation of another grant has ended it. So it may be if a
+            // grant of several locks is withdrawn by another of them.)
+            let withdraws = |cause: &Cause| match cause {
+                Cause::Own(by, ..) if by.owner == *owner && by.holds == Some(0) => {
+                    let concerns = |it: &Request, key: &[u8]| it.concerns(key, owner);
+                    let is_of_both =
+                        |it: &Request| concerns(it, key) && by.keys.iter().any(|other| concerns(it, other));
+                    !concerns(by, key) && unacknowledged.iter().any(is_of_both)
+                }
+                _ => false,
+            };
             let is_of_now = causes().filter(may_end).all(|(at, _)| *at > self.iteration);
+            let is_of_now = is_of_now && !causes().any(|(_, cause)| withdraws(cause));
             if !found.is_empty() && is_of_now && !is_over && !had_expired && found.iter().all(is_release) {
                 self.released.insert((hold.clone(), belief.token));
             }

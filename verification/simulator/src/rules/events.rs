@@ -130,8 +130,8 @@ impl Checker {
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.forget_move(open.began.unwrap_or(0), &request, &keys);
                 }
-                let is_others = kinds.contains(&!request.command.contains("renew"))
-                    || what != b"granted" && self.unacknowledged.iter().any(fits);
+                let is_others =
+                    kinds.contains(&!request.command.contains("renew")) || self.unacknowledged.iter().any(fits);
                 if is_others {
                     // It may have been the outcome of a request of the other kind, or of one whose `WAITING` was not read,
                     // and this one is still pending.

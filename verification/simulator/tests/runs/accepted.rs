@@ -1044,6 +1044,18 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k0 o0 EPHEMERAL SESSION $s
          b LOCK.MRELEASE 1 k0 o0
          b LOCK.RELEASE k2 o0 ALL",
+        // A grant to a client that does not read is not the outcome of its owner's next request.
+        "!replicas 20 20 2000
+         c LOCK.ACQUIRE k0 o0 LEASE 400
+         a !stop-reading
+         a LOCK.ACQUIRE k0 o1 LEASE 400 WAIT 0 SESSION $s
+         +1200
+         a LOCK.ACQUIRE k0 o0
+         c LOCK.RELEASE k1 o1
+         s LOCK.EVENTS WAIT 50
+         c LOCK.ACQUIRE k0 o1 LEASE 50 REPLICAS 1 WAIT 300 SESSION $s
+         c LOCK.FORCE k0
+         b LOCK.ACQUIRE k0 o1 HOLDS 1 WAIT 300",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

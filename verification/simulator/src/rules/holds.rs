@@ -247,10 +247,12 @@ impl Checker {
                     let what = format!("{}: expires at {:?}, expected {at}", show(hold), holder.deadline);
                     return Err(Violation::new(STEPPED, what));
                 }
-                // What is over is reported even while writes are refused: not at all if its connection is no session yet.
+                // What is over is reported even while writes are refused: not at all if its connection is no session yet. (Another
+                // command may have removed the token, which ends the binding.)
                 let is_session =
                     |binding: Binding| self.connections.get(&binding.client).is_some_and(|it| it.was_session);
-                let is_over = is_unconfirmed || lags && belief.deadline.is_some_and(|at| at < now);
+                let is_over =
+                    is_unconfirmed || holder.token.is_none() || lags && belief.deadline.is_some_and(|at| at < now);
                 belief.ended_unreported |= is_over && !bound.is_some_and(is_session);
                 if lags {
                     continue;

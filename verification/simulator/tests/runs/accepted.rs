@@ -1056,6 +1056,11 @@ fn accepted_runs_violate_no_invariant() {
          c LOCK.ACQUIRE k0 o1 LEASE 50 REPLICAS 1 WAIT 300 SESSION $s
          c LOCK.FORCE k0
          b LOCK.ACQUIRE k0 o1 HOLDS 1 WAIT 300",
+        // Another command takes the token of an ephemeral hold, and then its connection becomes a session.
+        "b LOCK.ACQUIRE k0 o1 EPHEMERAL
+         b PEXPIRE k0 1
+         b HDEL k0 #fence
+         b LOCK.SESSION REPLACES $c",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -188,7 +188,11 @@ impl Checker {
                     let hold = (open.db, keys[0].clone(), request.owner.clone());
                     let ends = open.at + request.lease.unwrap_or(0);
                     let belief = self.beliefs.get_mut(&hold).filter(|it| it.since < position);
-                    belief.into_iter().for_each(|it| (it.promised, it.deadline) = (ends, Some(ends)));
+                    belief.into_iter().for_each(|it| {
+                        (it.promised, it.deadline) = (ends, Some(ends));
+                        // (The longer lease before hides whether the watchdog had renewed the hold.)
+                        it.renewed = it.renewed.max(open.at);
+                    });
                 }
                 _ => {}
             }

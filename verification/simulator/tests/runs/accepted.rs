@@ -1061,6 +1061,17 @@ fn accepted_runs_violate_no_invariant() {
          b PEXPIRE k0 1
          b HDEL k0 #fence
          b LOCK.SESSION REPLACES $c",
+        // The watchdog has renewed a hold, which is not seen, and then a release shortens the lease. The session reads no more.
+        "s LOCK.ACQUIRE k0 o1 LEASE 2000 WATCHDOG
+         a LOCK.ACQUIRE k0 o1
+         +400
+         +400
+         b LOCK.ACQUIRE k1 o0
+         a LOCK.ACQUIRE k1 o1 WAIT 20
+         s LOCK.EVENTS WAIT 50
+         a LOCK.RELEASE k0 o1 LEASE 100
+         c LOCK.ACQUIRE k1 o1 WAIT 0
+         a LOCK.ACQUIRE k0 o1 LEASE 50",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -374,6 +374,8 @@ impl Checker {
                 _ => false,
             };
             let is_of_now = causes().filter(may_end).all(|(at, _)| *at > self.iteration);
+            // (Nor need the key have followed the clock step.)
+            let is_of_now = is_of_now && !(belief.has_stepped && may_be_left);
             let is_of_now = is_of_now && !causes().any(|(_, cause)| withdraws(cause));
             if !found.is_empty() && is_of_now && !is_over && !had_expired && found.iter().all(is_release) {
                 self.released.insert((hold.clone(), belief.token));

@@ -212,6 +212,10 @@ impl Checker {
         // Another request raised the token. It is the same hold, unless that one ended unseen.
         let is_raised_since = |it: &&Belief| before.is_none() && it.token < token && self.fences.contains(&token);
         let binding_before = self.beliefs.get(&hold).filter(is_raised_since).and_then(|it| it.binding);
+        // (Nor has the hold ended that this renewal raised, although it might have, and what binds it is unknown.)
+        let is_raised_here = before.is_none() && request.fence == Some(token);
+        let binds_it = || is_raised_here && self.requested_bindings.contains_key(&hold);
+        let binding_before = binding_before.or_else(|| binds_it().then_some(binding));
         let binding_before = binding_before.map(|binding| Binding { is_unsure: true, ..binding });
         let old_binding = before.as_ref().and_then(|it| it.binding).or(binding_before);
         let mut raises = before.as_mut().map_or_else(Vec::new, |it| std::mem::take(&mut it.raises));

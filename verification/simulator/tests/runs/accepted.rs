@@ -1079,6 +1079,14 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.RELEASE k1 o1
          !clock 60000
          !slot k3 goes",
+        // An ephemeral hold might have ended, for the checker, before a renewal raised its token.
+        "a LOCK.ACQUIRE k0 o1 EPHEMERAL
+         c !stop-reading
+         a LOCK.ACQUIRE k0 o1 SHARED SESSION $s
+         c LOCK.ACQUIRE k0 o1 SHARED EPHEMERAL
+         d LOCK.SESSION REPLACES $s
+         +3
+         c LOCK.RENEW k0 o1 FENCE 1800000060041720",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

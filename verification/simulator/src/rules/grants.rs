@@ -86,6 +86,10 @@ impl Checker {
         if self.has_swapped && there.is_some_and(is_earlier) {
             return;
         }
+        let of_binding = (request.client, key.to_vec(), request.owner.clone(), token);
+        if request.is_unsure && request.ephemeral {
+            self.perhaps_ephemeral.insert(of_binding.clone());
+        }
         let ends = open.at + request.lease.unwrap_or_else(|| self.default_lease(&hold, request));
         if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
             // A late reply about a hold that has ended since, or about this one, bound before its token was raised.
@@ -199,14 +203,16 @@ impl Checker {
         let bound = request.binds() || request.is_unsure;
         // Bindings end when the role changes, and this request may have been granted afterwards.
         // A request of another connection without a received reply may have moved the binding.
-        // A request of the same connection without a received reply may have made the hold ephemeral.
+        // A request of the same connection without a received reply, or one of several like requests, may have made the hold
+        // ephemeral.
         let may_be_ephemeral = |it: &Request| {
             it.client == request.client && it.ephemeral && !request.ephemeral && it.concerns(key, &request.owner)
         };
         let is_unsure = request.is_unsure
             || self.role_changed() > position
             || self.has_concurrent_binding(request, key)
-            || self.undecided().any(|(.., it)| may_be_ephemeral(it));
+            || self.undecided().any(|(.., it)| may_be_ephemeral(it))
+            || !request.ephemeral && self.perhaps_ephemeral.contains(&of_binding);
         let mut possible_moves = self.bound_later(position, request, key);
         let binding = Binding { is_unsure, ..Binding::of(request, (position, self.position), ends) };
         // Another request raised the token. It is the same hold, unless that one ended unseen.
@@ -288,7 +294,6 @@ impl Checker {
         if is_news {
             self.newest.insert(hold.clone(), ReceivedToken { token, at: position });
         }
-        let of_binding = (request.client, key.to_vec(), request.owner.clone(), token);
         if self.unbound.get(&of_binding).is_some_and(|at| *at <= position) {
             self.unbound.remove(&of_binding);
         }

@@ -1087,6 +1087,23 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.SESSION REPLACES $s
          +3
          c LOCK.RENEW k0 o1 FENCE 1800000060041720",
+        // A request keeps the flags of its session that the later of two unread ones has set, after another connection.
+        "!replicas 0 never
+         b LOCK.ACQUIRE k0 o1 REPLICAS 1 SESSION $s
+         +1200
+         s LOCK.EVENTS WAIT 50
+         e LOCK.ACQUIRE k0 o1 EPHEMERAL REPLICAS 1
+         s LOCK.EVENTS WAIT 0
+         s LOCK.ACQUIRE k0 o1 REPLICAS 1
+         a LOCK.ACQUIRE k0 o1 EPHEMERAL WAIT 0 SESSION $s",
+        "!replicas 0
+         b LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $t
+         b LOCK.ACQUIRE k1 o0 EPHEMERAL WAIT 300
+         b LOCK.ACQUIRE k1 o0 EPHEMERAL REPLICAS 1 SESSION $t
+         +1200
+         t LOCK.EVENTS WAIT 0
+         +0
+         b LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $t",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -15,7 +15,6 @@ const (
 	late     = 250 * time.Millisecond // how long after the caller's time its call may end
 	forever  = time.Hour              // the longest WAIT that is sent; an endless wait repeats it
 	endless  = 100 * 365 * 24 * time.Hour
-	pollWait = 100 * time.Millisecond // the WAIT of requests that poll
 	pollEach = time.Second
 	idle     = 2 * time.Second // the longest that an ephemeral hold leaves its connection idle: a server may have the setting timeout 3
 )
@@ -155,12 +154,12 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 	if a.wait != 0 {
 		t.wait = forever
 		if !a.waitAt(p) { // waits have all connections that they may have: poll over the others, one request at a time
-			if t.wait = pollWait; a.asked.IsZero() {
-				t.wait = 0
-			} else if end, _ := a.client.takeTurn(ctx, polls{}, limit); end != nil {
-				t.end = end
-			} else {
-				return errNoConnection
+			if t.wait = 0; !a.asked.IsZero() {
+				end, _ := a.client.takeTurn(ctx, polls{}, limit)
+				if end == nil {
+					return errNoConnection
+				}
+				t.end, t.wait = end, a.client.pollWait()
 			}
 		}
 	}

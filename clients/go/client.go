@@ -227,6 +227,14 @@ func (c *Client) takeTurn(ctx context.Context, key any, until time.Time) (end fu
 	return nil, waited
 }
 
+// pollWait returns the WAIT of the request that has the turn to poll. The more requests are due, the shorter it is, so that
+// each of them is soon sent.
+func (c *Client) pollWait() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return max(5*time.Millisecond, min(100*time.Millisecond, time.Second/time.Duration(c.turns[polls{}].users)))
+}
+
 // await runs a request in a goroutine, and leaves it there if it does not end within 250 ms after ctx. The error is then
 // that of ctx.
 func await(ctx context.Context, request func() answer) answer {

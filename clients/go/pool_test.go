@@ -109,6 +109,46 @@ func exhausted(t *testing.T, polled func() string) (*Client, func()) {
 	return c, func() { close(release); done.Wait() }
 }
 
+func TestPollsWaitShorterTheMoreAreDue(t *testing.T) {
+	for waits, wait := range map[int]string{26: "40", 302: "5"} {
+		t.Run(fmt.Sprint(waits), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {func(r received) string {
+					switch wait := r.option("WAIT"); {
+					case wait == "":
+						return null
+					case len(wait) > 3: // it has a connection of its own
+						return silent
+					}
+					time.Sleep(time.Second / 2) // until the first reply to a poll, the other waits become due
+					return null
+				}}, "LOCK.RELEASE": {one}})
+				c := f.client(func(config *Config) { config.MaxConnections = 4 })
+				ctx, cancel := context.WithCancel(context.Background())
+				var done sync.WaitGroup
+				for range waits + 2 {
+					done.Go(func() { _, _ = c.Lock(ctx, "k", Shared()) })
+				}
+				var polls []string
+				eventually(t, "two requests poll", func() bool {
+					polls = nil
+					for _, r := range f.sent("LOCK.ACQUIRE") {
+						if wait := r.option("WAIT"); wait != "" && len(wait) < 4 {
+							polls = append(polls, wait)
+						}
+					}
+					return len(polls) >= 2
+				})
+				if polls[1] != wait {
+					t.Errorf("%d waits poll with WAIT %v", waits, polls)
+				}
+				cancel()
+				done.Wait()
+			})
+		})
+	}
+}
+
 func TestEmptyNameIsANameLikeAnyOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c, end := exhausted(t, func() string { return token })

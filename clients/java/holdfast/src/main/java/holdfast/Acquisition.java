@@ -217,7 +217,9 @@ final class Acquisition {
 
         private void ended(Route.Answer answer) {
             pending.remove(this);
-            client.turns.leave(POLLS, poll);
+            if (current == this) {
+                client.turns.leave(POLLS, poll);
+            }
             if (answer.verdict() == Verdict.YES && answer.reply() instanceof List<?> grant) {
                 granted(this, (Long) grant.get(0), (Long) grant.get(1));
             } else if (state == State.WAITING && current == this) {

@@ -1007,6 +1007,21 @@ class StateMachineTest {
     }
 
     @Test
+    void late_end_of_an_older_poll_does_not_end_the_polls() throws Exception {
+        close(client);
+        client = build(server, 3);
+        server.always("LOCK.MACQUIRE", SILENCE);
+        client.lock(LockSpec.builder("a", "b").build()).acquireAsync(Duration.ofSeconds(30));
+        clock.until(() -> server.read("LOCK.MACQUIRE").size() == 1);
+        // The first poll of "c" is silent and superseded. While its connection is still open, "c" waits for its next turn behind "d".
+        server.next(ACQUIRE, NIL, NIL, SILENCE, NIL, SILENCE);
+        CompletableFuture<Hold> polled = client.lock("c").acquireAsync(Duration.ofSeconds(30));
+        client.lock("d").acquireAsync(Duration.ofSeconds(30));
+        assertThat(get(polled).fence()).isEqualTo(1000);
+        assertThat(server.read(ACQUIRE)).hasSize(7);
+    }
+
+    @Test
     void empty_name_is_a_name_like_any_other() throws Exception {
         close(client);
         client = build(server, 4);

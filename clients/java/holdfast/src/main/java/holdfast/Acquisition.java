@@ -143,7 +143,7 @@ final class Acquisition {
     /** Sends a request with a short wait, when it is this acquisition's turn. */
     private void poll() {
         if (isAsking() && !hasPlace && place != null && (current == null || current.request.ended)) {
-            current = new Ask(place, Rules.POLL);
+            current = new Ask(place, Rules.poll(client.turns.size(POLLS)));
         } else {
             client.turns.leave(POLLS, poll);
         }
@@ -188,7 +188,7 @@ final class Acquisition {
                 closeIn(Rules.silence(lease));
             } else {
                 wait = Math.min(longest, Rules.ms(deadline - now));
-                closeIn(Rules.QUIET + (longest == Rules.POLL ? Rules.POLL * Rules.MS : 0), this::silent);
+                closeIn(Rules.QUIET + (longest < Rules.LONGEST_WAIT ? longest * Rules.MS : 0), this::silent);
             }
             long waited = repeated ? Math.max(1, now - began) : 0;
             repeated = true;

@@ -16,8 +16,6 @@ final class Rules {
     static final long LONGEST_WAIT = 3_600_000L;
     /** An ephemeral hold is renewed at least so often: a server with an idle {@code timeout} would close its connection (B33). */
     static final long LONGEST_IDLE = 2 * SECOND;
-    /** The WAIT of a request that polls, in ms (B30). */
-    static final long POLL = 100;
 
     private Rules() {}
 
@@ -29,6 +27,11 @@ final class Rules {
     /** Returns the part of a lease that is certain by a clock whose speed differs from the server's (B6). */
     static long certain(long lease) {
         return (long) (lease * 0.99);
+    }
+
+    /** Returns the WAIT of a request that polls, in ms: the more of them are due, the shorter, so that each is soon sent (B30). */
+    static long poll(int due) {
+        return Math.max(5, Math.min(100, ms(SECOND / due)));
     }
 
     /** Returns how long a request without WAIT may take (B23). */

@@ -24,6 +24,11 @@ final class Turns {
         return !isFirst;
     }
 
+    /** Returns how many tasks are in a line that has some. */
+    int size(Object name) {
+        return lines.get(name).size();
+    }
+
     void leave(Object name, Runnable task) {
         LinkedHashSet<Runnable> line = lines.get(name);
         if (line == null) {

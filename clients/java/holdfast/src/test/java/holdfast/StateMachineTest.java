@@ -1006,6 +1006,27 @@ class StateMachineTest {
         assertThat(server.accepted()).isLessThanOrEqualTo(4);
     }
 
+    @ParameterizedTest
+    @CsvSource({"26, 40", "302, 5"})
+    void polls_wait_shorter_the_more_are_due(int waits, long wait) throws Exception {
+        close(client);
+        client = build(server, 3);
+        server.always(ACQUIRE, SILENCE);
+        client.semaphore("s", 2).acquireAsync(WAIT);
+        eventually(ACQUIRE, 1);
+        server.always(ACQUIRE, NIL);
+        for (int i = 0; i < waits; i++) {
+            client.semaphore("s", 2).acquireAsync(WAIT);
+        }
+        eventually(ACQUIRE, 1 + waits);
+        // The first request that polls is not answered, so that all other waits become due.
+        server.next(ACQUIRE, SILENCE);
+        FakeServer.Command first = eventually(ACQUIRE, 2 + waits).get(1 + waits);
+        clock.advance(500);
+        server.answer(first.connection(), NIL);
+        assertThat(eventually(ACQUIRE, 3 + waits).get(2 + waits).number("WAIT")).isEqualTo(wait);
+    }
+
     @Test
     void late_end_of_an_older_poll_does_not_end_the_polls() throws Exception {
         close(client);

@@ -99,6 +99,42 @@ def test_try_acquire_never_waits(faked, fake):
     assert b"WAIT" not in words
 
 
+async def test_polls_wait_shorter_the_more_are_due(fake, end_tasks, monkeypatch):
+    monkeypatch.setattr(rules, "WAIT_SILENCE", 60.0)
+    all_due = threading.Event()
+
+    def reply(words):
+        if b"WAIT" not in words:
+            return NIL
+        return SILENCE if option(words, b"WAIT") > 1000 else all_due.wait(60) and NIL
+
+    fake.script["ACQUIRE"].extend([reply] * 1000)
+    client = redis.asyncio.Redis(port=fake.port)
+    async with holdfast.asyncio.Holdfast(client, max_connections=3) as opened:
+        # One has a connection of its own.
+        waits = [asyncio.create_task(opened.lock("k", shared=True).acquire(300)) for _ in range(27)]
+        due = opened._engine._lines
+        await _until(lambda: len(due.get(engine.POLLS, ())) == 26, "they are due")
+        monkeypatch.setattr(rules, "POLL_EVERY", 300.0)
+        all_due.set()
+
+        def polled():
+            asked = [option(words, b"WAIT") for words in fake.of("ACQUIRE") if b"WAIT" in words]
+            return [wait for wait in asked if wait <= 1000]
+
+        await _until(lambda: len(polled()) >= 2, "the second one is sent")
+        assert polled()[1] == 40
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    await closed(client)
+
+
+@pytest.mark.parametrize(("due", "wait"), [(1, 0.1), (10, 0.1), (50, 0.02), (1000, 0.005)])
+def test_wait_of_polls_has_bounds(due, wait):
+    assert rules.poll_wait(due) == wait
+
+
 @pytest.mark.parametrize("text", PASSING, ids=lambda text: text.split()[0] + text[-6:])
 def test_acquire_asks_again_when_the_error_passes(faked, fake, text):
     fake.script["ACQUIRE"].extend([error(text)] * 2)

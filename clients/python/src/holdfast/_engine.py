@@ -275,7 +275,12 @@ class Engine:
                 # Either close() finds it, or it is not sent.
                 self.enter()
                 self._asking.add(grant)
-            wait = grant.until - sent if grant.slot is not None else rules.POLL if grant.waits and was_sent else None
+                due = len(self._lines.get(POLLS, ()))
+            wait = None
+            if grant.slot is not None:
+                wait = grant.until - sent
+            elif grant.waits and was_sent:
+                wait = rules.poll_wait(due)
             words = grant.acquisition(sent, wait)
             extra = pool.replicas_timeout if terms.replicas else 0.0
             silent_at = sent + extra + (terms.silence if wait is None else rules.WAIT_SILENCE)

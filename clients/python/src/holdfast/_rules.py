@@ -25,8 +25,8 @@ GRACE = 0.25
 WAIT_SILENCE = 2.0
 SUPERSEDED_WITHIN = 1.0
 LONGEST_WAIT = 3600.0
-# A wait without a connection of its own: how long each of its requests waits at the server, how often one is sent.
-POLL, POLL_EVERY = 0.1, 1.0
+# How often a request is sent for a wait without a connection of its own.
+POLL_EVERY = 1.0
 BATCH = 256
 # When a hold is renewed, as a part of its lease.
 RENEW_AT = 0.25
@@ -79,6 +79,11 @@ def check_integer(argument: str, value: int, least: int) -> None:
 def silence(lease: float, patience: float | None = None) -> float:
     """How long a request without a wait may take, for a hold with this lease (B23), or at most `patience`."""
     return min(max(lease / 8, LEAST_SILENCE), patience or LONGEST_SILENCE)
+
+
+def poll_wait(due: int) -> float:
+    """How long a request waits at the server whose wait has no connection of its own, if so many are due (B30)."""
+    return max(0.005, min(0.1, 1 / due))
 
 
 def encode(name: Name) -> bytes:

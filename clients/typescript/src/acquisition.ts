@@ -9,8 +9,7 @@ import { Alarm, after, now, silence, sleep, wallOffset, whole } from './time.js'
 
 /** The longest wait of one request, ms. */
 const HOUR = 3_600_000;
-/** A wait that has no connection of its own: how long each of its requests waits at the server, and how often one is sent, ms. */
-const POLL = 100;
+/** How often a request is sent for a wait that has no connection of its own, ms. */
 const POLL_EVERY = 1000;
 /** After this time without an answer, a wait is sent again, ms. */
 const ASK_AGAIN = 2000;
@@ -135,10 +134,11 @@ export class Acquisition implements Origin {
     this.#ask();
   };
 
-  /** Asks with a short wait, in its turn among the waits without a connection. */
+  /** Asks with a short wait, in its turn among the waits without a connection. The more are due, the shorter it is: each is soon sent. */
   readonly #poll = (): void => {
-    if (this.#state === 'waiting' && !this.#newest) this.#send(POLL);
-    else this.client.polls.leave(this.#poll);
+    const { polls } = this.client;
+    if (this.#state === 'waiting' && !this.#newest) this.#send(Math.max(5, Math.min(100, 1000 / polls.size)));
+    else polls.leave(this.#poll);
   };
 
   /** Sends the request in the background. `longest`: how long it may wait at the server, ms. */

@@ -7,8 +7,8 @@ export class Line {
     this.#capacity = capacity;
   }
 
-  get isEmpty(): boolean {
-    return this.#tasks.size === 0;
+  get size(): number {
+    return this.#tasks.size;
   }
 
   /** Joins the queue. Returns whether the task is served at once; if not, `turn` is called when it is. */
@@ -45,6 +45,6 @@ export class Turns {
   leave(name: string, turn: () => void): void {
     const line = this.#lines.get(name);
     line?.leave(turn);
-    if (line?.isEmpty) this.#lines.delete(name);
+    if (line?.size === 0) this.#lines.delete(name);
   }
 }

@@ -211,6 +211,19 @@ test('silent_wait_keeps_its_place_in_the_queue_when_all_places_of_the_pool_are_t
   expect(server.sent[1]).toMatch(/ WAIT 5\d{4} WAITED 20\d\d /);
 });
 
+test.each([
+  [26, 40],
+  [302, 5],
+])('each_of_%i_waits_without_a_connection_polls_with_wait_%i_once_the_others_are_due', async (waits, wait) => {
+  // The reply to a poll takes so long that all other waits are due when the second one is sent.
+  const replies: Script = (args) => reply(args[0] === 'LOCK.ACQUIRE' ? null : 1, args.includes('WAIT') ? 1000 : 1);
+  const { server, holdfast } = start(replies, { maxConnections: 3 });
+  for (let i = 0; i <= waits; i++) holdfast.lock('k', { shared: true }).catch(() => {}); // One has a connection of its own.
+  await vi.advanceTimersByTimeAsync(3000);
+  const polls = server.sent.flatMap((line) => / WAIT (\d{1,3}) WAITED /.exec(line)?.[1] ?? []);
+  expect(polls[1]).toBe(String(wait));
+});
+
 test('superseded_wait_with_replicas_has_their_time_to_be_answered', async () => {
   const { server, holdfast } = start({ ACQUIRE: ['silent', granted] });
   await within(3100, holdfast.lock('a', { wait: 60_000, replicas: 1, renew: false }));

@@ -180,6 +180,9 @@ export class Acquisition implements Origin {
   #written(attempt: Attempt): void {
     this.#hurry();
     this.unanswered.add(attempt);
+    const { renewer, server } = this.client;
+    // A release at the exit of the process has no time to connect, and is not read on the connection of a wait.
+    if (attempt.longest > 0 && renewer.holds.size > 0) server.pool(this.#key).spare();
     const patience = (attempt.longest === 0 ? silence(this.terms.lease) : ASK_AGAIN) + this.#confirmation;
     this.#watch(attempt, patience, () => (attempt.longest === HOUR ? this.#askAgain(attempt) : abandon(attempt)));
   }

@@ -339,7 +339,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   /** @internal Writes the releases without waiting for the replies. */
   releaseNow(): void {
     for (const hold of this.#client.renewer.holds)
-      this.#client.server.sendAtExit(hold.terms.keys[0] as string, hold.releases()[0] as string[]);
+      this.#client.server.pool(hold.terms.keys[0] as string).sendAtExit(hold.releases()[0] as string[]);
   }
 
   async #close(): Promise<void> {

@@ -131,13 +131,17 @@ export class Pool {
     for (const connection of this.#all) connection.close();
   }
 
-  /** An idle connection, which stays idle: for a command at the exit of the process. */
-  idle(): Connection | undefined {
-    return this.#idle.at(-1);
+  /** Opens a connection if none is idle. */
+  spare(): void {
+    if (this.#idle.length === 0) this.#pump(1);
   }
 
-  #pump(): void {
-    let waiting = 0;
+  /** Writes a command while the process exits. Without an idle connection, all have it: the server does not read those on which a request waits. */
+  sendAtExit(command: readonly string[]): void {
+    for (const connection of this.#idle.length > 0 ? this.#idle.slice(-1) : this.#all) connection.send([command], () => {});
+  }
+
+  #pump(waiting = 0): void {
     for (const queue of this.#queues) {
       for (const taker of queue) {
         const connection = this.#idle.pop();

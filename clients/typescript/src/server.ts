@@ -68,13 +68,6 @@ export class Server implements Router {
     return failure instanceof ServerError && failure.passing ? this.pool(target).pause() : undefined;
   }
 
-  /** Writes a command over an idle connection, if there is one, while the process exits. */
-  sendAtExit(key: string, command: readonly string[]): void {
-    this.pool(key)
-      .idle()
-      ?.send([command], () => {});
-  }
-
   close(): void {
     for (const pool of this.#pools.values()) pool.close();
   }

@@ -1144,6 +1144,41 @@ test('close_is_bounded_when_a_release_with_a_longer_time_is_under_way', async ()
   expect(server.open()).toBe(0);
 });
 
+test('exit_of_the_program_releases_while_the_last_idle_connection_was_taken_by_a_wait', async () => {
+  const waiting = new Set<unknown>();
+  const executed: string[] = [];
+  const { server, holdfast } = start((args, connection) => {
+    if (!waiting.has(connection)) executed.push(args.join(' ')); // A server reads nothing of a client that waits.
+    if (args[1] === 'taken') waiting.add(connection);
+    return args[1] === 'taken' ? 'silent' : granted;
+  });
+  const hold = await within(10, holdfast.lock('a'));
+  holdfast.lock('taken').catch(() => {});
+  await vi.advanceTimersByTimeAsync(10);
+  holdfast.releaseNow(); // As the event `exit` does.
+  expect(executed.at(-1)).toBe(`LOCK.RELEASE a ${hold.owner} TOKEN ${TOKEN}`);
+  expect(server.connections).toHaveLength(2);
+});
+
+test('exit_of_the_program_releases_while_the_only_connection_is_in_use', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  await within(10, holdfast.lock('a'));
+  holdfast.info('a').catch(() => {});
+  holdfast.releaseNow(); // As the event `exit` does.
+  expect(server.sent.at(-1)).toBe(`LOCK.RELEASE a O TOKEN ${TOKEN}`);
+  await within(10, holdfast.close());
+});
+
+test('one_connection_is_enough_for_locks_one_after_the_other', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(1)] });
+  for (const name of ['a', 'b', 'c'])
+    await within(
+      10,
+      holdfast.using(name, () => {}),
+    );
+  expect(server.connections).toHaveLength(1);
+});
+
 test('election_resigns_at_once_while_it_pauses_after_an_error', async () => {
   const { holdfast } = start({ ACQUIRE: [reply('-NOPERM x')] });
   const warnings: unknown[] = [];

@@ -78,9 +78,12 @@ const open = new Set<Holdfast>();
 const releaseAll = (): void => {
   for (const client of open) client.releaseAll();
 };
-/** For `process.exit()`, which waits for nothing. It has an effect if the library writes to the socket at once. */
+/** For `process.exit()`, which waits for nothing: no more `setImmediate` is served, in which node-redis would write. */
 const releaseNow = (): void => {
+  const later = globalThis.setImmediate;
+  globalThis.setImmediate = ((work: () => void) => work()) as typeof later;
   for (const client of open) client.releaseNow();
+  globalThis.setImmediate = later;
 };
 
 /** Counts work under way. */

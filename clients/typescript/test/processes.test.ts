@@ -49,8 +49,8 @@ test.each(['ioredis', 'node_redis'] as const)('program_with_%s_ends_while_it_hol
   expect(held('normal')).toBe(false);
 });
 
-test('program_releases_when_it_calls_exit', async () => {
-  const { ended } = program('ioredis', `await holdfast.lock('exit'); process.exit(3);`);
+test.each(['ioredis', 'node_redis'] as const)('program_with_%s_releases_when_it_calls_exit', async (library) => {
+  const { ended } = program(library, `await holdfast.lock('exit', { lease: 600_000 }); process.exit(3);`);
   expect(await ended).toBe(3);
   await until('it is released', () => !held('exit'));
 });

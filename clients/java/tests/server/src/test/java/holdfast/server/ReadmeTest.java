@@ -32,6 +32,8 @@ class ReadmeTest {
     @Test
     void readme_examples_run() throws Exception {
         try (RedisServer server = RedisServer.withModule(); RedisClient redis = RedisClient.create("redis://127.0.0.1:" + server.port)) {
+            // The first connection of a process loads a thousand classes. On a busy machine that alone took longer than the examples wait.
+            redis.connect().close();
             try (Holdfast holdfast = Holdfast.create(redis);
                     Hold hold = holdfast.lock("printer").acquire(Duration.ofSeconds(10))) {
                 print(hold.fence());

@@ -23,6 +23,8 @@ use states::{IDLE, Scenario};
 
 /// The limit for an iteration, in milliseconds.
 const BOUND: f64 = 5.0;
+/// The limit for the delay of the last of many timeouts, in milliseconds.
+const DELAY_BOUND: f64 = 100.0;
 
 /// The cost of a state in microseconds, and the reply to the step in the last round.
 #[derive(Clone, Serialize)]
@@ -31,6 +33,8 @@ struct Cost {
     ping_us: Spread,
     /// The most processor time that the server used during one `PING` of each round.
     server_us: Spread,
+    /// How late the effects of the step were complete, if the state has a time for that.
+    delay_ms: Option<Spread>,
     reply: String,
 }
 
@@ -39,6 +43,8 @@ struct Cost {
 struct Row {
     server: String,
     state: String,
+    /// Whether the state has a goal of its own.
+    is_judged: bool,
     module: Cost,
     plain: Option<(String, Cost)>,
 }
@@ -53,7 +59,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     Ok(Findings {
         section: "worst",
         tables: by_server().map(|rows| table(&settings.scale, rows)).collect(),
-        goals: by_server().filter_map(goal).collect(),
+        goals: by_server().flat_map(goals).collect(),
         plots: vec![],
         data: json!({ "rounds": settings.scale.worst_rounds, "rows": rows }),
     })
@@ -62,7 +68,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
 fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
     let with = |with: With, scenario: Scenario| cost(scale, program, with, scenario);
     let idle = (with(With::Module, IDLE)?, with(With::Nothing, IDLE)?);
-    let mut rows = vec![row(program, "nothing", idle.0, Some(("nothing", idle.1)))];
+    let mut rows = vec![row(program, ("nothing", false), idle.0, Some(("nothing", idle.1)))];
     for state in states::all() {
         // The section takes minutes, and the durations of the states differ widely.
         eprintln!("  {}: {}", program.label, state.name);
@@ -71,28 +77,30 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
             Some((name, scenario)) => Some((name, with(With::Nothing, scenario).context(name)?)),
             None => None,
         };
-        rows.push(row(program, state.name, module, plain));
+        rows.push(row(program, (state.name, state.is_judged), module, plain));
     }
     Ok(rows)
 }
 
-fn row(program: &Program, state: &str, module: Cost, plain: Option<(&str, Cost)>) -> Row {
+fn row(program: &Program, (state, is_judged): (&str, bool), module: Cost, plain: Option<(&str, Cost)>) -> Row {
     let plain = plain.map(|(name, cost)| (name.to_owned(), cost));
-    Row { server: program.label.clone(), state: state.to_owned(), module, plain }
+    Row { server: program.label.clone(), state: state.to_owned(), is_judged, module, plain }
 }
 
 fn cost(scale: &Scale, program: &Program, with: With, scenario: Scenario) -> Result<Cost> {
     let size = if scale.judged { Size::FULL } else { Size::QUICK };
-    let mut longest = Vec::new();
+    let (mut longest, mut delays) = (Vec::new(), Vec::new());
     let mut reply = String::new();
     for _ in 0..scale.worst_rounds {
         let mut stage = Stage::new(Running::start(program, with)?, size);
         let (one, reply_text) = round(&mut stage, scenario)?;
         longest.push(one);
+        delays.extend(stage.delay.map(|delay| delay.as_secs_f64() * 1e3));
         reply = reply_text;
     }
     let spread = |of: fn(&Longest) -> f64| Spread::of(&longest.iter().map(of).collect::<Vec<_>>());
-    Ok(Cost { ping_us: spread(|one| one.took), server_us: spread(|one| one.server), reply })
+    let delay_ms = (!delays.is_empty()).then(|| Spread::of(&delays));
+    Ok(Cost { ping_us: spread(|one| one.took), server_us: spread(|one| one.server), delay_ms, reply })
 }
 
 fn round(stage: &mut Stage, scenario: Scenario) -> Result<(Longest, String)> {
@@ -104,13 +112,24 @@ fn round(stage: &mut Stage, scenario: Scenario) -> Result<(Longest, String)> {
     Ok((pinger.longest(begin, Instant::now())?, reply))
 }
 
-/// The longest iteration of all, by the server's processor time.
-fn goal(rows: &[Row]) -> Option<Goal> {
-    let worst = rows.iter().max_by(|a, b| a.module.server_us.median.total_cmp(&b.module.server_us.median))?;
-    let Spread { median, min, max } = worst.module.server_us;
-    let milliseconds = Spread { median: median / 1e3, min: min / 1e3, max: max / 1e3 };
-    let what = format!("longest step, ms of the server's time: {} ({})", worst.state, worst.server);
-    Some(Goal::at_most(what, BOUND, milliseconds))
+/// The longest iteration of all, that of each state which is judged, and the delays.
+fn goals(rows: &[Row]) -> Vec<Goal> {
+    let worst = rows.iter().max_by(|a, b| a.module.server_us.median.total_cmp(&b.module.server_us.median));
+    let step = |what: &str, row: &Row, without: f64| {
+        let Spread { median, min, max } = row.module.server_us;
+        let [median, min, max] = [median, min, max].map(|time| (time - without) / 1e3);
+        let what = format!("{what}, ms of the server's time: {} ({})", row.state, row.server);
+        Goal::at_most(what, BOUND, Spread { median, min, max })
+    };
+    let judged = rows.iter().filter(|row| row.is_judged).map(|row| match &row.plain {
+        None => step("a step", row, 0.0),
+        Some((_, plain)) => step("a step, beyond that without the module", row, plain.server_us.median),
+    });
+    let delays = rows.iter().filter_map(|row| {
+        let what = format!("ms until all is over: {} ({})", row.state, row.server);
+        Some(Goal::at_most(what, DELAY_BOUND, row.module.delay_ms?))
+    });
+    worst.map(|row| step("longest step", row, 0.0)).into_iter().chain(judged).chain(delays).collect()
 }
 
 fn table(scale: &Scale, rows: &[Row]) -> Table {

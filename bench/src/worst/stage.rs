@@ -42,6 +42,8 @@ pub struct Stage {
     pub server: Running,
     /// Its size.
     pub size: Size,
+    /// How late the effects of the step were complete, if the step measures that.
+    pub delay: Option<Duration>,
     /// The waiting connections.
     clients: Vec<Raw>,
     /// The other connections.
@@ -61,7 +63,7 @@ impl Drop for Stage {
 impl Stage {
     /// Without any connections yet.
     pub fn new(server: Running, size: Size) -> Self {
-        Self { server, size, clients: Vec::new(), guests: Vec::new(), due: None }
+        Self { server, size, delay: None, clients: Vec::new(), guests: Vec::new(), due: None }
     }
 
     /// Sends a line, which must succeed.
@@ -185,10 +187,17 @@ impl Stage {
 
     /// Opens a session that blocks on events. Returns its id.
     pub fn session(&mut self) -> Result<String> {
+        let id = self.session_that_reads_nothing()?;
+        let events = Request::typed("LOCK.EVENTS WAIT 0");
+        self.guests.last_mut().context("it was opened")?.send_bytes(events.bytes())?;
+        Ok(id)
+    }
+
+    /// Opens a session that never asks for its events. Returns its id.
+    pub fn session_that_reads_nothing(&mut self) -> Result<String> {
         let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;
         raw.send_bytes(Request::typed("LOCK.SESSION").bytes())?;
         let id = resp::session_id(&raw.read()?)?;
-        raw.send_bytes(Request::typed("LOCK.EVENTS WAIT 0").bytes())?;
         self.guests.push(raw);
         Ok(id)
     }

@@ -32,6 +32,8 @@ pub struct State {
     pub module: Scenario,
     /// The comparison on a server without the module, and its name, if there is one.
     pub plain: Option<(&'static str, Scenario)>,
+    /// Whether the state has a goal of its own, because its step was once far longer than the limit.
+    pub is_judged: bool,
 }
 
 /// An idle server.
@@ -43,12 +45,16 @@ pub fn all() -> Vec<State> {
 }
 
 fn state(name: &'static str, module: Scenario) -> State {
-    State { name, module, plain: None }
+    State { name, module, plain: None, is_judged: false }
 }
 
 impl State {
     fn beside(self, name: &'static str, plain: Scenario) -> Self {
         Self { plain: Some((name, plain)), ..self }
+    }
+
+    fn judged(self) -> Self {
+        Self { is_judged: true, ..self }
     }
 }
 
@@ -181,21 +187,42 @@ fn sessions() -> Vec<State> {
         state("the same: all become free at once (FLUSHALL)", waits(flush_and_read_grants))
             .beside("FLUSHALL of as many hashes", keys(|stage| stage.step("FLUSHALL"))),
         state(
-            "a session waits for many locks under one owner: its connection ends",
-            Scenario { build: session_that_waits_as_one, step: leave },
-        ),
+            "three sessions wait for the same many locks, as one actor: their connections end",
+            Scenario { build: sessions_that_wait_as_one, step: leave },
+        )
+        .judged(),
         state(
             "a session has many waits of 128 keys: its connection ends",
             Scenario { build: session_that_waits_for_several, step: leave },
-        ),
+        )
+        .judged(),
+        state("a session has many unread events: its connection ends", Scenario { build: unread_events, step: leave })
+            .judged(),
+        state("the same, each of 128 keys", Scenario { build: unread_events_of_many_keys, step: leave }).judged(),
         state(
-            "all waits of a session time out together: delay of the last event",
+            "a session's requests for 2,048 keys are ahead of many others: RELEASE ALL of these keys",
+            Scenario { build: owner_ahead, step: withdraw_all },
+        )
+        .judged(),
+        state(
+            "the same, once they are granted and before that is read",
+            Scenario { build: owner_with_unread_grants, step: withdraw_all },
+        )
+        .judged(),
+        state(
+            "all waits of a session time out together",
             Scenario { build: session_whose_waits_end, step: all_waits_end },
-        ),
+        )
+        .judged(),
         state(
             "a session reads many grants, and all connections of a user are killed in the same iteration",
             Scenario { build: session_with_grants_and_a_user, step: read_and_kill_user },
-        ),
+        )
+        .beside(
+            "many in BLPOP are killed in the iteration of a FLUSHALL",
+            Scenario { build: hashes_and_pops_of_a_user, step: read_and_kill_user },
+        )
+        .judged(),
         state("a session holds many locks: all are lost at once (FLUSHALL)", holds(flush_and_read_losses)),
         state("the same: all expire at once", Scenario { build: session_whose_holds_expire, step: expire })
             .beside("as many keys expire", Scenario { build: keys_that_expire, step: expire }),
@@ -650,17 +677,81 @@ fn session_that_waits(stage: &mut Stage) -> Result<()> {
     join_all(stage).map(drop)
 }
 
-fn session_that_waits_as_one(stage: &mut Stage) -> Result<()> {
+fn sessions_that_wait_as_one(stage: &mut Stage) -> Result<()> {
     many_locks(stage)?;
-    let (session, count) = (stage.session()?, stage.size.many);
+    let count = stage.size.many;
     stage.run_ok("CONFIG SET holdfast.detect-deadlocks no")?;
-    stage.run_all((0..count).map(|key| format!("LOCK.ACQUIRE s:{key} one##1 WAIT 0 SESSION {session}")))
+    (1..=3).try_for_each(|number| {
+        let session = stage.session()?;
+        stage.run_all((0..count).map(|key| format!("LOCK.ACQUIRE s:{key} one##{number} WAIT 0 SESSION {session}")))
+    })
 }
+
+/// Requests of 128 keys whose events a session may leave unread: the default of `holdfast.max-session-bytes`.
+const MOST_UNREAD: usize = 18_000;
+
+fn unread_events(stage: &mut Stage) -> Result<()> {
+    unread(stage, "LOCK.ACQUIRE hot", stage.size.many)
+}
+
+fn unread_events_of_many_keys(stage: &mut Stage) -> Result<()> {
+    unread(stage, &format!("LOCK.MACQUIRE {}", keys()), MOST_UNREAD.min(stage.size.many))
+}
+
+/// A session has not read how its waits ended.
+fn unread(stage: &mut Stage, request: &str, count: usize) -> Result<()> {
+    stage.run_ok(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    let session = stage.session_that_reads_nothing()?;
+    stage.run_all((0..count).flat_map(|owner| {
+        [format!("{request} o:{owner} WAIT 0 SESSION {session}"), format!("LOCK.RELEASE hot o:{owner} ALL")]
+    }))?;
+    let unread = stage.server.control.info("holdfast", "holdfast_undelivered_events")?;
+    if unread != count.to_string() {
+        bail!("{unread} events are unread instead of {count}");
+    }
+    Ok(())
+}
+
+/// Requests of one owner for 128 keys each: as many as one command can withdraw.
+const WITHDRAWN: usize = 16;
+
+/// The requests of one owner of a session are at the head of all queues, and a hundred others behind each of them.
+fn owner_ahead(stage: &mut Stage) -> Result<()> {
+    stage.run_all((0..WITHDRAWN).map(|group| format!("LOCK.ACQUIRE k:{group}:0 holder LEASE {LEASE}")))?;
+    let session = stage.session_that_reads_nothing()?;
+    stage.run_ok("CONFIG SET holdfast.detect-deadlocks no")?;
+    stage.run_ok(MORE_BYTES)?;
+    stage.run_all((0..WITHDRAWN).flat_map(|group| {
+        let keys = numbered(&format!("k:{group}"), KEYS);
+        let owners = iter::once("me".to_owned()).chain((0..100).map(|owner| format!("o:{owner}")));
+        let session = session.clone();
+        owners.map(move |owner| format!("LOCK.MACQUIRE {KEYS} {keys} {owner} WAIT 0 SESSION {session}"))
+    }))
+}
+
+fn owner_with_unread_grants(stage: &mut Stage) -> Result<()> {
+    owner_ahead(stage)?;
+    stage.run_ok(&format!("LOCK.MRELEASE {WITHDRAWN} {} holder", first_of_each()))?;
+    stage.wait_for_keys(WITHDRAWN * KEYS)
+}
+
+fn withdraw_all(stage: &mut Stage) -> Result<String> {
+    stage.step(&format!("LOCK.MRELEASE {WITHDRAWN} {} me ALL", first_of_each()))
+}
+
+/// One key of each request.
+fn first_of_each() -> String {
+    (0..WITHDRAWN).map(|group| format!("k:{group}:0")).collect::<Vec<_>>().join(" ")
+}
+
+/// With the default, a session may have fewer requests for 128 keys each.
+const MORE_BYTES: &str = "CONFIG SET holdfast.max-session-bytes 1000000000";
 
 fn session_that_waits_for_several(stage: &mut Stage) -> Result<()> {
     stage.run_ok(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
     let (session, keys) = (stage.session()?, keys());
     stage.run_ok("CONFIG SET holdfast.detect-deadlocks no")?;
+    stage.run_ok(MORE_BYTES)?;
     let count = stage.size.many.min(5_000);
     stage.run_all((0..count).map(|request| format!("LOCK.MACQUIRE {keys} x:{request} WAIT 0 SESSION {session}")))
 }
@@ -678,7 +769,7 @@ fn session_whose_waits_end(stage: &mut Stage) -> Result<()> {
     }))
 }
 
-/// How long after its timeout the last wait ends.
+/// Measures how long after its timeout the last wait ends.
 fn all_waits_end(stage: &mut Stage) -> Result<String> {
     stage.wait_until_due()?;
     let begin = Instant::now();
@@ -687,12 +778,18 @@ fn all_waits_end(stage: &mut Stage) -> Result<String> {
             bail!("waits do not end");
         }
     }
-    Ok(format!("{} ms", begin.elapsed().as_millis()))
+    stage.delay = Some(begin.elapsed());
+    Ok(String::new())
 }
 
 fn session_with_grants_and_a_user(stage: &mut Stage) -> Result<()> {
     waits_of_a_user(stage)?;
     session_that_waits(stage)
+}
+
+fn hashes_and_pops_of_a_user(stage: &mut Stage) -> Result<()> {
+    many_hashes(stage)?;
+    pops_of_a_user(stage)
 }
 
 /// Sends both commands in one packet, so that the grants are read in the event-loop iteration in which the connections

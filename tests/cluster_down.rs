@@ -40,8 +40,12 @@ struct Events {
 
 /// Reads the events without blocking.
 fn read(session: &mut Raw) -> Events {
+    parsed(&session.run("LOCK.EVENTS HEARTBEAT"))
+}
+
+fn parsed(reply: &Value) -> Events {
     let mut events = Events::default();
-    for event in session.run("LOCK.EVENTS HEARTBEAT").items() {
+    for event in reply.items() {
         let [kind, .., detail] = array(event) else { panic!("no event: {event:?}") };
         let (kind, detail) = (text(kind), text(detail));
         match kind.as_str() {
@@ -106,6 +110,24 @@ fn holds_expire_when_cluster_is_down() {
     until(SOON, "the lock can be had", || matches!(client.run(&format!("LOCK.ACQUIRE {key} next")), Value::Int(_)));
     until(SOON, "the heartbeat says that the server takes writes", || read(&mut session).writes == Some(1));
     drop(replicas);
+}
+
+/// Redis 7 and 8 answer a blocked client with an error, which ends no session.
+#[test]
+fn session_that_blocks_learns_that_cluster_is_down() {
+    let cluster = start();
+    let node = cluster.node(0);
+    let key = key_of(&cluster, 0);
+    let [mut session, mut client] = std::array::from_fn(|_| node.raw());
+    let id = session.run("LOCK.SESSION").field("id").text();
+    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    cluster.node(1).stop();
+    cluster.node(2).stop();
+    until(SOON, "the session is told", || match session.run("LOCK.EVENTS WAIT 0 HEARTBEAT") {
+        error @ Value::ServerError(_) => error.error().starts_with("CLUSTERDOWN"),
+        events => parsed(&events).writes == Some(0),
+    });
+    assert_lost_at_its_deadline(node, &mut session, &key, unix_millis() - 1);
 }
 
 /// The key has not moved yet, so it is at no other node.
@@ -187,12 +209,19 @@ fn isolated_primary_lets_holds_expire() {
     });
     assert_eq!(debug.run("DEBUG DROP-CLUSTER-PACKET-FILTER -2"), Value::Okay);
     // The owner believes that it holds the lock until it reads `lost`.
-    let (mut lost_at, mut taken_at) = (None, None);
+    let (mut lost_at, mut taken_at, mut at_fail) = (None, None, None);
     let mut there = replica.raw();
     let end = Instant::now() + SOON;
     while lost_at.is_none() || taken_at.is_none() {
         assert!(Instant::now() < end, "lost: {lost_at:?}, taken by another: {taken_at:?}");
-        if !read(&mut session).events.is_empty() {
+        let received = read(&mut session);
+        if at_fail.is_some() {
+            assert_eq!(received.writes, Some(0), "the heartbeat says so: {received:?}");
+        } else if state(node) == "fail" {
+            at_fail = Some(renewals(node));
+        }
+        if !received.events.is_empty() {
+            assert_eq!(received.events, [("lost".into(), "expired".into())]);
             lost_at.get_or_insert_with(unix_millis);
         }
         if let Value::Int(_) = there.run(&format!("LOCK.ACQUIRE {key} another LEASE 600000")) {
@@ -202,7 +231,5 @@ fn isolated_primary_lets_holds_expire() {
     let (lost, taken) = (lost_at.unwrap_or(0), taken_at.unwrap_or(0));
     println!("lost {} ms after another client acquired it", lost - taken);
     assert!(lost <= taken + LEASE, "two hold it, and both leases run: {} ms", lost - taken);
-    let after = renewals(node);
-    assert_eq!(read(&mut session).writes, Some(0));
-    assert_eq!(renewals(node), after, "renewed by a primary that is cut off");
+    assert_eq!(at_fail, Some(renewals(node)), "renewed by a primary that is cut off");
 }

@@ -21,7 +21,8 @@ impl TwoModules {
         let library = folder.join("other_module.so");
         let source = workspace().join("tests/other_module/module.c");
         // The linker of the Rust toolchain is installed here.
-        let done = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).status();
+        let done =
+            Command::new("cc").args(["-shared", "-fPIC", "-pthread", "-O1", "-o"]).args([&library, &source]).status();
         assert!(done.expect("a compiler").success());
         let library = library.to_str().expect("a path in UTF-8").to_owned();
         Self(Server::builder().arg("loadmodule", &library).start(), folder)
@@ -123,4 +124,19 @@ fn other_module_deletes_another_lock() {
         (lost.items()[0].text(), lost.items()[4].int(), lost.items()[5].text()),
         ("lost".into(), token, "changed".into())
     );
+}
+
+/// The module's state belongs to the server's main thread.
+#[test]
+fn call_from_thread_of_other_module_is_refused() {
+    if in_containers() {
+        return skip("the other module is compiled on this machine");
+    }
+    let TwoModules(ref server, _) = TwoModules::start("thread");
+    let mut client = server.raw();
+    client.call(&[b"SET".as_slice(), b"another thread", b"1"]);
+    until(SOON, "the thread has got its reply", || client.run("EXISTS error") == Value::Int(1));
+    let error = client.run("GET error").text();
+    assert_eq!(error, "ERR commands of this module can be called on the server's main thread only");
+    assert_eq!(client.run("EXISTS k"), Value::Int(0));
 }

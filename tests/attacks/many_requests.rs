@@ -196,3 +196,26 @@ fn waits_with_same_timeout_all_end() {
     until(2 * SOON, "all waits have ended", || waiting(&mut sender) == 0);
     assert!(events(&mut session, WAITS).iter().all(|event| event.items()[0].text() == "timeout"));
 }
+
+/// The client does not read meanwhile. Neither its connection nor any other is closed.
+#[test]
+fn hundred_thousand_waits_of_a_session_end_together() {
+    const WAITS: usize = 100_000;
+    let server = Server::start();
+    let [mut sender, mut session, mut other] = std::array::from_fn(|_| server.raw());
+    let [id, other_id] = [&mut session, &mut other].map(|raw| raw.run("LOCK.SESSION").field("id").text());
+    sender.run("LOCK.ACQUIRE key holder LEASE 600000").token();
+    sender.run("CONFIG SET holdfast.detect-deadlocks no");
+    sender.run(&format!("LOCK.ACQUIRE key other WAIT 0 SESSION {other_id}"));
+    for first in (0..WAITS).step_by(500) {
+        let line = |owner| format!("LOCK.ACQUIRE key o:{owner} WAIT 0 SESSION {id}");
+        let replies = sender.run_all(&(first..first + 500).map(line).collect::<Vec<_>>());
+        assert!(replies.iter().all(|reply| *reply == Value::SimpleString("WAITING".into())));
+    }
+    assert_eq!(sender.run("SET key text"), Value::Okay);
+    let is_over = || server.info("holdfast", "holdfast_waiters").as_deref() == Some("0");
+    until(2 * SOON, "all waits have ended", is_over);
+    assert!(events(&mut session, WAITS).iter().all(|event| event.items()[0].text() == "refused"));
+    assert_eq!(events(&mut other, 1)[0].items()[0].text(), "refused");
+    assert_eq!(server.info("holdfast", "holdfast_sessions").as_deref(), Some("2"));
+}

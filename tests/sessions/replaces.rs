@@ -143,8 +143,14 @@ fn connections_that_are_no_sessions_are_not_closed() {
     let mut session = Session::open(&server);
     let (mut plain, mut holder, mut subscriber) = (server.raw(), server.raw(), server.raw());
     holder.get_token("LOCK.ACQUIRE key owner EPHEMERAL");
-    let ids: Vec<i64> = [&mut plain, &mut holder, &mut subscriber].map(Raw::client_id).to_vec();
+    let mut ids: Vec<i64> = [&mut plain, &mut holder, &mut subscriber].map(Raw::client_id).to_vec();
     subscriber.run_ok("SUBSCRIBE channel");
+    let replica = Server::start();
+    replica.replica_of(&server);
+    server.wait_replica_online();
+    let link = plain.run("CLIENT LIST TYPE replica").text();
+    let link: i64 = link.strip_prefix("id=").and_then(|it| it.split(' ').next()?.parse().ok()).expect("one link");
+    ids.push(link);
     let (run, _) = session.id.split_once(':').expect("two parts");
     let ids: Vec<String> = ids.iter().map(|id| format!("{run}:{id}")).collect();
     session.raw.run_ok(&format!("LOCK.SESSION REPLACES {}", ids.join(" ")));
@@ -153,4 +159,6 @@ fn connections_that_are_no_sessions_are_not_closed() {
     }
     assert_eq!(plain.run("PUBLISH channel x"), Value::Int(1), "the subscriber is still there");
     assert_eq!(plain.run("EXISTS key"), Value::Int(1));
+    let still = plain.run("CLIENT LIST TYPE replica").text();
+    assert!(still.starts_with(&format!("id={link} ")), "the link is still there: {still}");
 }

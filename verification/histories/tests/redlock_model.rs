@@ -24,6 +24,8 @@ enum Fault {
     LateGrantsCount,
     /// Half of the servers, rounded down, are enough.
     MinorityCounts,
+    /// The reply to a fence counts from when the fence was last sent, also if it is the reply to an earlier one.
+    RepetitionCounts,
 }
 
 /// Server behaviour that violates the protocol's assumptions.
@@ -60,6 +62,8 @@ struct Protocol {
     time: u8,
     servers: Servers,
     answers: Replies,
+    /// How often a client sends its fence to a server again, because it has not read the reply.
+    repeats: u8,
     fault: Option<Fault>,
     /// The steps before the exploration: some counterexamples are long.
     begin: &'static [Action],
@@ -73,6 +77,7 @@ struct State {
     /// The fence of the last hold.
     fence: u8,
     restarts_left: u8,
+    repeats_left: u8,
     wrong: Option<Violation>,
 }
 
@@ -145,6 +150,11 @@ enum Action {
         read: bool,
     },
     SendFence(usize),
+    /// Over another connection, so that no reply to the earlier one is read.
+    RepeatFence {
+        client: usize,
+        server: usize,
+    },
     Confirm {
         client: usize,
         server: usize,
@@ -217,6 +227,12 @@ impl Protocol {
                 }
             }
             Action::SendFence(client) => self.send_fence(state, client),
+            Action::RepeatFence { client, server } => {
+                state.repeats_left -= 1;
+                let exchange = &mut state.clients[client].talks[server];
+                (exchange.fence, exchange.sent) = (Message::Flying, now);
+                exchange.confirming &= self.fault == Some(Fault::RepetitionCounts);
+            }
             Action::Confirm { client, server } => {
                 let fence = state.clients[client].fence;
                 let exchange = &mut state.clients[client].talks[server];
@@ -385,6 +401,7 @@ impl Model for Protocol {
             clients: vec![client; self.clients],
             fence: 0,
             restarts_left: u8::from(!matches!(self.servers, Servers::Live | Servers::DriftApart)),
+            repeats_left: self.repeats,
             wrong: None,
         };
         let next = |state: State, action: &Action| {
@@ -419,6 +436,11 @@ impl Model for Protocol {
             for (server, exchange) in client.talks.iter().enumerate() {
                 let at = &state.servers[server];
                 actions.extend(exchange.confirming.then_some(Action::Read { client: number, server }));
+                let is_asked = matches!(client.phase, Phase::Fencing | Phase::Holding);
+                let is_open = is_asked && exchange.fence != Message::Unsent && !exchange.confirmed;
+                actions.extend(
+                    (is_open && state.repeats_left > 0).then_some(Action::RepeatFence { client: number, server }),
+                );
                 if state.now < at.back_at {
                     continue;
                 }
@@ -521,6 +543,7 @@ const SMALL: Protocol = Protocol {
     time: 1,
     servers: Servers::Live,
     answers: Replies::SomeLost,
+    repeats: 0,
     fault: None,
     begin: &[],
 };
@@ -581,6 +604,17 @@ const CONFIRMED_BY_ONE: &[Action] = &[
     Action::Confirm { client: 1, server: 0 },
     Action::Ask(0),
 ];
+/// Both servers of the majority have confirmed the fence. Neither reply was read, and a step later the fence is sent again.
+const SENT_AGAIN: &[Action] = &[
+    Action::Ask(0),
+    Action::Grant { client: 1, server: 0, read: true },
+    Action::Grant { client: 1, server: 0, read: true },
+    Action::SendFence(1),
+    Action::Confirm { client: 1, server: 0 },
+    Action::Ask(0),
+    Action::Confirm { client: 1, server: 0 },
+    Action::Tick,
+];
 /// A lease counts for two steps, so events can happen early and late in it.
 const LARGE: Protocol = Protocol { valid: 2, time: 3, ..SMALL };
 /// If the exploration can't be complete: this many steps, first from the states that need the fewest.
@@ -596,6 +630,17 @@ fn two_clients_and_three_servers_violate_nothing() {
 #[test]
 fn states_after_first_confirmation_violate_nothing() {
     assert_eq!(explore(Protocol { begin: CONFIRMED_BY_ONE, ..SMALL }, EVERYTHING), vec![]);
+}
+
+#[test]
+fn repeated_fences_violate_nothing() {
+    let once = Protocol { repeats: 1, ..SMALL };
+    assert_eq!(explore(once.clone(), MANY), vec![]);
+    assert_eq!(explore(Protocol { begin: CONFIRMED_BY_ONE, ..once }, MANY), vec![]);
+    let right = Protocol { repeats: 2, answers: Replies::AllRead, begin: SENT_AGAIN, ..SMALL };
+    assert_eq!(explore(right.clone(), MANY), vec![]);
+    let fault = Some(Fault::RepetitionCounts);
+    assert!(counterexample(Protocol { fault, ..right }, ONE_HOLDS).is_some());
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub struct Rules {
     pub failovers: u8,
     /// How often an operator forces the lock.
     pub forces: u8,
-    /// How often connections close and their clients continue at another primary.
+    /// How often sessions end and their clients continue.
     pub moves: u8,
 }
 
@@ -135,9 +135,9 @@ pub enum Action {
     Release(Owner),
     /// It releases all but one hold (`HOLDS 1`), and receives that it has that one.
     KeepOne(Owner),
-    /// It releases all, and withdraws a pending request.
+    /// It releases all, and withdraws a pending request, also if it knows of no hold.
     ReleaseAll(Owner),
-    /// Its connection closes, and it continues at another primary.
+    /// Its session ends, and it continues at another primary, or with a new session at the same one (`REPLACES`).
     Move(Owner, Place),
     /// A heartbeat: the server promises an owner a remaining time.
     Alive(Owner),
@@ -225,7 +225,6 @@ impl Rules {
             Action::Release(owner) => self.release(state, owner, |holds| holds - 1),
             Action::KeepOne(owner) => self.release(state, owner, |_| 1),
             Action::ReleaseAll(owner) => {
-                state.beliefs[owner]?;
                 state.beliefs[owner] = None;
                 let master = state.served(owner)?;
                 master.asked.retain(|asked| asked.owner != owner);
@@ -234,12 +233,14 @@ impl Rules {
             }
             Action::Move(owner, place) => {
                 let here = state.at[owner];
-                (place != here && state.is_master(place) && state.moves < self.moves).then_some(())?;
+                (state.is_master(place) && state.moves < self.moves).then_some(())?;
                 state.moves += 1;
+                let mut asked = Vec::new();
                 if let Server::Master(master) = &mut state.servers[here] {
-                    let asked = master.take_pending(|asked| asked.owner == owner);
+                    asked = master.take_pending(|asked| asked.owner == owner);
                     asked.iter().try_for_each(|asked| self.revoke(master, asked))?;
                 }
+                (place != here || !asked.is_empty()).then_some(())?;
                 state.at[owner] = place;
                 Some(())
             }

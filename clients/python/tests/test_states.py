@@ -130,6 +130,25 @@ async def test_polls_wait_shorter_the_more_are_due(fake, end_tasks, monkeypatch)
     await closed(client)
 
 
+async def test_polls_wait_no_longer_than_the_caller(fake, end_tasks, monkeypatch):
+    monkeypatch.setattr(rules, "poll_wait", lambda due: 1000.0)
+    monkeypatch.setattr(rules, "POLL_EVERY", 0.01)
+    own = fake.script["ACQUIRE"]
+    own.append(SILENCE)
+    own.extend([NIL] * 2)
+    client = redis.asyncio.Redis(port=fake.port)
+    async with holdfast.asyncio.Holdfast(client, max_connections=3) as opened:
+        first = asyncio.create_task(opened.lock("k", shared=True).acquire(300))
+        await _until(lambda: len(fake.of("ACQUIRE")) == 1, "the first has a connection of its own")
+        polls = asyncio.create_task(opened.lock("k", shared=True).acquire(60))
+        await _until(lambda: len(fake.of("ACQUIRE")) >= 3, "the second polls")
+        assert option(fake.of("ACQUIRE")[2], b"WAIT") <= 60_000
+        for wait in (first, polls):
+            wait.cancel()
+        await asyncio.gather(first, polls, return_exceptions=True)
+    await closed(client)
+
+
 @pytest.mark.parametrize(("due", "wait"), [(1, 0.1), (10, 0.1), (50, 0.02), (1000, 0.005)])
 def test_wait_of_polls_has_bounds(due, wait):
     assert rules.poll_wait(due) == wait

@@ -280,7 +280,7 @@ class Engine:
             if grant.slot is not None:
                 wait = grant.until - sent
             elif grant.waits and was_sent:
-                wait = rules.poll_wait(due)
+                wait = min(rules.poll_wait(due), grant.until - sent)
             words = grant.acquisition(sent, wait)
             extra = pool.replicas_timeout if terms.replicas else 0.0
             silent_at = sent + extra + (terms.silence if wait is None else rules.WAIT_SILENCE)

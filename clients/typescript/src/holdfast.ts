@@ -26,7 +26,7 @@ export interface HoldfastOptions {
   lease?: number | undefined;
   /**
    * How many connections to one server at most. Default 32; at least 3, of which waits leave two free. Waits for which there is none are polled in turn:
-   * other clients may overtake them, and a hand-off takes up to a second, or a tenth of one for each of them.
+   * other clients may overtake them, and a hand-off takes up to three seconds, and longer with more than 200 of them.
    */
   maxConnections?: number | undefined;
   /** The prefix of all keys. Default: none. A `keyPrefix` of the Redis client is not used. */

@@ -22,6 +22,14 @@ fn key_of(cluster: &Cluster, node: usize) -> String {
     (0..).map(|number| format!("key:{number}")).find(|key| cluster.owns_key(node, key.as_bytes())).expect("some key")
 }
 
+/// A session with a watched hold of this key.
+fn session_with_hold(node: &Server, key: &str) -> Raw {
+    let mut session = node.raw();
+    session.run("LOCK.SESSION");
+    session.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION *")).token();
+    session
+}
+
 fn state(server: &Server) -> String {
     let info = server.raw().run("CLUSTER INFO").text();
     info.lines().find_map(|line| line.strip_prefix("cluster_state:")).expect("a state").to_owned()
@@ -89,9 +97,8 @@ fn holds_expire_when_cluster_is_down() {
     let replicas = cluster.replica_of_each(NODE_TIMEOUT);
     let node = cluster.node(0);
     let (key, other) = (key_of(&cluster, 0), format!("{{{}}}:other", key_of(&cluster, 0)));
-    let [mut session, mut client, mut waiter] = std::array::from_fn(|_| node.raw());
-    let id = session.run("LOCK.SESSION").field("id").text();
-    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    let mut session = session_with_hold(node, &key);
+    let [mut client, mut waiter] = std::array::from_fn(|_| node.raw());
     client.run(&format!("LOCK.ACQUIRE {other} plain LEASE 600000")).token();
     assert_eq!(waiter.begin(&format!("LOCK.ACQUIRE {other} waiter WAIT 0")), None);
     until(SOON, "the lease is renewed", || {
@@ -118,12 +125,10 @@ fn session_that_blocks_learns_that_cluster_is_down() {
     let cluster = start();
     let node = cluster.node(0);
     let key = key_of(&cluster, 0);
-    let [mut session, mut client] = std::array::from_fn(|_| node.raw());
-    let id = session.run("LOCK.SESSION").field("id").text();
-    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    let mut session = session_with_hold(node, &key);
     cluster.node(1).stop();
     cluster.node(2).stop();
-    until(SOON, "the session is told", || match session.run("LOCK.EVENTS WAIT 0 HEARTBEAT") {
+    until(SOON, "the session is notified", || match session.run("LOCK.EVENTS WAIT 0 HEARTBEAT") {
         error @ Value::ServerError(_) => error.error().starts_with("CLUSTERDOWN"),
         events => parsed(&events).writes == Some(0),
     });
@@ -136,9 +141,7 @@ fn hold_in_migrating_slot_expires_when_cluster_is_down() {
     let cluster = start();
     let node = cluster.node(0);
     let key = key_of(&cluster, 0);
-    let [mut session, mut client] = std::array::from_fn(|_| node.raw());
-    let id = session.run("LOCK.SESSION").field("id").text();
-    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    let mut session = session_with_hold(node, &key);
     cluster.begin_move(cluster.slot_of(key.as_bytes()), 0, 1);
     take_down(&cluster, &mut session);
     assert_lost_at_its_deadline(node, &mut session, &key, unix_millis() - 1);
@@ -150,9 +153,8 @@ fn hold_expires_when_no_node_owns_slot() {
     let cluster = Cluster::start_with(2, |builder| builder.arg("cluster-require-full-coverage", "no"));
     let node = cluster.node(0);
     let key = key_of(&cluster, 0);
-    let [mut session, mut client] = std::array::from_fn(|_| node.raw());
-    let id = session.run("LOCK.SESSION").field("id").text();
-    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    let mut session = session_with_hold(node, &key);
+    let mut client = node.raw();
     client.run(&format!("CLUSTER DELSLOTS {}", cluster.slot_of(key.as_bytes())));
     let error = client.run(&format!("SET {key}:x 1"));
     assert!(!matches!(error, Value::Int(_)));
@@ -200,14 +202,12 @@ fn isolated_primary_lets_holds_expire() {
     let replicas = cluster.replica_of_each(NODE_TIMEOUT);
     let replica = &replicas[0];
     let key = key_of(&cluster, 0);
-    let [mut session, mut client, mut debug] = std::array::from_fn(|_| node.raw());
-    let id = session.run("LOCK.SESSION").field("id").text();
-    client.run(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    let mut session = session_with_hold(node, &key);
     until(SOON, "the lease is renewed", || {
         read(&mut session);
         renewals(node) > 2
     });
-    assert_eq!(debug.run("DEBUG DROP-CLUSTER-PACKET-FILTER -2"), Value::Okay);
+    assert_eq!(node.raw().run("DEBUG DROP-CLUSTER-PACKET-FILTER -2"), Value::Okay);
     // The owner believes that it holds the lock until it reads `lost`.
     let (mut lost_at, mut taken_at, mut at_fail) = (None, None, None);
     let mut there = replica.raw();

@@ -32,7 +32,7 @@ pub struct State {
     pub module: Scenario,
     /// The comparison on a server without the module, and its name, if there is one.
     pub plain: Option<(&'static str, Scenario)>,
-    /// Whether the state has a goal of its own, because its step was once far longer than the limit.
+    /// Whether the state has a goal of its own: its work grows with what a client can build up.
     pub is_judged: bool,
 }
 

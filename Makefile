@@ -45,6 +45,7 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet
+	scripts/test-clients --lint
 
 bench: build ## Measures the module beside what people use today, into target/bench
 	@scripts/bench

@@ -319,7 +319,7 @@ pub fn repeated(state: &State, ctx: Ctx, request: &Request) -> Option<Replied> {
 
 /// The most keys that the requests withdrawn by one command may name in all. A request must leave the queue of each
 /// key.
-const MOST_WITHDRAWN: usize = 2_048;
+const MOST_WITHDRAWN: usize = 1_024;
 
 /// Checks that one command may withdraw the requests of an owner that name one of these keys.
 ///

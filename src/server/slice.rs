@@ -9,6 +9,8 @@ thread_local! {
 
 /// Units for an item that moves from one table to another.
 const ITEM: u64 = 1;
+/// Units for a key whose queue a request leaves: each queue is a table of its own.
+const KEY: u64 = 2;
 /// Units for looking up a lock.
 const READ: u64 = 1;
 /// Units for writing a lock, including its replication and its notifications.
@@ -40,9 +42,9 @@ pub fn count_event() {
     count(EVENT);
 }
 
-/// Counts the keys of a request that leaves their queues, or events about this many keys.
+/// Counts the keys of a request that leaves their queues.
 pub fn count_keys(keys: usize) {
-    count(ITEM.saturating_mul(keys as u64));
+    count(KEY.saturating_mul(keys as u64));
 }
 
 /// Counts fields or holders that are read, deleted or freed.

@@ -115,21 +115,18 @@ fn round(stage: &mut Stage, scenario: Scenario) -> Result<(Longest, String)> {
 /// The longest iteration of all, that of each state which is judged, and the delays.
 fn goals(rows: &[Row]) -> Vec<Goal> {
     let worst = rows.iter().max_by(|a, b| a.module.server_us.median.total_cmp(&b.module.server_us.median));
-    let step = |what: &str, row: &Row, without: f64| {
+    let step = |what: &str, row: &Row| {
         let Spread { median, min, max } = row.module.server_us;
-        let [median, min, max] = [median, min, max].map(|time| (time - without) / 1e3);
+        let [median, min, max] = [median, min, max].map(|time| time / 1e3);
         let what = format!("{what}, ms of the server's time: {} ({})", row.state, row.server);
         Goal::at_most(what, BOUND, Spread { median, min, max })
     };
-    let judged = rows.iter().filter(|row| row.is_judged).map(|row| match &row.plain {
-        None => step("a step", row, 0.0),
-        Some((_, plain)) => step("a step, beyond that without the module", row, plain.server_us.median),
-    });
+    let judged = rows.iter().filter(|row| row.is_judged).map(|row| step("a step", row));
     let delays = rows.iter().filter_map(|row| {
         let what = format!("ms until all is over: {} ({})", row.state, row.server);
         Some(Goal::at_most(what, DELAY_BOUND, row.module.delay_ms?))
     });
-    worst.map(|row| step("longest step", row, 0.0)).into_iter().chain(judged).chain(delays).collect()
+    worst.map(|row| step("longest step", row)).into_iter().chain(judged).chain(delays).collect()
 }
 
 fn table(scale: &Scale, rows: &[Row]) -> Table {

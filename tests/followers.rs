@@ -76,7 +76,7 @@ fn replica_that_connects_under_load_misses_nothing() {
 fn replica_that_reconnects_repeatedly_misses_nothing() {
     let master = Server::builder()
         .arg("repl-diskless-sync-delay", "0")
-        // The master has no replica in between, so the next one gets a full copy.
+        // The primary has no replica in between, so the next one gets a full copy.
         .arg("repl-backlog-ttl", "1")
         .start();
     let replica = Server::builder().without_module().start();

@@ -202,7 +202,7 @@ const BEYOND: [&str; 3] = ["9223372036854775808", "9999999999999999999", "184467
 /// The last deadline that servers accept, and one that means no expiry. Both are beyond every clock.
 const FARTHEST: [&str; 2] = ["9223372036854775806", "9223372036854775807"];
 
-/// A master and a replica that exit if their data differ, and a log from which the master restarts.
+/// A primary and a replica that exit if their data differ, and a log from which the primary restarts.
 fn strict() -> [Server; 2] {
     let strict = || Server::builder().arg("propagation-error-behavior", "panic");
     let [master, replica] =
@@ -212,7 +212,7 @@ fn strict() -> [Server; 2] {
     [master, replica]
 }
 
-/// Master, replica and append-only file have the same locks, as data and as the module reads them.
+/// Primary, replica and append-only file have the same locks, as data and as the module reads them.
 #[track_caller]
 fn assert_same_locks([master, replica]: &mut [Server; 2]) {
     let before = shown(master);

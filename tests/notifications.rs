@@ -32,7 +32,7 @@ impl Listener {
         Self { raw, marks: 0 }
     }
 
-    /// The messages since the last call. `publisher` is a connection to the same server or its master.
+    /// The messages since the last call. `publisher` is a connection to the same server or its primary.
     #[track_caller]
     fn heard(&mut self, publisher: &mut Raw) -> Vec<Message> {
         self.marks += 1;

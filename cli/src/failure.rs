@@ -80,7 +80,7 @@ impl From<Error> for Failure {
             Error::Deadlock { .. } => {
                 ("acquire the locks in one order, or all at once: holdfast run KEY KEY".to_owned(), NEVER)
             }
-            // The module and the server use the same code. This message is the server's, for a master that refuses all writes.
+            // The module and the server use the same code. This message is the server's, for a primary that refuses all writes.
             Error::NoReplicas { keys, message: words } if words.contains(TOO_FEW_REPLICAS) => {
                 message = format!("{keys}: the server refuses writes: {words}");
                 (advice(words, false), UNAVAILABLE)
@@ -100,7 +100,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The error of a master with fewer replicas than `min-replicas-to-write`.
+/// The error of a primary with fewer replicas than `min-replicas-to-write`.
 const TOO_FEW_REPLICAS: &str = "Not enough good replicas";
 
 /// Advice for an error.

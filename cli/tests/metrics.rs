@@ -175,7 +175,7 @@ fn metrics_show_replicas_and_primary_that_refuses_writes() {
     let (_alone, alone) = metrics_at(holdfast(&master).arg("--no-replicas"));
     assert!(!get(&alone, "/metrics").contains(&format!("server=\"{r}\"")));
 
-    // The replica is killed: the master refuses writes, and the replica stays on the page.
+    // The replica is killed: the primary refuses writes, and the replica stays on the page.
     let () = say(&master, "CONFIG SET min-replicas-to-write 1");
     replica.kill9();
     until(SOON, "the master refuses writes, and the replica is shown as down", || {

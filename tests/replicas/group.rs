@@ -1,4 +1,4 @@
-//! A master, its replicas, and a control connection.
+//! A primary, its replicas, and a control connection.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ impl Group {
         Waiter::sending(&self.master, line)
     }
 
-    /// The master's state of these keys.
+    /// The primary's state of these keys.
     #[track_caller]
     pub(crate) fn state(&mut self, keys: &[&str]) -> State {
         state(&mut self.control, keys)

@@ -98,7 +98,7 @@ fn expected(left: StateAfter, mut before: State, after: &State, (from, until): (
     before
 }
 
-/// Runs all cases at once on a master that gets no confirmation, up to the replies.
+/// Runs all cases at once on a primary that gets no confirmation, up to the replies.
 fn refuse_all(master: &Server, needed: u32) {
     let mut control = master.raw();
     let before: Vec<State> = (0..REFUSED.len())

@@ -1,4 +1,4 @@
-//! The master becomes a replica while grants are being confirmed.
+//! The primary becomes a replica while grants are being confirmed.
 
 use std::thread;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn demoted_primary_writes_nothing() {
     assert_eq!(group.control.run("DEBUG DIGEST"), digest);
     assert_eq!((group.count("confirmed"), group.count("revoked")), (0, 0));
 
-    // When it is a master again, holds last until their leases end.
+    // When it is a primary again, holds last until their leases end.
     group.control.run_ok("REPLICAOF NO ONE");
     assert!(group.control.run("LOCK.ACQUIRE new other").is_null());
     assert_eq!(group.state(&KEYS), before);
@@ -94,7 +94,7 @@ fn demoted_primary_takes_data_of_new_primary() {
     assert_same_offsets(&group.master, &successor);
 }
 
-/// Only the master has written to the stream.
+/// Only the primary has written to the stream.
 #[track_caller]
 fn assert_same_offsets(replica: &Server, master: &Server) {
     master.wait_for_replica(replica);

@@ -40,7 +40,7 @@ impl Moment {
     }
 }
 
-/// Disconnects the master from its replicas right after a renewal of `key` was confirmed. Returns the deadline that they know.
+/// Disconnects the primary from its replicas right after a renewal of `key` was confirmed. Returns the deadline that they know.
 #[track_caller]
 fn cut_off(group: &mut Group, key: &str) -> i64 {
     let mut known = 0;

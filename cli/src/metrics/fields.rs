@@ -62,7 +62,7 @@ const ERRORS: [&str; 8] =
 /// The fields of `INFO`.
 pub struct Info(BTreeMap<String, String>);
 
-/// A replica, as its master reports it.
+/// A replica, as its primary reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Replica {
     /// Its address.
@@ -106,7 +106,7 @@ impl Info {
         self.0.get(name).map(|value| value == word)
     }
 
-    /// Whether it is a master.
+    /// Whether it is a primary.
     pub fn is_master(&self) -> bool {
         self.text("role") == "master"
     }
@@ -124,7 +124,7 @@ impl Info {
         }
     }
 
-    /// The replicas of a master.
+    /// The replicas of a primary.
     pub fn replicas(&self) -> impl Iterator<Item = Replica> {
         let numbered = |name: &str| name.strip_prefix("slave").is_some_and(|number| number.parse::<u32>().is_ok());
         self.fields().filter(move |(name, _)| numbered(name)).filter_map(|(_, value)| replica(value))
@@ -136,7 +136,7 @@ impl Info {
         self.number("min_slaves_good_slaves").unwrap_or_else(counted)
     }
 
-    /// The reasons for which a master refuses writes, and whether each applies.
+    /// The reasons for which a primary refuses writes, and whether each applies.
     pub fn refusals(&self) -> [(&'static str, bool); 3] {
         let (limit, used) = (self.number("maxmemory").unwrap_or(0), self.number("used_memory").unwrap_or(0));
         [

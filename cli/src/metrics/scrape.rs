@@ -1,5 +1,5 @@
 //! Finds the servers and reads their state. All are asked in parallel over connections of this scrape, with a short timeout, so that
-//! one that hangs does not delay the others. Recently known servers are asked too: a master that failed must stay in the metrics.
+//! one that hangs does not delay the others. Recently known servers are asked too: a primary that failed must stay in the metrics.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -139,7 +139,7 @@ impl Observer {
         all
     }
 
-    /// The replicas that masters have reported and that have not been asked.
+    /// The replicas that primaries have reported and that have not been asked.
     fn replicas_of(&self, reports: &[ServerReport], now: Instant) -> Vec<(String, Client)> {
         let mut found: BTreeMap<String, Client> = BTreeMap::new();
         for one in reports {

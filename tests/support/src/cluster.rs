@@ -1,4 +1,4 @@
-//! A cluster of masters, for tests with moving slots.
+//! A cluster of primaries, for tests with moving slots.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ const SOON: Duration = Duration::from_secs(30);
 /// After the node timeout a node forgets a `CLUSTER MEET`.
 const FORGOTTEN: Duration = Duration::from_secs(6);
 
-/// Masters that share the slots evenly. Dropping it ends them.
+/// Primaries that share the slots evenly. Dropping it ends them.
 pub struct Cluster {
     nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// `count` masters with the module loaded, once all of them report that the cluster is ready.
+    /// `count` primaries with the module loaded, once all of them report that the cluster is ready.
     #[track_caller]
     pub fn start(count: usize) -> Self {
         Self::start_with(count, |builder| builder)
@@ -167,7 +167,7 @@ impl Cluster {
     /// A replica of one node, once it can be promoted.
     ///
     /// A replica asks for votes once, and again only after four node timeouts. If two nodes are not connected yet, the request
-    /// or the vote is lost. A node that does not know the replica's master yet refuses. So all nodes must be connected and
+    /// or the vote is lost. A node that does not know the replica's primary yet refuses. So all nodes must be connected and
     /// agree.
     #[track_caller]
     pub fn replica_of(&self, index: usize) -> Server {

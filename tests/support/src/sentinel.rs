@@ -1,4 +1,4 @@
-//! A master, a replica and a sentinel, for tests with failovers.
+//! A primary, a replica and a sentinel, for tests with failovers.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -8,13 +8,13 @@ use crate::server::{Builder, Server};
 use crate::until::until;
 
 const SOON: Duration = Duration::from_secs(30);
-/// The name of the master.
+/// The name of the primary.
 const NAME: &str = "mymaster";
 
-/// A master with one replica, watched by one sentinel. Dropping it ends them.
+/// A primary with one replica, watched by one sentinel. Dropping it ends them.
 pub struct Trio {
     sentinel: Server,
-    /// The initial master, and the replica.
+    /// The initial primary, and the replica.
     servers: [Server; 2],
 }
 
@@ -39,7 +39,7 @@ impl Trio {
         trio
     }
 
-    /// The master's name at the sentinel.
+    /// The primary's name at the sentinel.
     pub fn name(&self) -> &'static str {
         NAME
     }
@@ -49,7 +49,7 @@ impl Trio {
         &self.sentinel
     }
 
-    /// The initial master, and the replica.
+    /// The initial primary, and the replica.
     pub fn servers(&self) -> &[Server; 2] {
         &self.servers
     }
@@ -63,7 +63,7 @@ impl Trio {
         self.wait_for_the_new_master();
     }
 
-    /// Kills the master when the replica is in step, and waits until the sentinel names the replica.
+    /// Kills the primary when the replica is in step, and waits until the sentinel names the replica.
     #[track_caller]
     pub fn kill_master(&mut self) {
         self.servers[0].wait_for_replica(&self.servers[1]);

@@ -370,19 +370,19 @@ impl Server {
         });
     }
 
-    /// Makes it a master.
+    /// Makes it a primary.
     #[track_caller]
     pub fn replica_of_no_one(&self) {
         redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut self.connect()).expect("REPLICAOF NO ONE");
     }
 
-    /// Waits until this master has a replica online.
+    /// Waits until this primary has a replica online.
     #[track_caller]
     pub fn wait_replica_online(&self) {
         self.wait_replicas_online(1);
     }
 
-    /// Waits until this master has `count` replicas online.
+    /// Waits until this primary has `count` replicas online.
     #[track_caller]
     pub fn wait_replicas_online(&self, count: usize) {
         until(SOON, "the master's replicas are online", || {
@@ -391,7 +391,7 @@ impl Server {
         });
     }
 
-    /// Waits until `replica` has received all that this master has written so far.
+    /// Waits until `replica` has received all that this primary has written so far.
     #[track_caller]
     pub fn wait_for_replica(&self, replica: &Server) {
         let offset = |server: &Server, field: &str| -> Option<i64> { server.info("replication", field)?.parse().ok() };

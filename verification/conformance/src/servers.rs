@@ -13,9 +13,9 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
 pub enum Servers {
     /// One server, and its replacement.
     One(Box<Server>, Option<Box<Server>>),
-    /// A master and its replica under a sentinel, and the index of the master.
+    /// A primary and its replica under a sentinel, and the index of the primary.
     Sentinel(Box<Trio>, usize),
-    /// Masters that share the slots, and the index of the one with the scenario's slot.
+    /// Primaries that share the slots, and the index of the one with the scenario's slot.
     Cluster(Cluster, usize),
 }
 

@@ -398,7 +398,7 @@ fn went_back(hold: &Hold, before: u64) -> Violation {
 }
 
 /// One token may stand for several locks only if one request acquired them together. Two servers of a cluster may return the
-/// same token for different locks. So may two masters for the same lock, in the same microsecond, while one of them has not
+/// same token for different locks. So may two primaries for the same lock, in the same microsecond, while one of them has not
 /// been demoted yet.
 fn check_repeats(history: &History, verdict: &mut Verdict) {
     let mut given: BTreeMap<u64, Vec<&Hold>> = BTreeMap::new();

@@ -300,7 +300,7 @@ fn repeated_token_is_found() {
     assert_eq!(kinds(&verdict_of(&[hold("x", 1, 10, 20).somewhere(), elsewhere().somewhere()])), [""; 0]);
     let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30)]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
-    // Two masters: one after the other must not return the same token, but in the same microsecond they may.
+    // Two primaries: one after the other must not return the same token, but in the same microsecond they may.
     let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30).on("b")]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
     let verdict = verdict_of(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).on("b")]);

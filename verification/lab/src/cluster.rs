@@ -1,4 +1,4 @@
-//! A cluster under load: masters fail, and slots move while clients hold locks and wait.
+//! A cluster under load: primaries fail, and slots move while clients hold locks and wait.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};

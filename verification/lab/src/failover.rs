@@ -157,7 +157,7 @@ impl Batch<'_> {
     }
 }
 
-/// In one of five failovers, the Sentinels demote the old master.
+/// In one of five failovers, the Sentinels demote the old primary.
 fn how_to_return(rng: &mut Rng) -> Demotion {
     if rng.u8(..5) == 0 { Demotion::BySentinels } else { Demotion::ByHand(rng.u64(0..600)) }
 }

@@ -1,6 +1,6 @@
 //! Robustness: random bytes and random requests against a server with two replicas, one of them without the module.
 //!
-//! The server must not crash, no log may contain an error, memory must be freed, and the replicas must equal the master.
+//! The server must not crash, no log may contain an error, memory must be freed, and the replicas must equal the primary.
 
 pub mod copies;
 mod large_states;

@@ -26,7 +26,7 @@ pub enum Assurance {
     Replicas,
 }
 
-/// The server and its term as master: a new epoch begins at each promotion. `None` if the client can't know.
+/// The server and its term as primary: a new epoch begins at each promotion. `None` if the client can't know.
 pub type Epoch = Option<String>;
 
 /// A request's limit: how many owners may hold the lock at once.

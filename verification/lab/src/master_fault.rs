@@ -1,17 +1,17 @@
-//! Faults of a master, and how they are undone.
+//! Faults of a primary, and how they are undone.
 
 use crate::engine::{Result, Site};
 
-/// A fault that is injected into a master.
+/// A fault that is injected into a primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasterFault {
     /// `kill -9`: the server restarts empty.
     Kill,
-    /// `SIGSTOP`, and `SIGCONT` after the failover: the server still considers itself the master then.
+    /// `SIGSTOP`, and `SIGCONT` after the failover: the server still considers itself the primary then.
     Stop,
     /// Off the network, for peers and clients.
     Cut,
-    /// Cut off from its peers, but not from its clients: two masters for a while. It still receives what its peers send.
+    /// Cut off from its peers, but not from its clients: two primaries for a while. It still receives what its peers send.
     CutFromPeers,
     /// The other direction: it receives nothing from its peers, and they receive what it sends.
     CutIncoming,

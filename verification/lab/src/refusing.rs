@@ -1,5 +1,5 @@
-//! A master that is cut off from its replicas, with `min-replicas-to-write 1`. From the moment at which it refuses a client's write,
-//! it grants no lock, whatever ended the hold before and however a client waits. The waiters get the locks at the new master.
+//! A primary that is cut off from its replicas, with `min-replicas-to-write 1`. From the moment at which it refuses a client's write,
+//! it grants no lock, whatever ended the hold before and however a client waits. The waiters get the locks at the new primary.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,7 +20,7 @@ use crate::session::{Discovery, field};
 use crate::tally::Tally;
 use crate::trio::{Demotion, Setting, Trio};
 
-/// Longer than it takes until the master refuses writes: three seconds of silence, and a second to notice it.
+/// Longer than it takes until the primary refuses writes: three seconds of silence, and a second to notice it.
 const LEASE: u64 = 10_000;
 /// The lease of watched locks, which expire soon after the last renewal.
 const WATCHED: u64 = 3_000;
@@ -28,7 +28,7 @@ const WATCHED: u64 = 3_000;
 const LONG: u64 = 300_000;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the master is observed after the last hold has ended, in seconds.
+/// How long the primary is observed after the last hold has ended, in seconds.
 const OBSERVATION_SECONDS: u64 = 3;
 
 /// What ends the hold that a waiter waits for.
@@ -67,7 +67,7 @@ struct Results {
     tally: Tally,
     requests: u64,
     waited: u64,
-    /// The master's grants after it began to refuse writes.
+    /// The primary's grants after it began to refuse writes.
     granted: u64,
     refused_after: Duration,
     taken_over: u64,
@@ -89,7 +89,7 @@ fn repeat_cuts(seen: &mut Results, equipment: Equipment, options: &Options) -> R
 }
 
 impl Results {
-    /// Cuts one master off, and reconnects it.
+    /// Cuts one primary off, and reconnects it.
     fn cut_off(&mut self, trio: &mut Trio, options: &Options) -> Result<()> {
         let number = self.tally.runs;
         let keys = keys(number);
@@ -157,7 +157,7 @@ impl Results {
         Ok(())
     }
 
-    /// Checks which commands such a master refuses, and which it executes, against docs/operations.md.
+    /// Checks which commands such a primary refuses, and which it executes, against docs/operations.md.
     fn check_commands(&mut self, master: &mut Connection, key: &str) {
         let refused = [
             format!("LOCK.ACQUIRE {key} other WAIT 0"),
@@ -193,7 +193,7 @@ impl Results {
         }
     }
 
-    /// Another client acquires every lock at the new master, as soon as the lease that it knows has expired.
+    /// Another client acquires every lock at the new primary, as soon as the lease that it knows has expired.
     fn take_over(&mut self, master: &mut Connection, keys: &[String]) -> Result<()> {
         master.set_read_timeout(Some(PATIENCE))?;
         for key in keys {
@@ -207,7 +207,7 @@ impl Results {
         Ok(())
     }
 
-    /// Clients with a session have requested the lock at the new master and got it. Blocked ones got an error.
+    /// Clients with a session have requested the lock at the new primary and got it. Blocked ones got an error.
     fn all_are_answered(&mut self, waiters: &Waiters, count: usize) {
         let deadline = Instant::now() + PATIENCE;
         for _ in 0..count {

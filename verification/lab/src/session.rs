@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::history::Epoch;
 
-/// The master's name at the Sentinels.
+/// The primary's name at the Sentinels.
 pub const MASTER_NAME: &str = "lab";
 
 const TO_CONNECT: Duration = Duration::from_millis(1_000);
@@ -23,7 +23,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How to find the server.
 #[derive(Clone, Debug)]
 pub enum Discovery {
-    /// Ask these Sentinels (`host:port`) for the master.
+    /// Ask these Sentinels (`host:port`) for the primary.
     Sentinels(Vec<String>),
     /// These nodes (`host:port`) know the cluster.
     Cluster(Vec<String>),

@@ -1,4 +1,4 @@
-//! A cluster of three masters with a replica each: six containers.
+//! A cluster of three primaries with a replica each: six containers.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,16 +47,16 @@ pub struct Shards {
 struct LastSettled {
     /// When it was seen.
     at: Micros,
-    /// The masters and replicas then.
+    /// The primaries and replicas then.
     leaders: BTreeMap<String, String>,
     /// Periods of failovers that the lab did not cause.
     unhealthy_periods: Vec<Fault>,
 }
 
-/// A view of the cluster: masters, replicas and slots.
+/// A view of the cluster: primaries, replicas and slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct View {
-    /// The master of each node; a master is its own.
+    /// The primary of each node; a primary is its own.
     leaders: BTreeMap<String, String>,
     /// The owner of each slot that the lab uses.
     owners: BTreeMap<u16, String>,
@@ -178,7 +178,7 @@ impl Shards {
         self.site.nodes.iter().flat_map(|node| node.crashes(SERVER)).collect()
     }
 
-    /// Injects a fault into the master of a tag's slot, waits until its replica is promoted, and heals the fault.
+    /// Injects a fault into the primary of a tag's slot, waits until its replica is promoted, and heals the fault.
     pub fn fail_over(&self, tag: &str, master_fault: MasterFault, split: Duration) -> Result<(LocalFault, Micros)> {
         let view = self.settle()?;
         let slot = self.slot(tag)?;
@@ -215,7 +215,7 @@ impl Shards {
         })
     }
 
-    /// Moves a tag's slot to another master while clients use it. `pause` is the time between the two nodes.
+    /// Moves a tag's slot to another primary while clients use it. `pause` is the time between the two nodes.
     pub fn move_slot(&self, tag: &str, choice: usize, pause: Duration) -> Result<()> {
         let slot = self.slot(tag)?;
         let view = self.settle()?;

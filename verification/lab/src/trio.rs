@@ -1,4 +1,4 @@
-//! One master, two replicas, three Sentinels: three containers, a server and a Sentinel in each.
+//! One primary, two replicas, three Sentinels: three containers, a server and a Sentinel in each.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const FAILOVER_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Setting {
     /// After how long without a reply a Sentinel considers a server down.
     pub down_after_ms: u32,
-    /// The replicas that a master needs for writes (`min-replicas-to-write`), heard from within the last three seconds.
+    /// The replicas that a primary needs for writes (`min-replicas-to-write`), heard from within the last three seconds.
     pub min_replicas: u32,
     /// Another server than the image's, and the initial build of the module, if it is not the one under test.
     pub equipment: Equipment,
@@ -39,10 +39,10 @@ impl Default for Setting {
     }
 }
 
-/// What makes the old master a replica when it is back.
+/// What makes the old primary a replica when it is back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demotion {
-    /// The Sentinels. They take some ten seconds, in which it considers itself the master.
+    /// The Sentinels. They take some ten seconds, in which it considers itself the primary.
     BySentinels,
     /// The lab, after this many milliseconds, so that more failovers fit into the time.
     ByHand(u64),
@@ -60,9 +60,9 @@ pub enum Third {
 /// How an upgrade promotes another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandOver {
-    /// `SENTINEL FAILOVER` alone. The Sentinels demote the old master some ten seconds later.
+    /// `SENTINEL FAILOVER` alone. The Sentinels demote the old primary some ten seconds later.
     Sentinels,
-    /// The same, while writes are paused at the old master until it is a replica.
+    /// The same, while writes are paused at the old primary until it is a replica.
     Paused,
 }
 
@@ -90,7 +90,7 @@ pub struct Trio {
 struct LastSettled {
     /// When it was seen.
     at: Micros,
-    /// The master's epoch then.
+    /// The primary's epoch then.
     epoch: String,
 }
 
@@ -98,7 +98,7 @@ struct LastSettled {
 pub struct Failover {
     /// From the fault until all was healthy again.
     pub fault: Fault,
-    /// How long it took until the Sentinels had agreed on another master, and it was one.
+    /// How long it took until the Sentinels had agreed on another primary, and it was one.
     pub took: Micros,
 }
 
@@ -149,18 +149,18 @@ impl Trio {
         &self.site.nodes[index]
     }
 
-    /// How clients find the master.
+    /// How clients find the primary.
     pub fn discovery(&self) -> Discovery {
         let at = |node: &Node| format!("{}:{SENTINEL_PORT}", node.ip);
         Discovery::Sentinels(self.site.nodes.iter().map(at).collect())
     }
 
-    /// A connection to the current master.
+    /// A connection to the current primary.
     pub fn master(&self) -> Result<Connection> {
         self.connect(self.master, SERVER_PORT)
     }
 
-    /// The node of the current master.
+    /// The node of the current primary.
     pub fn master_node(&self) -> usize {
         self.master
     }
@@ -174,7 +174,7 @@ impl Trio {
         (0..3).map(|node| self.info(node, "holdfast")).collect()
     }
 
-    /// The module's version at the current master.
+    /// The module's version at the current primary.
     pub fn version(&self) -> Result<String> {
         let info = self.info(self.master, "holdfast")?;
         Ok(field(&info, "holdfast_version").unwrap_or_default().to_owned())
@@ -185,7 +185,7 @@ impl Trio {
         Ok(cmd("INFO").arg(section).query(&mut connection)?)
     }
 
-    /// Injects a fault into the master, waits until the Sentinels have promoted another one, and heals the fault.
+    /// Injects a fault into the primary, waits until the Sentinels have promoted another one, and heals the fault.
     pub fn fail_over(&mut self, master_fault: MasterFault, split: Duration, back: Demotion) -> Result<Failover> {
         let unhealthy_period = self.settle()?;
         let old = self.master;
@@ -200,7 +200,7 @@ impl Trio {
         Ok(Failover { fault: Fault { from, until: now() }, took })
     }
 
-    /// Injects a fault into the master.
+    /// Injects a fault into the primary.
     pub fn inject(&self, master_fault: MasterFault) -> Result<()> {
         master_fault.inject(&self.site, self.master, SERVER)
     }
@@ -210,8 +210,8 @@ impl Trio {
         self.site.bad_network(network_faults, seed)
     }
 
-    /// Kills the master, and also the promoted one before the old master, which restarts empty, has any of its data. `third`: whether
-    /// the server with all data is killed as well, before the old master is back.
+    /// Kills the primary, and also the promoted one before the old primary, which restarts empty, has any of its data. `third`: whether
+    /// the server with all data is killed as well, before the old primary is back.
     pub fn fail_over_twice(&mut self, key: &str, third: Third) -> Result<Pair> {
         let unhealthy_period = self.settle()?;
         let first = self.master;
@@ -243,7 +243,7 @@ impl Trio {
         Ok(Pair { fault: Fault { from, until: now() }, killed, kept: kept == Some(token.to_string()) })
     }
 
-    /// Starts new Sentinels with the current master. After two failovers at once, the old ones may disagree on the master under the same
+    /// Starts new Sentinels with the current primary. After two failovers at once, the old ones may disagree on the primary under the same
     /// epoch, which only an operator can resolve.
     fn restart_sentinels(&mut self) -> Result<()> {
         for node in 0..3 {
@@ -258,7 +258,7 @@ impl Trio {
         self.settle().map(drop)
     }
 
-    /// Upgrades the module on every server, first on the replicas, then on the old master. Between two steps, both builds run for the
+    /// Upgrades the module on every server, first on the replicas, then on the old primary. Between two steps, both builds run for the
     /// time `mixed`. Returns when each step was. The third step is the failover.
     pub fn upgrade(&mut self, mixed: Duration, hand_over: HandOver) -> Result<Vec<Fault>> {
         self.settle()?;
@@ -319,7 +319,7 @@ impl Trio {
         Ok(Fault { from, until: now() })
     }
 
-    /// Heals the fault of a node that is not the master any more, and makes sure that the node learns of it.
+    /// Heals the fault of a node that is not the primary any more, and makes sure that the node learns of it.
     pub fn bring_back(&mut self, node: usize, master_fault: MasterFault, back: Demotion) -> Result<()> {
         master_fault.heal(&self.site, node, SERVER, || self.start_server(node))?;
         if let Demotion::ByHand(millis) = back {
@@ -330,7 +330,7 @@ impl Trio {
         Ok(())
     }
 
-    /// Makes every node a replica of the master, if it is not yet.
+    /// Makes every node a replica of the primary, if it is not yet.
     fn attach_replicas(&self) -> Result<()> {
         for node in (0..3).filter(|&node| node != self.master) {
             let info = self.info(node, "replication")?;
@@ -355,14 +355,14 @@ impl Trio {
         Ok(())
     }
 
-    /// Waits until the Sentinels have promoted another master.
+    /// Waits until the Sentinels have promoted another primary.
     pub fn await_successor(&mut self, old: usize) -> Result<()> {
         let watchers: Vec<usize> = (0..3).filter(|node| *node != old).collect();
         self.master = self.await_master(&watchers, old)?;
         Ok(())
     }
 
-    /// Waits until two of these Sentinels name the same other master, and it is one.
+    /// Waits until two of these Sentinels name the same other primary, and it is one.
     fn await_master(&self, sentinels: &[usize], old: usize) -> Result<usize> {
         let mut successor = None;
         until(FAILOVER_TIMEOUT, || {
@@ -374,7 +374,7 @@ impl Trio {
         successor.ok_or_else(|| LabError(self.failure_with_logs("no other master in time")))
     }
 
-    /// The node that all of these Sentinels name as the master.
+    /// The node that all of these Sentinels name as the primary.
     fn agreed(&self, sentinels: &[usize]) -> Option<usize> {
         sentinels
             .iter()
@@ -383,7 +383,7 @@ impl Trio {
             .flatten()
     }
 
-    /// The node that a Sentinel names as the master.
+    /// The node that a Sentinel names as the primary.
     fn master_by(&self, sentinel: usize) -> Option<usize> {
         let mut connection = self.connect(sentinel, SENTINEL_PORT).ok()?;
         let (ip, _): (String, u16) =
@@ -395,7 +395,7 @@ impl Trio {
         self.info(node, "replication").is_ok_and(|info| field(&info, "role") == Some("master"))
     }
 
-    /// Waits until every replica is in step with the master, and every Sentinel sees all servers.
+    /// Waits until every replica is in step with the primary, and every Sentinel sees all servers.
     ///
     /// Sometimes two Sentinels start a failover each, and the second one may begin when all seemed healthy, so the first successor
     /// need not be the last. If not all was healthy since the last call, that period is returned as a fault.

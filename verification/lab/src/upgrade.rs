@@ -1,4 +1,4 @@
-//! Rolling upgrades under load: two builds side by side. First the replicas are upgraded, then the old master, after a failover.
+//! Rolling upgrades under load: two builds side by side. First the replicas are upgraded, then the old primary, after a failover.
 
 mod witness;
 

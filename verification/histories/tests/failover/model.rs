@@ -515,7 +515,7 @@ impl State {
         self.a_master(self.master).expect("it is a master")
     }
 
-    /// The master that an owner is connected to.
+    /// The primary that an owner is connected to.
     fn served(&mut self, owner: Owner) -> Option<&mut Master> {
         self.a_master(self.at[owner])
     }

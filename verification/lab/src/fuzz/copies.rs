@@ -1,4 +1,4 @@
-//! Whether replicas equal their master, and whether servers have logged errors.
+//! Whether replicas equal their primary, and whether servers have logged errors.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ struct Contents {
     deadlines: BTreeMap<(u32, Vec<u8>), i64>,
 }
 
-/// Waits until every replica has the same data and deadlines as the master. The error is the difference.
+/// Waits until every replica has the same data and deadlines as the primary. The error is the difference.
 ///
 /// Locks expire meanwhile, so a comparison counts only if nothing was written during it.
 pub fn check_copies(master: &Server, replicas: &[Server]) -> Result<(), String> {
@@ -158,7 +158,7 @@ mod tests {
         assert!(difference(&contents(5), &contents(6)).contains("0/k: 5 against Some(6)"));
     }
 
-    /// A master and a replica that accepts writes, so that differences can be injected.
+    /// A primary and a replica that accepts writes, so that differences can be injected.
     fn pair() -> (Server, Server) {
         let master = Server::builder().without_module().start();
         let replica = Server::builder().without_module().arg("replica-read-only", "no").start();

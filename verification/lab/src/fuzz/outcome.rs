@@ -18,7 +18,7 @@ pub struct Outcome {
     pub player_counts: PlayerCounts,
     /// The measured event-loop iterations.
     pub watch: Watch,
-    /// How often replicas were compared with their master.
+    /// How often replicas were compared with their primary.
     pub compared: u64,
     /// By how many bytes the server's memory grew.
     pub growth: i64,

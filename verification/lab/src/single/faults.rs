@@ -165,7 +165,7 @@ fn unload() -> Cmd {
     command
 }
 
-/// A replica that needs a full copy each time: the master has a new replication id, and the link is cut.
+/// A replica that needs a full copy each time: the primary has a new replication id, and the link is cut.
 struct Resync {
     replica: Server,
 }

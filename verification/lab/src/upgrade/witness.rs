@@ -136,7 +136,7 @@ async fn wait(locks: Locks, number: usize, granted: Arc<Mutex<Vec<usize>>>) -> s
     guard.release().await.map_err(|why| why.to_string())
 }
 
-/// The owners in the queue, at the present master.
+/// The owners in the queue, at the present primary.
 fn waiting(trio: &Trio) -> Result<Vec<String>> {
     let rows: Vec<HashMap<String, Value>> = cmd("LOCK.WAITERS").arg(KEY).query(&mut trio.master()?)?;
     Ok(rows.iter().filter_map(|row| row.get("owner").map(|owner| format!("{owner:?}"))).collect())

@@ -47,7 +47,8 @@ impl Hold {
         status: Arc<HoldStatus>,
     ) -> Result<(Self, Answer), Error> {
         let (keys, limit, is_watched) = (request.keys.clone(), request.terms.limit, request.terms.watchdog);
-        let record = HoldRecord { status: status.clone(), line: request.line.clone() };
+        let (asked, line) = (Instant::now(), request.line.clone());
+        let record = HoldRecord { keys: keys.clone(), asked, status: status.clone(), line };
         let Acquisition { id, owner, answer } = client.acquire(request, record).await?;
         let client = client.clone();
         let renewing = tokio::sync::Mutex::default();

@@ -7,7 +7,7 @@
 //! acquisition) -> `turn` (the head of a cached lock's local queue) -> `client` (calls and their outcomes) -> `driver`
 //! (the task of a server) -> `shared` (the cores, and the callers of each call) -> `line` (local queues of cached
 //! locks), `link` (a pair of connections), `servers` (which server serves a key) -> `place`. `blocking` has the runtime of
-//! this crate.
+//! this crate, `events` what it reports of holds.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -18,6 +18,7 @@ mod clock;
 mod driver;
 mod election;
 mod error;
+mod events;
 mod guard;
 mod health;
 mod hold;
@@ -41,6 +42,7 @@ mod within;
 pub use blocking::block_on;
 pub use election::{Leader, Observer};
 pub use error::{Error, LossReason};
+pub use events::Event;
 pub use guard::Guard;
 pub use info::{Holder, Info, Waiter};
 pub use locks::{Lock, Locks};

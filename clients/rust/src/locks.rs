@@ -8,10 +8,12 @@ use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo};
 use rustix::system::uname;
+use tokio::sync::broadcast;
 
 use crate::client::{Client, LockRequest, PATIENT, failed, unreachable};
 use crate::clock;
 use crate::error::Error;
+use crate::events::Event;
 use crate::guard::Guard;
 use crate::hold::Hold;
 use crate::info::{Info, Waiter};
@@ -148,6 +150,12 @@ impl Locks {
         let (client, prefix) = (self.client.clone(), self.prefix.clone());
         let terms = Terms { watchdog: true, ..Terms::default() };
         Lock { client, prefix, keys: keys.into_iter().collect(), terms, wait: Wait::Forever, keep: KEEP }
+    }
+
+    /// The events of this client's holds from now on, for metrics and logs. A reader that is more than 256 events
+    /// behind loses the oldest.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.client.shared().events.subscribe()
     }
 
     /// The holders of a lock and the number of its waiters; none if it is free. The user needs the right to `LOCK.INFO`.

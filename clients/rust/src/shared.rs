@@ -6,17 +6,20 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use holdfast_core::{Core, Id, Input, Millis, Moved, Outcome, Output, Settings};
 use redis::{AsyncConnectionConfig, RedisError};
 use tokio::runtime;
-use tokio::sync::oneshot;
+use tokio::sync::{broadcast, oneshot};
 
 use crate::changes::Changes;
 use crate::clock;
+use crate::events::{self, Event, Span};
 use crate::health::Health;
 use crate::line::{CachedHold, Head, Lines, Next, QueueKey};
 use crate::link::Link;
+use crate::names::Keys;
 use crate::order::Name;
 use crate::place::Place;
 use crate::seen::HoldStatus;
@@ -33,6 +36,7 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Notified when all releases are done.
     pub(crate) settled: Changes,
+    pub(crate) events: broadcast::Sender<Event>,
 }
 
 /// One mutex protects all of it, so that a claim that moves from one core to another is never between the two.
@@ -56,10 +60,14 @@ pub(crate) type Holds = HashMap<Id, Holding>;
 pub(crate) struct Holding {
     pub(crate) node: usize,
     pub(crate) record: HoldRecord,
+    _span: Span,
 }
 
 /// What an acquisition becomes.
 pub(crate) struct HoldRecord {
+    pub(crate) keys: Keys,
+    /// When it was requested.
+    pub(crate) asked: Instant,
     /// The state of the hold, as the server reported it.
     pub(crate) status: Arc<HoldStatus>,
     /// The local queue that it was requested in.
@@ -101,7 +109,8 @@ pub(crate) struct CallResult {
 
 impl Shared {
     pub(crate) fn new(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Self {
-        Self { name, servers, config, health: Health::new(), state: Mutex::default(), settled: Changes::default() }
+        let (state, settled) = (Mutex::default(), Changes::default());
+        Self { name, servers, config, health: Health::new(), state, settled, events: events::sender() }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -184,9 +193,9 @@ impl Shared {
                 }
             }
             Output::Lost { hold, why } => {
-                let HoldRecord { status, line } = state.holds.remove(&hold)?.record;
-                status.lose(why);
-                if let Some(line) = line {
+                let lost = state.holds.remove(&hold)?;
+                lost.record.status.lose(why);
+                if let Some(line) = lost.record.line.clone() {
                     match state.lines.head(&line) {
                         Some(Head::Idle(kept)) if kept.id == hold => state.lines.end(&line),
                         // The user of the hold is notified. The tasks behind it do not wait until it reacts.
@@ -212,7 +221,8 @@ impl Shared {
     fn acquired(&self, state: &mut State, (node, call): (usize, Id), record: HoldRecord, outcome: &Outcome) {
         if let Outcome::Granted(token) = outcome {
             record.status.token.store(*token, Ordering::Relaxed);
-            state.holds.insert(call, Holding { node, record });
+            let span = Span::begin(&self.events, (record.keys.clone(), record.asked), record.status.clone());
+            state.holds.insert(call, Holding { node, record, _span: span });
         } else if let Some(line) = &record.line {
             self.leave_queue(state, line, call);
         }

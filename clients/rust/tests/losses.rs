@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Guard, Locks, LossReason};
+use holdfast_client::{Error, Event, Guard, Locks, LossReason};
 use support::{Direction, Fate, Proxy, Server};
 
 use crate::common::{SOON, held, holder, is_free, locks, locks_over, names, queue, say, sessions, soon, waiters};
@@ -43,6 +43,36 @@ async fn forced_lock_is_reported_to_its_holder() {
         assert!(error.to_string().contains(&why.to_string()), "{command}: {error}");
         let _: i64 = say(&server, "DEL a");
     }
+}
+
+#[tokio::test]
+async fn events_report_acquired_released_and_lost() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let mut events = locks.events();
+    let first = locks.lock("a").try_acquire().await.unwrap().unwrap();
+    let lock = locks.lock("a");
+    let next = tokio::spawn(async move { lock.acquire().await.unwrap() });
+    soon("a waiter", || waiters(&server, "a") == 1).await;
+    first.release().await.unwrap();
+    let next = next.await.unwrap().expect("the lock");
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    lost(&next).await;
+    // In the order in which the server's replies arrive: the release and the grant may change places.
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        seen.push(match tokio::time::timeout(SOON, events.recv()).await.expect("an event").unwrap() {
+            Event::Acquired { keys, waited } => format!("acquired {keys}, waited: {}", !waited.is_zero()),
+            Event::Released { keys, held } => format!("released {keys}, held: {}", !held.is_zero()),
+            Event::Lost { keys, why } => format!("lost {keys}: {why:?}"),
+            other => format!("{other:?}"),
+        });
+    }
+    let [acquired, released, lost] =
+        [r#"acquired "a", waited: true"#, r#"released "a", held: true"#, r#"lost "a": Forced"#];
+    assert_eq!((&*seen[0], &*seen[3]), (acquired, lost), "{seen:?}");
+    seen.sort();
+    assert_eq!(seen, [acquired, acquired, lost, released]);
 }
 
 /// The server watches no hold with a fixed lease, so the reason of the loss is unknown.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_client::{Error, Locks, LossReason, MultiLock, RedLock, block_on};
+use holdfast_client::{Error, Event, Locks, LossReason, MultiLock, RedLock, block_on};
 use support::{Server, workspace};
 
 use crate::common::say;
@@ -45,6 +45,18 @@ let guard = lock.try_acquire().await?.expect("the lock is free");
 assert!(lock.try_acquire().await?.is_none());
 assert!(lock.clone().wait(Duration::from_millis(20)).acquire().await?.is_none());
 guard.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn events_example_runs() -> Outcome {
+    let (_server, locks, _) = server();
+let mut events = locks.events();
+let guard = locks.lock("a").try_acquire().await?.expect("the lock is free");
+assert!(matches!(events.recv().await?, Event::Acquired { .. }));
+guard.release().await?;
+assert!(matches!(events.recv().await?, Event::Released { .. }));
     Ok(())
 }
 

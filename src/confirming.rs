@@ -146,7 +146,11 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
         let names: Vec<Text> = holds.iter().map(|hold| Text::new(&hold.name)).collect();
         let look = |name, token| {
             let lock = Lock::look(ctx, name, owner.text(), now.millis()).ok()?;
-            lock.held().is_some_and(|held| held.token == Some(token)).then_some(lock)
+            let is_held = lock.held().is_some_and(|held| held.token == Some(token));
+            // (Its session may have been notified that it is over, while it could not be ended.)
+            let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+            let is_over = state.undelivered.is_over(hold, token);
+            (is_held && !is_over).then_some(lock)
         };
         let of_both = names.iter().zip(&holds);
         let locks = of_both.map(|(name, hold)| look(Name::with_copy(name.as_text(), &hold.name), hold.token));

@@ -381,6 +381,14 @@ impl Undelivered {
         ids.filter(is_new).any(|id| self.has_failed(id, &open))
     }
 
+    /// Whether a hold is over, and ends as soon as the server takes writes: see [`super::State::end_later`].
+    pub fn is_over(&self, (db, name, owner): (i32, &[u8], &[u8]), token: Token) -> bool {
+        let revoked = self.by_hold.get(db, name).into_iter().flat_map(|of_key| &of_key.revoked);
+        let mut grants = revoked.filter_map(|id| self.by_id.get(id)).filter(|(grant, _)| *grant.owner == *owner);
+        let is_it = |hold: &GrantedHold| (&*hold.name, hold.token, hold.undo) == (name, token, u64::MAX);
+        grants.any(|(grant, _)| grant.holds.iter().any(is_it))
+    }
+
     /// Whether a grant can't be delivered, even if this has not been recorded yet.
     fn has_failed(&self, id: GrantId, open: impl Fn(u64) -> bool) -> bool {
         self.by_id.get(&id).is_some_and(|(grant, progress)| {

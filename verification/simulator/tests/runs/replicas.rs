@@ -33,6 +33,23 @@ fn release_all_releases_one_lock_during_renewal_of_several() {
     expect_reply(RENEWED, 'x', "2");
 }
 
+/// Its confirmed deadline passes while clients are paused, so that it can't be ended. Then replicas confirm a longer lease.
+#[test]
+fn re_entry_is_refused_when_hold_was_reported_lost() {
+    const SCRIPT: &str = "!replicas 20
+         b LOCK.ACQUIRE k o LEASE 50 REPLICAS 1 SESSION $s
+         +30
+         b LOCK.ACQUIRE k o REPLICAS 1 SESSION $s
+         +1
+         c DEBUG SLEEP 0.03
+         c CLIENT PAUSE 1000
+         +200
+         s LOCK.EVENTS
+         +1";
+    breaks_nothing(SCRIPT);
+    expect_reply(SCRIPT, 's', "lost before its replicas had confirmed it");
+}
+
 #[test]
 fn binding_is_made_after_confirmation() {
     breaks_nothing(

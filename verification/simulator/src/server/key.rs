@@ -33,6 +33,8 @@ pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 pub struct Key<'a> {
     db: i32,
     name: &'a [u8],
+    /// It had expired, but could not be removed.
+    is_hidden: bool,
 }
 
 impl<'a> Key<'a> {
@@ -44,11 +46,14 @@ impl<'a> Key<'a> {
         });
         calls::expire_if_needed(ctx.db(), name.bytes());
         open_keys::opened();
-        Self { db: ctx.db(), name: name.bytes() }
+        let (db, name) = (ctx.db(), name.bytes());
+        let is_hidden = node(|node| node.stored(db, name).is_some() && node.get(db, name).is_none());
+        Self { db, name, is_hidden }
     }
 
+    /// What the handle points to: also a key that expires while it is open.
     fn entry<R>(&self, work: impl FnOnce(Option<&Entry>) -> R) -> R {
-        node(|node| work(node.get(self.db, self.name)))
+        node(|node| work(node.stored(self.db, self.name).filter(|_| !self.is_hidden)))
     }
 
     fn hash<R>(&self, work: impl FnOnce(&Hash) -> R) -> Option<R> {
@@ -127,7 +132,7 @@ impl<'a> Key<'a> {
             Deadline::Never => None,
         };
         self.write(|node| {
-            if let Some(entry) = node.get_mut(self.db, self.name) {
+            if let Some(entry) = node.db(self.db).get_mut(self.name).filter(|_| !self.is_hidden) {
                 entry.expiry = expiry;
             }
         });

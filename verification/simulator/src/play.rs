@@ -252,31 +252,34 @@ impl Player {
         self.connections.entry(name).or_insert_with(|| unreachable!())
     }
 
-    /// Opens the sessions that a request names, in an iteration of their own.
+    /// Opens the sessions that a request names, in an iteration of their own. Repeats that for connections that the
+    /// server closes meanwhile.
     fn open_sessions(&mut self, name: Name, words: &[String]) -> Result<(), Violation> {
         let named = |word: &String| {
             let mut letters = word.chars();
             let is_name = letters.next().is_some_and(|sign| "$#@".contains(sign)) && word.chars().count() == 2;
             letters.next().filter(|_| is_name)
         };
-        let mut sessions = Vec::new();
-        for name in words.iter().filter_map(named).chain([name]) {
-            let connection = self.connection(name);
-            if std::mem::take(&mut connection.needs_session) {
-                let (id, words) = (connection.id, vec![b"LOCK.SESSION".to_vec()]);
-                self.checker.request_sent(id, &words);
-                if self.records_replies {
-                    self.history.request_sent(id, &words, node(|node| node.clock.mono));
+        loop {
+            let mut sessions = Vec::new();
+            for name in words.iter().filter_map(named).chain([name]) {
+                let connection = self.connection(name);
+                if std::mem::take(&mut connection.needs_session) {
+                    let (id, words) = (connection.id, vec![b"LOCK.SESSION".to_vec()]);
+                    self.checker.request_sent(id, &words);
+                    if self.records_replies {
+                        self.history.request_sent(id, &words, node(|node| node.clock.mono));
+                    }
+                    sessions.push(Arrival::Requests(id, vec![words]));
                 }
-                sessions.push(Arrival::Requests(id, vec![words]));
             }
-        }
-        if !sessions.is_empty() {
+            if sessions.is_empty() {
+                return Ok(());
+            }
             let arrivals = std::mem::take(&mut self.arrivals);
             self.iteration(sessions)?;
             self.arrivals = arrivals;
         }
-        Ok(())
     }
 
     fn word(&mut self, word: &str) -> Bytes {

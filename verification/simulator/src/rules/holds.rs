@@ -48,15 +48,17 @@ impl Checker {
 
     /// The requests without an outcome that may bind a hold so that it ends early: where each began, when, and the request. Of
     /// connections that have just closed, only those whose lease was not over at the `last` iteration: a hold that was still there
-    /// did not end by that. (Unless it has an earlier lease, which goes on.)
+    /// did not end by that. (Unless it has an earlier lease, which goes on, or the watchdog has renewed it since.)
     pub(super) fn undecided_bindings(&self, last: u64) -> Vec<(Position, u64, Request)> {
         let seen_at = node(|node| node.millis().saturating_sub(node.clock.mono.saturating_sub(last) / 1000));
         let undecided = self.undecided().filter(|(at, open, it)| {
             let lasted = self.has_stepped || open.at + it.lease.unwrap_or(30_000) + HANDLED_WITHIN >= seen_at;
-            let reenters =
-                || self.beliefs.iter().any(|((_, key, owner), belief)| belief.since < *at && it.concerns(key, owner));
+            let goes_on = |((_, key, owner), belief): (&Hold, &Belief)| {
+                let is_watched = belief.binding.is_some_and(|binding| binding.watchdog);
+                belief.since < *at && (it.ephemeral || is_watched) && it.concerns(key, owner)
+            };
             (it.replicas > 0 || it.ephemeral)
-                && (lasted || !self.closed.contains(&it.client) || it.ephemeral && reenters())
+                && (lasted || !self.closed.contains(&it.client) || self.beliefs.iter().any(goes_on))
         });
         undecided.map(|(at, open, it)| (at, open.at, it.clone())).collect()
     }
@@ -116,6 +118,9 @@ impl Checker {
             let is_unconfirmed = belief.binding.is_some_and(is_past)
                 || undecided.iter().any(has_bound)
                 || belief.possible_moves.iter().any(may_have_bound);
+            // (If nothing can be written, what the request of a closed connection has ended is still there.)
+            let ends_later =
+                is_blocked && undecided.iter().any(|it| self.closed.contains(&it.2.client) && has_bound(it));
             // A greater token belongs to a request that has no reply yet. It is another hold, unless `FENCE` named the
             // token. If the lease of this hold was over by then, or what replicas have confirmed of it, the other hold's
             // deadline must not be taken for its own.
@@ -254,6 +259,9 @@ impl Checker {
                 let is_over =
                     is_unconfirmed || holder.token.is_none() || lags && belief.deadline.is_some_and(|at| at < now);
                 belief.ended_unreported |= is_over && !bound.is_some_and(is_session);
+                if let Some(binding) = belief.binding.as_mut().filter(|_| ends_later) {
+                    binding.confirmed = Some(0);
+                }
                 if lags {
                     continue;
                 }

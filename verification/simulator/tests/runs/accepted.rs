@@ -1104,6 +1104,62 @@ fn accepted_runs_violate_no_invariant() {
          t LOCK.EVENTS WAIT 0
          +0
          b LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $t",
+        // The watchdog has renewed a hold since its owner gave it a short lease, which replicas confirm in the iteration
+        // in which the session is closed.
+        "c CLIENT PAUSE 1000
+         a LOCK.ACQUIRE k3 o1
+         a LOCK.RENEW k3 o1 LEASE 50 REPLICAS 1
+         c LOCK.ACQUIRE k2 o0
+         d LOCK.RENEW k2 o0 WATCHDOG SESSION $s
+         e LOCK.ACQUIRE k3 o1 REPLICAS 1 WAIT 0
+         +1200
+         +1200
+         s LOCK.EVENTS WAIT 50
+         b LOCK.RENEW k2 o0 LEASE 50 REPLICAS 1 SESSION $s
+         +400
+         !replicas 0 20
+         e CLIENT KILL ID #s",
+        // The same while writes are refused: the hold ends later.
+        "c CLIENT PAUSE 1000
+         a LOCK.ACQUIRE k3 o1
+         a LOCK.RENEW k3 o1 LEASE 50 REPLICAS 1
+         c LOCK.ACQUIRE k2 o0
+         d LOCK.RENEW k2 o0 WATCHDOG SESSION $s
+         e LOCK.ACQUIRE k3 o1 REPLICAS 1 WAIT 0
+         +1200
+         +1200
+         s LOCK.EVENTS WAIT 50
+         b LOCK.RENEW k2 o0 LEASE 50 REPLICAS 1 SESSION $s
+         +400
+         !replicas 0 20
+         e CLIENT KILL ID #s
+         !misconf on
+         +400",
+        // A re-entry opens its key in the last millisecond of the lease, and renews it in the next one.
+        "a LOCK.ACQUIRE k3 o2 LEASE 400
+         a LOCK.ACQUIRE k3 o2 REPLICAS 1
+         +3
+         d LOCK.ACQUIRE k2 o2 LEASE 50 SESSION $s
+         s LOCK.EVENTS WAIT 0
+         +20
+         +3
+         +120
+         +400
+         c LOCK.ACQUIRE k2 o1 LEASE 50
+         s LOCK.EVENTS WAIT 50
+         s LOCK.ACQUIRE k2 o1",
+        // The server closes a session's connection while another session is opened for the client's next request.
+        "c LOCK.ACQUIRE k2 o1 WATCHDOG
+         b HDEL k2 o1
+         c LOCK.ACQUIRE k1 o0 REPLICAS 1
+         a LOCK.ACQUIRE k2 o0 REPLICAS 1
+         a REPLICAOF 127.0.0.1 1
+         a REPLICAOF NO ONE
+         +0
+         !clock 60000
+         !slot k1 goes
+         c LOCK.ACQUIRE k2 o1 REPLICAS 1 SESSION $s
+         c LOCK.ACQUIRE k1 o1",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

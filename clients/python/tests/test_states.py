@@ -730,7 +730,7 @@ async def test_withdrawal_is_repeated_when_it_fails(fake, impatient, trouble, en
         await _until(lambda: len(withdrawals(fake)) >= 3, "it is repeated")
 
 
-async def test_withdrawal_ends_when_the_lease_is_over(fake, end_tasks):
+async def test_withdrawal_ends_when_the_lease_is_over(fake, impatient, end_tasks):
     fake.script["ACQUIRE"].append(SILENCE)
     fake.script["RELEASE"].extend([error(PASSING[0])] * 1000)
     async for _ in _cancelled(fake, lease=0.5):
@@ -1075,7 +1075,7 @@ def test_server_that_accepts_and_closes_is_tried_one_connection_at_a_time(kind, 
         with pytest.raises(holdfast.NotAcquiredError):
             opened.lock(f"k{number}").acquire(3)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1000)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,7 +1,8 @@
 //! Two locks and three clients: the code of the core, explored exhaustively.
 //!
 //! A state is a plain description, from which queue and locks are rebuilt for each step, so that equal states are found.
-//! There is no time: leases and waits may end at any moment. States that differ only in the clients' names are equal.
+//! There is no time: leases and waits may end at any moment, and a crashed client is one that does nothing more. States
+//! that differ only in the clients' names are equal.
 
 use super::broken::Fault;
 use super::checked::World;
@@ -38,8 +39,6 @@ struct State {
     plain: Plain,
     /// Locks with an expired lease that has not been noticed yet.
     unseen: Vec<u32>,
-    /// Clients that have crashed.
-    crashed: Vec<u32>,
     /// The first mistake of the core.
     wrong: Option<String>,
 }
@@ -65,8 +64,6 @@ enum Action {
     },
     /// A wait ends: by its timeout, or because the server found its connection closed.
     EndWait(u32),
-    /// A client crashes. Its request and its holds stay until they are noticed.
-    Crash(u32),
     /// A lease ends.
     Expire {
         client: u32,
@@ -91,7 +88,7 @@ impl State {
         clients.sort_by_key(|&client| {
             let place = self.plain.waiters.iter().position(|waiter| waiter.owner == client);
             let held: Vec<bool> = (0..LOCKS).map(|lock| self.plain.holds(lock, client)).collect();
-            (place, held, self.crashed.contains(&client))
+            (place, held)
         });
         let rename =
             |name: &mut u32| *name = clients.iter().zip(0..).find(|(it, _)| *it == name).map_or(*name, |it| it.1);
@@ -110,8 +107,6 @@ impl State {
             hold.grant = hold.grant.map(|grant| grants.range(..=grant).count() as u64);
         }
         self.plain.grants = grants.len() as u64;
-        self.crashed.iter_mut().for_each(rename);
-        self.crashed.sort_unstable();
         self
     }
 }
@@ -121,10 +116,12 @@ impl Clients {
         let one = self.limits.iter().flat_map(|&limit| (0..LOCKS).map(move |lock| (vec![lock], limit)));
         let both = self.limits.contains(&1).then_some((vec![0, 1], 1));
         let all = one.chain(both).filter(|(keys, _)| keys.iter().any(|&key| !state.plain.holds(key, client)));
-        let of_both = |(keys, limit): (Vec<u32>, u32)| {
-            [From::Here, From::Elsewhere].map(|from| Action::Ask { client, keys: keys.clone(), limit, from })
+        // Where a request comes from matters only if others wait.
+        let places = if state.plain.waiters.is_empty() { &[From::Here][..] } else { &[From::Here, From::Elsewhere] };
+        let of_each = |(keys, limit): (Vec<u32>, u32)| {
+            places.iter().map(move |&from| Action::Ask { client, keys: keys.clone(), limit, from })
         };
-        all.flat_map(of_both).collect()
+        all.flat_map(of_each).collect()
     }
 
     fn act(&self, world: &mut World, state: &mut State, action: Action) {
@@ -145,9 +142,6 @@ impl Clients {
             Action::EndWait(client) => {
                 let id = world.locks.plain.waiters.iter().find(|it| it.owner == client).map(|it| it.id);
                 world.leave(id.unwrap_or(WaiterId::FIRST));
-            }
-            Action::Crash(client) => {
-                state.crashed.push(client);
             }
             Action::Expire { client, lock } => {
                 world.locks.plain.release(lock, client);
@@ -175,15 +169,16 @@ impl Model for Clients {
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         actions.extend(state.unseen.iter().map(|&lock| Action::NoticeExpiry(lock)));
+        let mut idle = false;
         for client in 0..CLIENTS {
             let waits = state.waits(client);
             let held: Vec<u32> = (0..LOCKS).filter(|&lock| state.plain.holds(lock, client)).collect();
-            actions.extend(held.iter().map(|&lock| Action::Expire { client, lock }));
-            actions.extend(waits.then_some(Action::EndWait(client)));
-            if state.crashed.contains(&client) {
+            // Idle clients are equal.
+            if !waits && held.is_empty() && std::mem::replace(&mut idle, true) {
                 continue;
             }
-            actions.push(Action::Crash(client));
+            actions.extend(held.iter().map(|&lock| Action::Expire { client, lock }));
+            actions.extend(waits.then_some(Action::EndWait(client)));
             if !waits {
                 actions.extend(held.iter().map(|&lock| Action::Release { client, lock }));
                 actions.extend(self.asks(state, client));
@@ -218,18 +213,6 @@ impl Model for Clients {
             Property::sometimes("holders reach the limit", |model: &Self, state: &State| {
                 let most = model.limits.iter().map(|&limit| if limit == 0 { CLIENTS } else { limit }).max();
                 Some(state.holders(0)) == most.map(|most| most as usize)
-            }),
-            Property::sometimes(
-                "a crashed client holds a lock that another waits for",
-                |model: &Self, state: &State| {
-                    let crashed = |lock| state.crashed.iter().any(|&client| state.plain.holds(lock, client));
-                    let waits = |lock| !state.plain.lane(lock).is_empty();
-                    model.limits == [0] || (0..LOCKS).any(|lock| crashed(lock) && waits(lock))
-                },
-            ),
-            Property::sometimes("a crashed client is the next waiter", |model: &Self, state: &State| {
-                let next = state.plain.waiters.first();
-                model.limits == [0] || next.is_some_and(|next| state.crashed.contains(&next.owner))
             }),
             Property::sometimes("a request that could be granted waits to be served", |model: &Self, state: &State| {
                 model.limits == [0] || state.plain.first_to_end().is_some()

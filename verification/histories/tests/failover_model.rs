@@ -77,7 +77,7 @@ fn two_holders_are_found_without_confirmed_deadline() {
 
 #[test]
 fn two_holders_are_found_without_one_request_at_a_time() {
-    must_find(Rules { one_at_a_time: false, ..ALL });
+    must_find(Rules { one_at_a_time: false, forces: 0, ..ALL });
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Three servers, two owners, one lock: every interleaving of grants, confirmations, revocations and failovers.
 //!
 //! Time is discrete: all times are remaining ticks, and tokens are renumbered in each state, so that equivalent states
-//! are equal. So neither time nor the number of grants needs a bound. [`Rules`] names the bounds that exist.
+//! are equal. So neither time nor the number of grants needs a bound. States that differ only in the names of servers
+//! or owners are equal, too. [`Rules`] names the bounds that exist.
 //!
 //! Not modelled: the queue, shortening renewals, sessions' event queues, different clocks. A server notices the close
 //! of a connection immediately; a partition isolates a primary from all replicas together; a replica that is not in
@@ -56,7 +57,7 @@ pub type Place = usize;
 /// A lock as stored in the keyspace; none: free.
 pub type Key = Option<Hold>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hold {
     pub owner: Owner,
     pub holds: u8,
@@ -65,7 +66,7 @@ pub struct Hold {
 }
 
 /// A request that waits for replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PendingRequest {
     owner: Owner,
     token: u8,
@@ -79,7 +80,7 @@ pub struct PendingRequest {
 }
 
 /// The data of a primary.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Master {
     /// The lock after each write that some replica may lack; the last is the current lock.
     log: Vec<Key>,
@@ -90,7 +91,7 @@ pub struct Master {
     bound: u8,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Server {
     Master(Master),
     /// In sync: its data, its position in the primary's log, and the position that the primary knows of.
@@ -104,14 +105,14 @@ pub enum Server {
 }
 
 /// The hold that an owner relies on, by the replies that it received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Belief {
     pub token: u8,
     holds: u8,
     left: u8,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct State {
     pub servers: [Server; 3],
     pub master: Place,
@@ -186,21 +187,26 @@ impl Model for Rules {
         }]
     }
 
-    fn actions(&self, _: &State, actions: &mut Vec<Action>) {
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        // Each one copies the state, so most of those that are not possible are left out.
         for owner in 0..2 {
-            actions.extend([Action::Ask(owner), Action::Alive(owner)]);
-            actions.extend([Action::Release(owner), Action::KeepOne(owner), Action::ReleaseAll(owner)]);
-            actions.extend((0..3).map(|place| Action::Move(owner, place)));
-            actions.extend((0..3).map(|place| Action::Answer(place, owner)));
+            actions.extend([Action::Ask(owner), Action::ReleaseAll(owner)]);
+            if state.beliefs[owner].is_some() {
+                actions.extend([Action::Alive(owner), Action::Release(owner), Action::KeepOne(owner)]);
+            }
         }
-        for place in 0..3 {
-            actions.extend([
-                Action::Renew(place),
-                Action::Replicate(place),
-                Action::Confirm(place),
-                Action::Force(place),
-            ]);
-            actions.extend([Action::TakeOver(place), Action::ComeBack(place), Action::Sync(place)]);
+        for (place, server) in state.servers.iter().enumerate() {
+            match server {
+                Server::Master(master) => {
+                    actions.extend([Action::Renew(place), Action::Force(place), Action::ComeBack(place)]);
+                    actions.extend((0..2).map(|owner| Action::Move(owner, place)));
+                    actions.extend(master.asked.iter().map(|asked| Action::Answer(place, asked.owner)));
+                }
+                Server::Follower { .. } => {
+                    actions.extend([Action::Replicate(place), Action::Confirm(place), Action::TakeOver(place)]);
+                }
+                Server::Behind => actions.push(Action::Sync(place)),
+            }
         }
         actions.extend([Action::Cut, Action::Heal, Action::Tick]);
     }
@@ -209,6 +215,7 @@ impl Model for Rules {
         let mut state = before.clone();
         self.act(&mut state, action)?;
         state.forget();
+        let state = state.canonical();
         (state != *before).then_some(state)
     }
 
@@ -593,5 +600,40 @@ impl State {
         tokens.sort_unstable();
         tokens.dedup();
         self.each_token(|token| *token = tokens.iter().position(|it| it == token).unwrap_or(0) as u8);
+    }
+
+    /// The same state with servers and owners numbered by their state: two servers, or both owners, may change places.
+    fn canonical(self) -> Self {
+        let swapped = self.clone().with_owners_swapped().with_servers_sorted();
+        self.with_servers_sorted().min(swapped)
+    }
+
+    fn with_owners_swapped(mut self) -> Self {
+        self.beliefs.swap(0, 1);
+        self.at.swap(0, 1);
+        self.each_owner(|owner| *owner = 1 - *owner);
+        self
+    }
+
+    fn with_servers_sorted(mut self) -> Self {
+        let mut order = [0, 1, 2];
+        order.sort_by_key(|&place| (&self.servers[place], place == self.master, self.at.map(|at| at == place)));
+        let number = |place: Place| order.iter().position(|it| *it == place).unwrap_or(place);
+        (self.master, self.at) = (number(self.master), self.at.map(number));
+        self.servers = order.map(|place| std::mem::replace(&mut self.servers[place], Server::Behind));
+        self
+    }
+
+    fn each_owner(&mut self, mut each: impl FnMut(&mut Owner)) {
+        for server in &mut self.servers {
+            match server {
+                Server::Master(master) => {
+                    master.log.iter_mut().flatten().for_each(|hold| each(&mut hold.owner));
+                    master.asked.iter_mut().for_each(|asked| each(&mut asked.owner));
+                }
+                Server::Follower { data, .. } => data.iter_mut().for_each(|hold| each(&mut hold.owner)),
+                Server::Behind => {}
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::Locks;
 use crate::lock::serve::{Sight, View, WaitEnd};
 use crate::lock::{Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 /// The value of a key.
 #[derive(Clone, Debug)]

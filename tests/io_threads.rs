@@ -7,13 +7,14 @@ use std::thread;
 use redis::Value;
 use support::{Over, Raw, Server, resp};
 
-use crate::lines::{Commands, Reply, SOON, arrives};
+use crate::lines::{Commands, Reply, SOON, arrives, setting};
 
 /// Concurrent clients, each with its own lock.
 const CLIENTS: usize = 6;
-/// Grants that each client reads. Before version 8, a server's I/O threads send only while its main thread waits for them.
-const ROUNDS: usize = 100;
-const ROUNDS_BEFORE_8: usize = 10;
+/// Grants that each client reads, unless `HOLDFAST_ROUNDS` names another number. Before version 8, a server's I/O threads send
+/// only while its main thread waits for them.
+const ROUNDS: u64 = 100;
+const ROUNDS_BEFORE_8: u64 = 10;
 /// Connections that keep the server busy, so that an iteration does not end as soon as a reply has been sent.
 const BUSY: usize = 2;
 
@@ -55,13 +56,13 @@ impl Client {
     }
 }
 
-fn rounds(server: &Server) -> usize {
-    if server.version().major < 8 { ROUNDS_BEFORE_8 } else { ROUNDS }
+fn rounds(server: &Server) -> u64 {
+    if server.version().major < 8 { ROUNDS_BEFORE_8 } else { setting("HOLDFAST_ROUNDS", ROUNDS) }
 }
 
 /// Each client uses each of its grants at once; `is_refused` does so over its other connection, and says whether that was
 /// refused. Returns the number of refusals.
-fn refusals(server: &Server, rounds: usize, is_refused: impl Fn(&mut Client, i64) -> bool + Sync) -> usize {
+fn refusals(server: &Server, rounds: u64, is_refused: impl Fn(&mut Client, i64) -> bool + Sync) -> usize {
     let (refused, over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let pings = vec!["PING".to_owned(); 100];
     thread::scope(|scope| {

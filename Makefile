@@ -33,7 +33,7 @@ conformance: install ## Runs every scenario of the client specification against 
 simulate: install ## Seeded runs of the module on a server in memory, checked after each event-loop iteration (SEED=n: from this one on; MINUTES=n, RUNS=n)
 	@cargo run --profile simulation --locked -q -p simulator --bin simulate -- --seed $(or $(SEED),1) $(if $(RUNS),--runs $(RUNS),--minutes $(or $(MINUTES),1))
 
-lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
+lint: install ## Formatting, clippy, documentation, cycles among modules, linters of the clients: no warning passes
 	scripts/timing
 	$$(scripts/python) scripts/prose
 	tests/skips.py --test

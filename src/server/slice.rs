@@ -17,8 +17,6 @@ const READ: u64 = 1;
 const WRITE: u64 = 3;
 /// Units for ending a request of a blocked client: the server composes and writes a reply.
 const ANSWER: u64 = 7;
-/// Units for ending a request of a session: the module queues an event, which is sent together with others.
-const EVENT: u64 = 1;
 /// How many fields or holders are read, deleted or freed in one unit.
 const FIELDS: usize = 4;
 
@@ -35,11 +33,6 @@ pub fn count_write() {
 /// Counts the end of a blocked client's request.
 pub fn count_answer() {
     count(ANSWER);
-}
-
-/// Counts the end of a session's request.
-pub fn count_event() {
-    count(EVENT);
 }
 
 /// Counts the keys of a request that leaves their queues.

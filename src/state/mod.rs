@@ -144,10 +144,7 @@ impl State {
                 let Requester { ticket, block, .. } = request.requester;
                 self.pending.end(ticket, pending::End { outcome, at: now, block })
             }
-            pending::OnBehalf::Session => {
-                slice::count_event();
-                self.notify_outcome(request, outcome, now)
-            }
+            pending::OnBehalf::Session => self.notify_outcome(request, outcome, now),
         };
         let Err(Outcome::Granted(_, grant)) = ended else { return None };
         self.revoke(grant);

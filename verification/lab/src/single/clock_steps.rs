@@ -91,7 +91,6 @@ struct StateBefore {
     waits_a_second_id: i64,
     /// BLPOP with the same timeout.
     pops: Raw,
-    /// Holds `watched`, with a watchdog.
     /// A session: `bound` is bound to it, and a request waits for `awaited` on its behalf.
     session: Raw,
     begun: Instant,
@@ -162,8 +161,9 @@ impl Bench {
         waits_a_second.send(&[b"LOCK.ACQUIRE", b"long", b"b", b"WAIT", b"1000"])?;
         let pops = self.send("BLPOP nothing 1")?;
         let begun = Instant::now();
-        support::until(AT_ONCE, "four clients wait", || {
-            self.server.info("clients", "blocked_clients").as_deref() == Some("4")
+        // The fifth is the session that reads its events, without which the server would not renew `watched`.
+        support::until(AT_ONCE, "four clients wait, and a session for its events", || {
+            self.server.info("clients", "blocked_clients").as_deref() == Some("5")
         });
         Ok(StateBefore { token, waits, waits_for_a_permit, waits_a_second, waits_a_second_id, pops, session, begun })
     }

@@ -2,11 +2,14 @@
 //! it grants no lock, whatever ended the hold before and however a client waits. The waiters get the locks at the new primary.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, Value, cmd};
+use support::resp;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::bound;
@@ -24,6 +27,8 @@ use crate::trio::{Demotion, Setting, Trio};
 const LEASE: u64 = 10_000;
 /// The lease of watched locks, which expire soon after the last renewal.
 const WATCHED: u64 = 3_000;
+/// How long one read of the holders' events waits: so much later, at the latest, their session ends after they are dropped.
+const READ_MS: u64 = 100;
 /// A lease that does not end during the test.
 const LONG: u64 = 300_000;
 /// Longer than anything here takes.
@@ -111,8 +116,8 @@ impl Results {
         }
         self.refused_after = self.refused_after.max(Duration::from_micros(now() - injected));
         let before = Written::of(&mut at_old)?;
-        for key in keys.iter().filter(|key| !key.contains("watchdog")) {
-            if say(&mut at_old, &format!("EXISTS {key}"))? != Value::Int(1) {
+        for key in &keys {
+            if say(&mut at_old, &format!("HEXISTS {key} holder"))? != Value::Int(1) {
                 return Err(LabError(format!("{key} ended before the master refused writes, so nothing was tested")));
             }
         }
@@ -292,37 +297,56 @@ impl Written {
     }
 }
 
-/// The holders of the locks. Dropping it disconnects them.
+/// The holders of the locks: one session. Dropping it disconnects them.
 struct Holders {
+    /// For requests on behalf of the session, whose own connection is blocked most of the time.
     connection: Connection,
+    is_dropped: Arc<AtomicBool>,
+    /// Reads the session's events and has its connection.
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Holders {
     fn take(trio: &Trio, keys: &[String]) -> Result<Holders> {
         let mut connection = trio.master()?;
-        say(&mut connection, "LOCK.SESSION")?;
+        let mut session = trio.master()?;
+        let id = resp::session_id(&say(&mut session, "LOCK.SESSION")?)?;
+        let is_dropped = Arc::new(AtomicBool::new(false));
+        let reader = thread::spawn({
+            let is_dropped = Arc::clone(&is_dropped);
+            let read = format!("LOCK.EVENTS WAIT {READ_MS}");
+            // The server renews watched holds only for a session that reads.
+            move || while !is_dropped.load(Ordering::Relaxed) && say(&mut session, &read).is_ok() {}
+        });
         for key in keys {
             let how = match key.split(':').nth(1) {
                 Some("watchdog") => format!("LEASE {WATCHED} WATCHDOG"),
                 Some("disconnect") => format!("LEASE {LEASE} EPHEMERAL"),
                 _ => format!("LEASE {LEASE}"),
             };
-            match say(&mut connection, &format!("LOCK.ACQUIRE {key} holder {how}"))? {
+            match say(&mut connection, &format!("LOCK.ACQUIRE {key} holder {how} SESSION {id}"))? {
                 Value::Int(_) => {}
                 other => return Err(LabError(format!("{key} was free, yet: {other:?}"))),
             }
         }
-        Ok(Holders { connection })
+        Ok(Holders { connection, is_dropped, reader: Some(reader) })
     }
 
-    /// Renews their leases, because programs need a while to start.
+    /// Renews the leases that the server does not renew, because programs need a while to start.
     fn renew(&mut self, keys: &[String]) -> Result<()> {
-        say(&mut self.connection, "LOCK.EVENTS")?;
-        for key in keys {
-            let lease = if key.contains("watchdog") { WATCHED } else { LEASE };
-            say(&mut self.connection, &format!("LOCK.RENEW {key} holder LEASE {lease}"))?;
+        for key in keys.iter().filter(|key| !key.contains("watchdog")) {
+            say(&mut self.connection, &format!("LOCK.RENEW {key} holder LEASE {LEASE}"))?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Holders {
+    fn drop(&mut self) {
+        self.is_dropped.store(true, Ordering::Relaxed);
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
     }
 }
 

@@ -5,11 +5,11 @@ use std::sync::LazyLock;
 
 use crate::clock::now;
 
-static CONTENTION: LazyLock<bool> = LazyLock::new(|| env::var_os("LAB_TRACE").is_some());
+static IS_ENABLED: LazyLock<bool> = LazyLock::new(|| env::var_os("LAB_TRACE").is_some());
 
 /// Prints a line with the time, if tracing is enabled.
 pub fn trace(line: impl FnOnce() -> String) {
-    if *CONTENTION {
+    if *IS_ENABLED {
         eprintln!("{} {}", now(), line());
     }
 }

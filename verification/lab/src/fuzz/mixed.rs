@@ -195,8 +195,10 @@ impl Player {
         Ok(Session { raw, name: self.name(), id, client, is_of_user, asked: None })
     }
 
+    /// A session that blocks in its own requests, which may have `WATCHDOG`, and reads no events.
     fn blocker(&mut self) -> io::Result<Blocker> {
         let mut raw = connect(self.address, false)?;
+        ask(&mut raw, "LOCK.SESSION")?;
         let client = resp::int(&ask(&mut raw, "CLIENT ID")?)?;
         Ok(Blocker { raw, name: self.name(), client, waits: None })
     }
@@ -451,7 +453,7 @@ impl Player {
             (PendingCall::Return(number), left) => {
                 self.ledger.released(number, std::slice::from_ref(left), self.step)?
             }
-            (PendingCall::Cancel(number), Value::Int(0 | 1)) => self.ledger.over(number, self.step),
+            (PendingCall::Cancel(number), _) if is_over(reply) => self.ledger.over(number, self.step),
             (PendingCall::Refused(code), _) if error.starts_with(code) => {}
             (PendingCall::Any, _) if error.is_empty() => {}
             (PendingCall::Cancel(number), _) => {
@@ -602,6 +604,14 @@ impl LockState {
             holders: holders.iter().map(|holder| (text(&field(holder, "owner")), token(holder))).collect(),
             waiters: owners(waiters),
         }
+    }
+}
+
+/// Whether a `RELEASE … ALL` leaves nothing of any key: it has ended something, or there was nothing.
+fn is_over(reply: &Value) -> bool {
+    match reply {
+        Value::Array(keys) => keys.iter().all(is_over),
+        reply => matches!(reply, Value::Int(1) | Value::Nil),
     }
 }
 

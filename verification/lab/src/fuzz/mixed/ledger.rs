@@ -24,6 +24,8 @@ pub struct LockRequest {
     pub token: Option<i64>,
     /// Its reply was `WAITING`, and no event came since.
     pub waits: bool,
+    /// An event told its outcome.
+    pub told: bool,
     /// `CLIENT UNBLOCK` was sent. A grant at the same time is revoked shortly after its reply.
     pub unblocked: bool,
     /// `LOCK.RELEASE` or `LOCK.MRELEASE` with `ALL` was sent.
@@ -136,10 +138,11 @@ impl Ledger {
         if ask.session != Some(session) {
             return wrong(ask, "sent to another session");
         }
-        if ask.cancelled && ask.over.is_some_and(|over| asked > over) {
-            return wrong(ask, "sent after the reply to RELEASE … ALL");
-        }
         let kind = text(kind);
+        // (What had happened before is still reported, and that the request was withdrawn.)
+        if kind == "granted" && ask.cancelled && ask.over.is_some_and(|over| asked > over) {
+            return wrong(ask, "granted after the reply to RELEASE … ALL");
+        }
         if kind == "lost" {
             let Value::Array(keys) = keys else { return wrong(ask, "without keys") };
             let first = keys.iter().all(|key| ask.lost.insert(text(key)));
@@ -150,9 +153,9 @@ impl Ledger {
                 _ => Ok(()),
             };
         }
-        // A cancellation with a reply may have coincided with an event.
+        // The outcome of a withdrawn request may be read after the reply to the withdrawal.
         let on_its_way = ask.cancelled && ask.over.is_some();
-        if !std::mem::take(&mut ask.waits) && !on_its_way {
+        if std::mem::replace(&mut ask.told, true) || !std::mem::take(&mut ask.waits) && !on_its_way {
             return wrong(ask, "a second outcome");
         }
         match (kind.as_str(), token) {
@@ -186,7 +189,7 @@ impl Ledger {
     /// An owner has the replies to its releases, key by key.
     pub fn released(&mut self, number: usize, left: &[Value], at: Step) -> Result<(), String> {
         let ask = &mut self.requests[number];
-        ask.released = left.iter().all(|left| *left == Value::Int(0));
+        ask.released = left.iter().all(|left| *left == Value::Int(1));
         if !(ask.released || ask.may_be_lost || ask.cancelled) {
             return Err(format!("w{number} released its holds, and got {left:?}: {ask:?}"));
         }
@@ -283,14 +286,24 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_request_gets_no_more_events() {
+    fn cancelled_request_is_not_granted_afterwards() {
         let mut ledger = waiting();
         ledger.get(0).cancelled = true;
         ledger.over(0, 5);
-        assert!(ledger.event(1, &event("granted", "w0", Value::Int(11)), (4, 6)).is_ok(), "the event was already sent");
         assert!(ledger.event(1, &event("granted", "w0", Value::Int(11)), (6, 7)).is_err());
+        assert!(ledger.event(1, &event("granted", "w0", Value::Int(11)), (4, 6)).is_ok(), "the event was already sent");
+        assert!(ledger.event(1, &event("refused", "w0", Value::Nil), (6, 7)).is_err(), "a second outcome");
         assert!(ledger.check("k", &seen(1, &[], &["w0"])).is_err());
         assert!(ledger.check("k", &seen(1, &[("w0", 11)], &[])).is_err());
+    }
+
+    #[test]
+    fn withdrawn_request_is_told_once() {
+        let mut ledger = waiting();
+        ledger.get(0).cancelled = true;
+        ledger.over(0, 5);
+        assert!(ledger.event(1, &event("refused", "w0", Value::Nil), (6, 7)).is_ok());
+        assert!(ledger.event(1, &event("refused", "w0", Value::Nil), (6, 7)).is_err(), "twice");
     }
 
     #[test]

@@ -141,7 +141,7 @@ async fn block(shared: Arc<Shared>, mut line: MultiplexedConnection, seed: u64) 
                 let release: RedisResult<Option<u64>> =
                     cmd("LOCK.RELEASE").arg(key(number)).arg(&owner).query_async(&mut line).await;
                 match release {
-                    Ok(Some(0)) => {}
+                    Ok(Some(1)) => {}
                     other => shared.failed(&format!("release: {other:?}")),
                 }
             }

@@ -39,7 +39,7 @@ pub enum Event {
     },
 }
 
-/// Sends the events to whoever reads them.
+/// The channel of a client.
 pub(crate) fn sender() -> broadcast::Sender<Event> {
     broadcast::Sender::new(BUFFERED)
 }

@@ -22,10 +22,8 @@ pub struct LockRequest {
     pub floor: i64,
     /// Its token, once it was received.
     pub token: Option<i64>,
-    /// Its reply was `WAITING`, and no event came since.
+    /// Its reply was `WAITING`, and the event of its outcome has not been read, also if it was withdrawn since.
     pub waits: bool,
-    /// An event told its outcome.
-    pub told: bool,
     /// `CLIENT UNBLOCK` was sent. A grant at the same time is revoked shortly after its reply.
     pub unblocked: bool,
     /// `LOCK.RELEASE` or `LOCK.MRELEASE` with `ALL` was sent.
@@ -83,7 +81,7 @@ impl Ledger {
     pub fn over(&mut self, number: usize, at: Step) {
         let ask = &mut self.requests[number];
         ask.over = ask.over.or(Some(at));
-        ask.waits = false;
+        ask.waits &= ask.cancelled;
         self.live.remove(&number);
     }
 
@@ -153,9 +151,7 @@ impl Ledger {
                 _ => Ok(()),
             };
         }
-        // The outcome of a withdrawn request may be read after the reply to the withdrawal.
-        let on_its_way = ask.cancelled && ask.over.is_some();
-        if std::mem::replace(&mut ask.told, true) || !std::mem::take(&mut ask.waits) && !on_its_way {
+        if !std::mem::take(&mut ask.waits) {
             return wrong(ask, "a second outcome");
         }
         match (kind.as_str(), token) {
@@ -228,8 +224,7 @@ impl Ledger {
 
     /// A request of a session whose outcome is missing.
     pub fn without_outcome(&self, session: u64) -> Option<usize> {
-        let waits = |number: &&usize| self.requests[**number].waits && self.requests[**number].session == Some(session);
-        self.live.iter().find(waits).copied()
+        self.requests.iter().position(|ask| ask.waits && ask.session == Some(session))
     }
 }
 
@@ -298,10 +293,11 @@ mod tests {
     }
 
     #[test]
-    fn withdrawn_request_is_told_once() {
+    fn withdrawn_request_has_one_outcome() {
         let mut ledger = waiting();
         ledger.get(0).cancelled = true;
         ledger.over(0, 5);
+        assert_eq!(ledger.without_outcome(1), Some(0));
         assert!(ledger.event(1, &event("refused", "w0", Value::Nil), (6, 7)).is_ok());
         assert!(ledger.event(1, &event("refused", "w0", Value::Nil), (6, 7)).is_err(), "twice");
     }

@@ -1075,7 +1075,7 @@ def test_server_that_accepts_and_closes_is_tried_one_connection_at_a_time(kind, 
         with pytest.raises(holdfast.NotAcquiredError):
             opened.lock(f"k{number}").acquire(3)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1000)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -131,10 +131,10 @@ proptest! {
     }
 }
 
-/// A list of the owner's waits that is copied as a whole would take a minute instead of a second.
+/// A list of the owner's waits that is copied as a whole would take minutes instead of a second.
 #[test]
 fn many_waits_of_one_owner_cost_as_much_as_of_many_owners() {
-    const WAITS: u32 = 200_000;
+    const WAITS: u32 = 400_000;
     let mut queue = Queue::default();
     let ids: Vec<WaiterId> = (0..WAITS)
         .map(|number| queue.join(b"actor##1".as_slice().into(), vec![key(number)], demand(1), 0, None, ()))

@@ -417,8 +417,8 @@ fn intervals_find_faults_that_violate_their_rules() {
 
 /// The search is bounded: an exponential one would not end.
 #[test]
-fn five_thousand_operations_are_checked() {
-    let plan = Plan { seed: 1, operations: 5_000, processes: 12, keys: 6, spread: 30, fault: Fault::None };
+fn twenty_thousand_operations_are_checked() {
+    let plan = Plan { seed: 1, operations: 20_000, processes: 12, keys: 6, spread: 30, fault: Fault::None };
     let (seen, _) = history(plan);
     for checked in [check(&seen), intervals::check(&seen)] {
         if let Err(violation) = checked {

@@ -89,7 +89,7 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
         }
         known.is_some() || is_bound || state.is_contended(db, name)
     });
-    if is_noted == Some(false) || ctx.flags().role() != Role::Master {
+    if is_noted == Some(false) || ctx.flags().role() != Role::Primary {
         return;
     }
     // A key that is not in the holder cache has at most one holder.
@@ -408,7 +408,7 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
     let overdue = overdue.filter(|at| *at < *now);
     let at_once = (!is_clean).then_some(timer::THIS_ITERATION);
     // A replica closes no session.
-    let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Master);
+    let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Primary);
     let confirming = (!state.confirmations.is_empty()).then(|| now.saturating_add(1));
     let work = earliest([state.next_work(), confirming, silence, overdue, at_once]);
     let is_due = |at: &Millis| *at <= now.saturating_add(1);

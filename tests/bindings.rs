@@ -508,19 +508,19 @@ fn withdrawn_waiter_binds_nothing() {
 
 #[test]
 fn promoted_replica_has_no_bindings() {
-    let (master, replica) = (Server::start(), Server::start());
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let mut holder = Watched::over(master.raw(), &master);
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let mut holder = Watched::over(primary.raw(), &primary);
     let token = holder.run("LOCK.ACQUIRE key owner LEASE 2000 WATCHDOG EPHEMERAL").token();
-    master.wait_for_replica(&replica);
+    primary.wait_for_replica(&replica);
     let mut viewer = replica.raw();
     replica.replica_of_no_one();
     assert_eq!(binding(&mut viewer, "key", "owner"), (None, false, false));
     assert_eq!(holders(&mut viewer, "key")["owner"].field("token").int(), token);
     let id = holder.client_id();
     holder.close();
-    until_gone(&mut master.raw(), id);
+    until_gone(&mut primary.raw(), id);
     runs_out(&mut viewer, "key");
 }
 
@@ -678,15 +678,15 @@ fn expired_queued_grant_is_not_bound() {
 
 #[test]
 fn renewals_replicate_as_absolute_deadlines() {
-    let master = Server::start();
+    let primary = Server::start();
     let replica = Server::builder().without_module().start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let (holder, mut monitor) = (master.raw(), replica.raw());
-    let mut holder = Watched::over(holder, &master);
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let (holder, mut monitor) = (primary.raw(), replica.raw());
+    let mut holder = Watched::over(holder, &primary);
     holder.run("LOCK.ACQUIRE key owner LEASE 3000 WATCHDOG").token();
     holder.run("LOCK.ACQUIRE permit owner LEASE 3000 LIMIT 3 WATCHDOG").token();
-    master.wait_for_replica(&replica);
+    primary.wait_for_replica(&replica);
     assert_eq!(monitor.run("MONITOR"), Value::Okay);
     let mut renewed = [0, 0];
     let (begin, end) = (now(), Instant::now() + SOON);
@@ -707,7 +707,7 @@ fn renewals_replicate_as_absolute_deadlines() {
         }
     }
     let mut copy = replica.raw();
-    until(SOON, "master and replica have the same deadline", || {
+    until(SOON, "primary and replica have the same deadline", || {
         deadline(&mut holder, "key") == deadline(&mut copy, "key")
     });
 }

@@ -60,61 +60,61 @@ fn wait_until_module_sees_no_replicas() {
 #[test]
 fn replica_that_connects_under_load_misses_nothing() {
     for diskless in ["yes", "no"] {
-        let master = Server::builder().arg("repl-diskless-sync", diskless).arg("repl-diskless-sync-delay", "0").start();
+        let primary = Server::builder().arg("repl-diskless-sync", diskless).arg("repl-diskless-sync-delay", "0").start();
         wait_until_module_sees_no_replicas();
         let replica = Server::builder().without_module().start();
-        let steps = under_load(&master, || {
-            replica.replica_of(&master);
-            master.wait_replica_online();
+        let steps = under_load(&primary, || {
+            replica.replica_of(&primary);
+            primary.wait_replica_online();
         });
-        until(SOON, "the replica has the master's data", || digest(&master) == digest(&replica));
+        until(SOON, "the replica has the primary's data", || digest(&primary) == digest(&replica));
         assert!(steps > 0);
     }
 }
 
 #[test]
 fn replica_that_reconnects_repeatedly_misses_nothing() {
-    let master = Server::builder()
+    let primary = Server::builder()
         .arg("repl-diskless-sync-delay", "0")
         // The primary has no replica in between, so the next one gets a full copy.
         .arg("repl-backlog-ttl", "1")
         .start();
     let replica = Server::builder().without_module().start();
-    under_load(&master, || {
+    under_load(&primary, || {
         for _ in 0..3 {
-            replica.replica_of(&master);
-            master.wait_replica_online();
+            replica.replica_of(&primary);
+            primary.wait_replica_online();
             replica.replica_of_no_one();
             until(SOON, "the backlog is freed", || {
-                master.info("replication", "repl_backlog_active").as_deref() == Some("0")
+                primary.info("replication", "repl_backlog_active").as_deref() == Some("0")
             });
             wait_until_module_sees_no_replicas();
         }
-        replica.replica_of(&master);
-        master.wait_replica_online();
+        replica.replica_of(&primary);
+        primary.wait_replica_online();
     });
-    until(SOON, "the replica has the master's data", || digest(&master) == digest(&replica));
+    until(SOON, "the replica has the primary's data", || digest(&primary) == digest(&replica));
 }
 
 #[test]
 fn briefly_disconnected_replica_misses_nothing() {
-    let master = Server::start();
+    let primary = Server::start();
     let replica = Server::builder().without_module().start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    under_load(&master, || {
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    under_load(&primary, || {
         for _ in 0..5 {
             let _: () = redis::cmd("CLIENT")
                 .arg("KILL")
                 .arg("TYPE")
                 .arg("replica")
-                .query(&mut master.connect())
+                .query(&mut primary.connect())
                 .expect("killed");
             wait_until_module_sees_no_replicas();
-            master.wait_replica_online();
+            primary.wait_replica_online();
         }
     });
-    until(SOON, "the replica has the master's data", || digest(&master) == digest(&replica));
+    until(SOON, "the replica has the primary's data", || digest(&primary) == digest(&replica));
 }
 
 #[test]

@@ -182,17 +182,17 @@ fn tokens_increase_after_restart_from_rdb_file() {
 
 #[test]
 fn tokens_increase_after_failover() {
-    let [master, replica] = [Server::start(), Server::start()];
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let last = attack(&mut master.raw());
-    master.wait_for_replica(&replica);
+    let [primary, replica] = [Server::start(), Server::start()];
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let last = attack(&mut primary.raw());
+    primary.wait_for_replica(&replica);
     let mut connection = replica.raw();
     // The module on the replica reads the locks too, without deciding.
     for index in 0..3 {
         connection.run(&format!("LOCK.INFO app:stays{index}"));
     }
-    drop(master);
+    drop(primary);
     replica.replica_of_no_one();
     tokens_continue(&mut connection, last);
 }
@@ -205,23 +205,23 @@ const FARTHEST: [&str; 2] = ["9223372036854775806", "9223372036854775807"];
 /// A primary and a replica that exit if their data differ, and a log from which the primary restarts.
 fn strict() -> [Server; 2] {
     let strict = || Server::builder().arg("propagation-error-behavior", "panic");
-    let [master, replica] =
+    let [primary, replica] =
         [strict().arg("appendonly", "yes").arg("appendfsync", "always"), strict()].map(|it| it.start());
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    [master, replica]
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    [primary, replica]
 }
 
 /// Primary, replica and append-only file have the same locks, as data and as the module reads them.
 #[track_caller]
-fn assert_same_locks([master, replica]: &mut [Server; 2]) {
-    let before = shown(master);
-    master.wait_for_replica(replica);
+fn assert_same_locks([primary, replica]: &mut [Server; 2]) {
+    let before = shown(primary);
+    primary.wait_for_replica(replica);
     assert_eq!(shown(replica), before, "the replica");
     assert!(!replica.ended() && !replica.log().contains("CRITICAL"), "{}", replica.log());
-    master.kill9();
-    master.restart();
-    assert_eq!(shown(master), before, "the append-only file");
+    primary.kill9();
+    primary.restart();
+    assert_eq!(shown(primary), before, "the append-only file");
 }
 
 /// The contents, and the owner, hold count and token of each hold.
@@ -474,7 +474,7 @@ fn grant_removes_the_expiry_of_its_fields() {
     }
     assert_same_locks(&mut servers);
     for server in &servers {
-        assert_eq!(expiring(&mut server.raw()), 0, "master, replica and log have no field expiry");
+        assert_eq!(expiring(&mut server.raw()), 0, "primary, replica and log have no field expiry");
     }
 }
 

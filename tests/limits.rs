@@ -607,19 +607,19 @@ fn holders_survive_unloading_and_loading_the_module() {
 
 #[test]
 fn holders_are_replicated_to_a_server_without_the_module() {
-    let master = Server::start();
+    let primary = Server::start();
     let replica = Server::builder().without_module().start();
-    let mut connection = master.raw();
+    let mut connection = primary.raw();
     connection.run("LOCK.ACQUIRE early one LEASE 600000 SHARED").token();
-    replica.replica_of(&master);
-    master.wait_replica_online();
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
     acquire_some(&mut connection);
     connection.run("LOCK.RENEW early one LEASE 700000").token();
     connection.run("LOCK.ACQUIRE early two LEASE 900000 LIMIT 2").token();
     connection.run("LOCK.ACQUIRE brief one LEASE 30 LIMIT 2").token();
     connection.run("LOCK.ACQUIRE brief two LEASE 600000 LIMIT 2").token();
     connection.run("LOCK.ACQUIRE brief three LEASE 600000 LIMIT 2 WAIT 0").token();
-    master.wait_for_replica(&replica);
+    primary.wait_for_replica(&replica);
     let mut copy = replica.raw();
     assert_eq!(contents(&mut copy), contents(&mut connection));
     for key in ["early", "brief"] {
@@ -634,18 +634,18 @@ fn holders_are_replicated_to_a_server_without_the_module() {
 
 #[test]
 fn promoted_replica_with_module_continues() {
-    let (master, replica) = (Server::start(), Server::start());
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let mut connection = master.raw();
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let mut connection = primary.raw();
     acquire_some(&mut connection);
-    master.wait_for_replica(&replica);
+    primary.wait_for_replica(&replica);
     // The module must not remember what it computes for requests while the server is a replica.
     let mut copy = replica.raw();
     copy.run("LOCK.INFO permits");
     connection.run("LOCK.RELEASE permits two").int();
     connection.run("LOCK.ACQUIRE permits two LIMIT 3").token();
-    master.wait_for_replica(&replica);
+    primary.wait_for_replica(&replica);
     replica.replica_of_no_one();
     assert_continues(&mut copy, &mut replica.raw());
 }

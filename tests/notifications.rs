@@ -222,11 +222,11 @@ fn cluster_publishes_to_shard_channel() {
 
 #[test]
 fn subscribers_of_a_replica_receive_replicated_releases() {
-    let master = Server::start();
+    let primary = Server::start();
     let replica = Server::builder().without_module().start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let mut raw = master.raw();
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let mut raw = primary.raw();
     let mut listener = Listener::new(&replica, "redisson_lock__channel:*");
     // By default, subscribers of `PUBLISH` get it.
     token(&raw.call(&[b"LOCK.ACQUIRE", b"undelivered", b"me"]));
@@ -238,7 +238,7 @@ fn subscribers_of_a_replica_receive_replicated_releases() {
         raw.call(&[b"LOCK.RELEASE", key, b"me"]);
         assert_eq!(listener.heard(&mut raw), [(lua::channel(key), b"0".to_vec())]);
     }
-    let mut here = Listener::new(&master, "redisson_lock__channel:*");
+    let mut here = Listener::new(&primary, "redisson_lock__channel:*");
     token(&raw.call(&[b"LOCK.ACQUIRE", b"k", b"me"]));
     raw.call(&[b"LOCK.RELEASE", b"k", b"me"]);
     assert_eq!(here.heard(&mut raw), [(lua::channel(b"k"), b"0".to_vec())]);

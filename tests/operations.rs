@@ -43,16 +43,16 @@ fn module_is_loaded_into_running_server() {
 
 #[test]
 fn upgrade_starts_with_replica() {
-    let master = Server::start();
-    if master.is_container() {
+    let primary = Server::start();
+    if primary.is_container() {
         return skip("a server in a container has no replica here");
     }
     let replica = Server::start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
     let held =
         "```console alice\n127.0.0.1:6379> LOCK.ACQUIRE printer alice LEASE 600000\n(integer) 1763632800000000\n```\n";
-    console::run(&format!("{held}{}", chapter("Upgrade")), &[&master, &replica]);
+    console::run(&format!("{held}{}", chapter("Upgrade")), &[&primary, &replica]);
 }
 
 #[test]

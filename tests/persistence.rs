@@ -316,20 +316,20 @@ fn without_module(dir: &Path, appendonly: &str) -> Server {
 
 #[test]
 fn replica_without_module_follows() {
-    let master = Server::start();
-    let mut raw = master.raw();
+    let primary = Server::start();
+    let mut raw = primary.raw();
     // Some before the replica connects, and some afterwards.
     make_locks(&mut raw);
     let replica = Server::builder().without_module().start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
     let mut random = Random::new();
     let mut last = Contents::read(&mut raw);
     for _ in 0..20 {
         for _ in 0..100 {
             raw.call(&random_request(&mut random).iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
-        master.wait_for_replica(&replica);
+        primary.wait_for_replica(&replica);
         let now = Contents::read(&mut raw);
         assert_ne!(now, last, "the requests change something");
         assert_eq!(Contents::read(&mut replica.raw()), now);
@@ -359,14 +359,14 @@ fn random_request(random: &mut Random) -> Vec<Bytes> {
 
 #[test]
 fn promoted_replica_with_module_has_the_locks() {
-    let master = Server::start();
+    let primary = Server::start();
     let replica = Server::start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let mut raw = master.raw();
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let mut raw = primary.raw();
     make_locks(&mut raw);
     let newest = ask_token(&mut raw, "LOCK.ACQUIRE newest me LEASE 1000000");
-    master.wait_for_replica(&replica);
+    primary.wait_for_replica(&replica);
     let mut follower = replica.raw();
     assert_eq!(Contents::read(&mut follower), Contents::read(&mut raw));
     assert_eq!(infos(&mut follower), infos(&mut raw));

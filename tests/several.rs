@@ -432,11 +432,11 @@ fn wait_is_ignored_where_nothing_blocks() {
 
 #[test]
 fn macquire_is_one_transaction_on_replica() {
-    let master = Server::start();
+    let primary = Server::start();
     let replica = Server::builder().without_module().start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let (mut connection, mut monitor) = (master.raw(), replica.raw());
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let (mut connection, mut monitor) = (primary.raw(), replica.raw());
     assert_eq!(monitor.run("MONITOR"), Value::Okay);
     connection.run("LOCK.MACQUIRE 2 a b owner").token();
     let mut names: Vec<String> = Vec::new();

@@ -131,10 +131,10 @@ fn release_all_ends_hold_of_stale_request() {
 #[test]
 fn release_all_during_confirmation_returns_unconfirmed() {
     let group = Group::of(1);
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     group.stop_replicas();
     let mut waiter = group.waits("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
-    let mut session = Session::open(&group.master);
+    let mut session = Session::open(&group.primary);
     assert_eq!(session.request(&mut client, "LOCK.ACQUIRE other owner REPLICAS 1"), waiting());
     for key in ["key", "other"] {
         assert_eq!(client.run(&format!("LOCK.RELEASE {key} owner ALL")), Value::Int(1));
@@ -154,7 +154,7 @@ fn request_queues_behind_unconfirmed_one_of_its_owner() {
         if !is_confirmed {
             group.wait_for_replicas(1000);
         }
-        let mut client = group.master.raw();
+        let mut client = group.primary.raw();
         group.stop_replicas();
         let mut first = group.waits("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
         let refused = client.run("LOCK.ACQUIRE key owner").error();
@@ -178,7 +178,7 @@ fn request_queues_behind_unconfirmed_one_of_its_owner() {
 #[test]
 fn last_release_is_not_refused_during_confirmation() {
     let group = Group::of(1);
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     let token = client.get_token("LOCK.ACQUIRE key owner LEASE 600000");
     client.get_token("LOCK.ACQUIRE key owner");
     client.get_token("LOCK.ACQUIRE once owner LEASE 600000");

@@ -39,7 +39,7 @@ struct Row {
     /// From the request to the confirmation.
     p50_us: Spread,
     p99_us: Spread,
-    /// Microseconds of the master's main thread for a grant and its release.
+    /// Microseconds of the primary's main thread for a grant and its release.
     cpu_us: Spread,
     p50_over_wait: Option<Spread>,
 }
@@ -70,15 +70,15 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
 }
 
 fn measure(scale: &Scale, program: &Program, clients: usize) -> Result<Vec<Row>> {
-    let mut master = Running::start(program, With::Module)?;
-    let _replica = master.start_replica(program)?;
-    let mut participants = participants(&mut master)?;
-    let mut connections = (0..clients).map(|_| Client::connect(master.port())).collect::<Result<Vec<_>>>()?;
+    let mut primary = Running::start(program, With::Module)?;
+    let _replica = primary.start_replica(program)?;
+    let mut participants = participants(&mut primary)?;
+    let mut connections = (0..clients).map(|_| Client::connect(primary.port())).collect::<Result<Vec<_>>>()?;
     for round in 0..scale.replica_rounds {
         for turn in 0..participants.len() {
             let turn = (turn + round) % participants.len();
             let participant = &mut participants[turn];
-            participant.round(&mut master, &mut connections, scale.replica_grants).with_context(|| participant.name)?;
+            participant.round(&mut primary, &mut connections, scale.replica_grants).with_context(|| participant.name)?;
         }
     }
     let wait = participants.iter().find(|one| one.name == AFTERWARDS).map(Participant::p50);
@@ -88,7 +88,7 @@ fn measure(scale: &Scale, program: &Program, clients: usize) -> Result<Vec<Row>>
 const WAIT: &str = "WAIT 1 1000";
 const AFTERWARDS: &str = "LOCK.ACQUIRE, then WAIT 1";
 
-fn participants(master: &mut Running) -> Result<Vec<Participant>> {
+fn participants(primary: &mut Running) -> Result<Vec<Participant>> {
     let mut participants = Vec::new();
     let mut add = |name, contender: Box<dyn Contender>, way| {
         participants.push(Participant { name, contender, way, times: vec![], cpu: vec![] });
@@ -98,20 +98,20 @@ fn participants(master: &mut Running) -> Result<Vec<Participant>> {
     add("LOCK.ACQUIRE and WAIT 1 in one write", Box::new(Holdfast::PLAIN), Confirmation::WaitInOneWrite);
     add(
         "redisson: script and WAIT 1 in one write",
-        Box::new(Redisson::load(&mut master.control)?),
+        Box::new(Redisson::load(&mut primary.control)?),
         Confirmation::WaitInOneWrite,
     );
     Ok(participants)
 }
 
 impl Participant {
-    fn round(&mut self, master: &mut Running, clients: &mut [Client], grants: usize) -> Result<()> {
+    fn round(&mut self, primary: &mut Running, clients: &mut [Client], grants: usize) -> Result<()> {
         let locks: Vec<_> =
             (0..clients.len()).map(|number| Lock::new(format!("lock:{number}"), number, LEASE)).collect();
         let acquires: Vec<_> = locks.iter().map(|lock| self.acquire(lock)).collect();
         let wait = Request::typed(WAIT);
         let mut times = Vec::with_capacity(grants);
-        let cpu = master.control.server_cpu()?;
+        let cpu = primary.control.server_cpu()?;
         while times.len() < grants {
             let start = Instant::now();
             for (client, acquire) in clients.iter_mut().zip(&acquires) {
@@ -131,7 +131,7 @@ impl Participant {
                 self.contender.check_released(&client.ask(&self.contender.release(lock))?)?;
             }
         }
-        self.cpu.push((master.control.server_cpu()? - cpu) * 1e6 / times.len() as f64);
+        self.cpu.push((primary.control.server_cpu()? - cpu) * 1e6 / times.len() as f64);
         self.times.push(Percentiles::of(&mut times));
         Ok(())
     }
@@ -184,8 +184,8 @@ fn table(rows: &[Row]) -> Table {
         clients => format!("A grant that a replica has: {}, {clients} clients at once", row.server),
     });
     let note =
-        "From the request to the reply that says that one replica has the lock; master and replica on one machine.";
-    let mut table = Table::new(title, note, &["how", "p50", "p99", "master's CPU", "p50 / ACQUIRE, then WAIT"]);
+        "From the request to the reply that says that one replica has the lock; primary and replica on one machine.";
+    let mut table = Table::new(title, note, &["how", "p50", "p99", "primary's CPU", "p50 / ACQUIRE, then WAIT"]);
     for row in rows {
         table.row(vec![
             row.name.clone(),

@@ -113,7 +113,7 @@ fn advice(message: &str, no_answer: bool) -> String {
         ("to access", "give this user the right to the key: ACL SETUSER"),
         ("NOPERM", "give this user the right: ACL SETUSER"),
         ("CROSSSLOT", "in a cluster the keys of one run share a slot: {name}a {name}b"),
-        ("READONLY", "this server is a replica: use the address of the master, or of Sentinel"),
+        ("READONLY", "this server is a replica: use the address of the primary, or of Sentinel"),
         ("too many wait", "raise that setting, or use fewer clients"),
         (
             TOO_FEW_REPLICAS,

@@ -197,16 +197,16 @@ fn tls_reaches_replicas_sentinels_and_clusters() {
         return skip("openssl is not installed");
     }
     // Each port is chosen right before its server takes it, because another process may take it.
-    let master_port = free_port();
-    let Ok(master) = with_tls(Server::builder(), dir, master_port).try_start() else {
+    let primary_port = free_port();
+    let Ok(primary) = with_tls(Server::builder(), dir, primary_port).try_start() else {
         return skip("this server has no TLS");
     };
     let replica_port = free_port();
     let replica = with_tls(Server::builder(), dir, replica_port).start();
-    let () = say(&replica, &format!("REPLICAOF 127.0.0.1 {master_port}"));
-    master.wait_replica_online();
+    let () = say(&replica, &format!("REPLICAOF 127.0.0.1 {primary_port}"));
+    primary.wait_replica_online();
     let file = dir.join("sentinel.conf");
-    let settings = format!("sentinel monitor locks 127.0.0.1 {master_port} 1\n");
+    let settings = format!("sentinel monitor locks 127.0.0.1 {primary_port} 1\n");
     std::fs::write(&file, settings).unwrap();
     let sentinel_port = free_port();
     let _sentinel = with_tls(Server::builder().sentinel(file), dir, sentinel_port).start();
@@ -216,7 +216,7 @@ fn tls_reaches_replicas_sentinels_and_clusters() {
 
     let ca = dir.join("ca.pem").display().to_string();
     let of_all = [
-        (format!("rediss+sentinel://127.0.0.1:{sentinel_port}/locks"), vec![master_port, replica_port]),
+        (format!("rediss+sentinel://127.0.0.1:{sentinel_port}/locks"), vec![primary_port, replica_port]),
         (format!("rediss+cluster://127.0.0.1:{node_port}"), vec![node_port]),
     ];
     for (url, servers) in of_all {

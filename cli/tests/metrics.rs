@@ -142,12 +142,12 @@ fn idle_scraper_delays_no_other_scraper() {
 
 #[test]
 fn metrics_show_replicas_and_primary_that_refuses_writes() {
-    let master = Server::start();
+    let primary = Server::start();
     let mut replica = Server::start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let (_metrics, at) = metrics_at(&mut holdfast(&master));
-    let (m, r) = (master.addr(), replica.addr());
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let (_metrics, at) = metrics_at(&mut holdfast(&primary));
+    let (m, r) = (primary.addr(), replica.addr());
     let page = get(&at, "/metrics");
     for line in [
         format!("holdfast_up{{server=\"{r}\"}} 1"),
@@ -172,19 +172,19 @@ fn metrics_show_replicas_and_primary_that_refuses_writes() {
         !page.contains(&format!("holdfast_refuses_writes{{server=\"{r}\"")),
         "a replica refuses all writes: {page}"
     );
-    let (_alone, alone) = metrics_at(holdfast(&master).arg("--no-replicas"));
+    let (_alone, alone) = metrics_at(holdfast(&primary).arg("--no-replicas"));
     assert!(!get(&alone, "/metrics").contains(&format!("server=\"{r}\"")));
 
     // The replica is killed: the primary refuses writes, and the replica stays on the page.
-    let () = say(&master, "CONFIG SET min-replicas-to-write 1");
+    let () = say(&primary, "CONFIG SET min-replicas-to-write 1");
     replica.kill9();
-    until(SOON, "the master refuses writes, and the replica is shown as down", || {
+    until(SOON, "the primary refuses writes, and the replica is shown as down", || {
         let page = get(&at, "/metrics");
         has(&page, &format!("holdfast_refuses_writes{{server=\"{m}\",reason=\"replicas\"}} 1"))
             && has(&page, &format!("holdfast_up{{server=\"{r}\"}} 0"))
             && has(&page, &format!("holdfast_down{{server=\"{r}\",reason=\"unreachable\"}} 1"))
     });
-    let refused = done(holdfast(&master).args(["run", "-n", "a", "--", "true"]));
+    let refused = done(holdfast(&primary).args(["run", "-n", "a", "--", "true"]));
     assert_eq!(refused.code, Some(69), "{refused:?}");
     assert!(refused.err.contains("refuses writes") && refused.err.contains("min-replicas-to-write"), "{refused:?}");
     assert!(!refused.err.contains("ask for fewer"), "{refused:?}");
@@ -207,7 +207,7 @@ fn metrics_show_old_primary_after_failover() {
     let page = get(&at, "/metrics");
     assert!(role(&page, old, "master") && role(&page, new, "replica") && chosen(&page, old, 1), "{page}");
     trio.fail_over();
-    until(SOON, "the new master is shown as used, and the old one is shown", || {
+    until(SOON, "the new primary is shown as used, and the old one is shown", || {
         let page = get(&at, "/metrics");
         role(&page, new, "master") && chosen(&page, new, 1) && chosen(&page, old, 0)
     });

@@ -46,29 +46,29 @@ fn each_alert_links_to_its_runbook() {
 #[test]
 fn runbook_commands_of_each_alert_work() {
     let trio = Trio::start();
-    let [master, replica] = trio.servers();
-    let _waiting = contended(master);
+    let [primary, replica] = trio.servers();
+    let _waiting = contended(primary);
     // A command for MONITOR to show.
     let mut looks = Command::new("redis-cli");
-    looks.args(["-p", &master.port().to_string(), "-r", "-1", "-i", "0.05", "HLEN", "a"]);
+    looks.args(["-p", &primary.port().to_string(), "-r", "-1", "-i", "0.05", "HLEN", "a"]);
     let _looks = Running::start(looks.stdin(Stdio::null()).stdout(Stdio::null()));
     for (name, typed) in sections() {
         for line in typed.iter().filter(|line| !OF_THE_MACHINE.iter().any(|it| line.starts_with(it))) {
             let here = line
-                .replace("timeout 5 redis-cli", &format!("timeout 1 redis-cli -p {}", master.port()))
+                .replace("timeout 5 redis-cli", &format!("timeout 1 redis-cli -p {}", primary.port()))
                 .replace("-p 26379", &format!("-p {}", trio.sentinel().port()))
                 .replace("-h OLD-HOST", &format!("-p {}", replica.port()))
                 .replace("-h REPLICA", &format!("-p {}", replica.port()))
-                .replace("NEW-HOST 6379", &format!("127.0.0.1 {}", master.port()))
+                .replace("NEW-HOST 6379", &format!("127.0.0.1 {}", primary.port()))
                 .replace(" NAME", &format!(" {}", trio.name()))
                 .replace("KEY", "a");
             let script = format!(
                 "holdfast() {{ {} \"$@\"; }}\nredis-cli() {{ command redis-cli -e -p {} \"$@\"; }}\n{here}",
                 env!("CARGO_BIN_EXE_holdfast"),
-                master.port()
+                primary.port()
             );
             let mut shell = Command::new("bash");
-            shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", master.addr()));
+            shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", primary.addr()));
             let said = done(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
             // These servers have no configuration file.
             let no_file = line.ends_with("CONFIG REWRITE") && said.err.contains("without a config file");

@@ -25,7 +25,7 @@ fn make_users(servers: &[&Server]) {
 }
 
 /// Runs every program as its user. `address`: the address with a user's login.
-fn each_user_can_run_its_program(address: impl Fn(&str) -> String, master: &Server) {
+fn each_user_can_run_its_program(address: impl Fn(&str) -> String, primary: &Server) {
     let as_user = |user: &str, arguments: &[&str]| -> Command {
         let mut command = holdfast_at(&address(user));
         command.args(arguments);
@@ -40,8 +40,8 @@ fn each_user_can_run_its_program(address: impl Fn(&str) -> String, master: &Serv
         works(user, &["run", KEY, "--", "echo", "ran"], 0, "ran");
         works(user, &["run", "--limit", "2", KEY, "--", "echo", "ran"], 0, "ran");
     }
-    let _: i64 = say(master, &format!("LOCK.ACQUIRE {KEY} alice LEASE 600000"));
-    let _: i64 = say(master, "LOCK.ACQUIRE {app:printer}other alice LEASE 600000");
+    let _: i64 = say(primary, &format!("LOCK.ACQUIRE {KEY} alice LEASE 600000"));
+    let _: i64 = say(primary, "LOCK.ACQUIRE {app:printer}other alice LEASE 600000");
     for user in ["locker", "looker", "breaker"] {
         works(user, &["show", KEY], 0, "alice");
         works(user, &["top", "--once"], 0, "KEY");
@@ -51,7 +51,7 @@ fn each_user_can_run_its_program(address: impl Fn(&str) -> String, master: &Serv
     assert!(listed.err.contains("1 keys are not shown"), "{listed:?}");
     let (metrics, at) = metrics_at(&mut as_user("looker", &[]));
     let page = get(&at, "/metrics");
-    assert!(page.contains(&format!("holdfast_up{{server=\"{}\"}} 1", master.addr())), "{page}");
+    assert!(page.contains(&format!("holdfast_up{{server=\"{}\"}} 1", primary.addr())), "{page}");
     drop(metrics);
     // And has no further rights.
     let refused = done(&mut as_user("locker", &["force", "--yes", KEY]));
@@ -73,10 +73,10 @@ fn documented_users_work_with_cli() {
 fn documented_users_work_in_cluster() {
     let cluster = Cluster::start(3);
     make_users(&cluster.nodes().iter().collect::<Vec<_>>());
-    let master = cluster.node(cluster.owner_of(cluster.slot_of(KEY.as_bytes())));
+    let primary = cluster.node(cluster.owner_of(cluster.slot_of(KEY.as_bytes())));
     let other = cluster.node((cluster.owner_of(cluster.slot_of(KEY.as_bytes())) + 1) % 3);
     // The address names another node than the one that is used.
-    each_user_can_run_its_program(|user| format!("redis+cluster://{user}:secret@{}", other.addr()), master);
+    each_user_can_run_its_program(|user| format!("redis+cluster://{user}:secret@{}", other.addr()), primary);
 }
 
 #[test]

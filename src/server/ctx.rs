@@ -25,7 +25,7 @@ pub struct Ctx<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It takes writes, and decides on locks.
-    Master,
+    Primary,
     /// It copies a primary.
     Replica,
 }
@@ -63,7 +63,7 @@ impl Flags {
 
     /// Whether the server is a primary or a replica.
     pub fn role(self) -> Role {
-        if self.has(raw::REDISMODULE_CTX_FLAGS_MASTER) { Role::Master } else { Role::Replica }
+        if self.has(raw::REDISMODULE_CTX_FLAGS_MASTER) { Role::Primary } else { Role::Replica }
     }
 
     /// Whether a data set is being loaded.

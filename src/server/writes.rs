@@ -26,7 +26,7 @@ static KEY_NUMBER: MainThread<u32> = MainThread::new();
 /// paused.
 pub fn are_possible(ctx: Ctx) -> bool {
     let flags = ctx.flags();
-    flags.role() == Role::Master && !flags.loading() && !ctx::is_paused()
+    flags.role() == Role::Primary && !flags.loading() && !ctx::is_paused()
 }
 
 /// Whether the server would refuse a client's write now. It does so if:

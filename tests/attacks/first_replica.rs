@@ -27,25 +27,25 @@ fn waits_for_a_snapshot(server: &Server) -> bool {
 
 #[test]
 fn first_replica_misses_no_write_made_during_sync() {
-    let (master, connection) = slow_to_save();
-    let mut connection = Watched::over(connection, &master);
+    let (primary, connection) = slow_to_save();
+    let mut connection = Watched::over(connection, &primary);
     let replica = Server::builder().arg("propagation-error-behavior", "panic").start();
-    let mut waiters = [master.raw(), master.raw(), master.raw()];
+    let mut waiters = [primary.raw(), primary.raw(), primary.raw()];
     for round in 0..3 {
         connection.run(&format!("LOCK.ACQUIRE before:{round} me LEASE 600000")).token();
     }
     connection.run("LOCK.ACQUIRE watched me LEASE 3000 WATCHDOG").token();
     assert_eq!(connection.run("BGSAVE"), Value::SimpleString("Background saving started".into()));
     // After the fork, the module replicates everything until the next run of the cron.
-    let renewals = || info_number(&master, "holdfast", "holdfast_watchdog_renewals");
+    let renewals = || info_number(&primary, "holdfast", "holdfast_watchdog_renewals");
     let before = renewals();
     until(SOON, "the cron has run several times", || renewals() >= before + 3);
-    let address = master.addr();
+    let address = primary.addr();
     replica.raw().run(&format!("REPLICAOF {} {}", address.ip(), address.port()));
-    until(SOON, "the replica waits for the next snapshot", || waits_for_a_snapshot(&master));
+    until(SOON, "the replica waits for the next snapshot", || waits_for_a_snapshot(&primary));
 
     // Writes of commands, of timers, and at the end of a connection.
-    let mut gone = master.raw();
+    let mut gone = primary.raw();
     gone.run("LOCK.ACQUIRE ephemeral me LEASE 600000 EPHEMERAL").token();
     connection.run("LOCK.ACQUIRE short me LEASE 100").token();
     connection.run("LOCK.ACQUIRE many me SHARED LEASE 100").token();
@@ -62,7 +62,7 @@ fn first_replica_misses_no_write_made_during_sync() {
     let renewed = renewals();
     until(SOON, "the watchdog has renewed", || renewals() > renewed);
     until(SOON, "the expired hold is removed", || owners(&mut connection, "many") == ["stays"]);
-    assert!(waits_for_a_snapshot(&master), "all writes were made while the replica waited");
+    assert!(waits_for_a_snapshot(&primary), "all writes were made while the replica waited");
 
     connection.run("CONFIG SET rdb-key-save-delay 0");
     until(SOON * 2, "the replica has its copy", || {
@@ -70,9 +70,9 @@ fn first_replica_misses_no_write_made_during_sync() {
     });
     connection.run("LOCK.RELEASE watched me");
     connection.run("LOCK.ACQUIRE after me LEASE 600000").token();
-    master.wait_for_replica(&replica);
+    primary.wait_for_replica(&replica);
     assert_eq!(Contents::read(&mut replica.raw()), Contents::read(&mut connection));
-    for server in [&master, &replica] {
+    for server in [&primary, &replica] {
         assert!(!server.log().contains("CRITICAL"), "{}", server.log());
     }
 }

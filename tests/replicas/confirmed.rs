@@ -12,12 +12,12 @@ use crate::waiter::{Waiter, assert_held};
 #[test]
 fn granted_lock_is_on_replicas_at_reply() {
     let mut group = Group::of(2);
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     let mut readers: Vec<Raw> = group.replicas.iter().map(Server::raw).collect();
     let mut random = Random::new();
     for _ in 0..20 {
         let lease = 30_000 + random.below(30_000);
-        let (mut next, mut after) = (group.master.raw(), group.master.raw());
+        let (mut next, mut after) = (group.primary.raw(), group.primary.raw());
         let mut compare = |control: &mut Raw, keys: &[&str], what: &str| {
             let there = state(control, keys);
             for reader in &mut readers {
@@ -52,7 +52,7 @@ fn granted_lock_is_on_replicas_at_reply() {
 #[test]
 fn unconfirmed_grant_holds_lock_without_reply() {
     let mut group = Group::of(1);
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     client.get_token("LOCK.ACQUIRE queued holder LEASE 600000");
     let mut queued = group.waits("LOCK.ACQUIRE queued owner LEASE 600000 WAIT 0 REPLICAS 1");
     group.stop_replicas();
@@ -89,7 +89,7 @@ fn requested_number_of_replicas_is_enough() {
     let group = Group::of(2);
     for stopped in 0..2 {
         group.replicas[stopped].stop();
-        let mut client = group.master.raw();
+        let mut client = group.primary.raw();
         client.get_token(&format!("LOCK.ACQUIRE one:{stopped} owner REPLICAS 1"));
         let mut both = group.waits(&format!("LOCK.ACQUIRE both:{stopped} owner REPLICAS 2"));
         client.get_token(&format!("LOCK.RENEW one:{stopped} owner REPLICAS 1"));
@@ -103,7 +103,7 @@ fn requested_number_of_replicas_is_enough() {
 #[test]
 fn short_wait_does_not_shorten_confirmation() {
     let group = Group::of(1);
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     group.stop_replicas();
     client.get_token("LOCK.ACQUIRE queued holder");
     let mut at_once = group.waits("LOCK.ACQUIRE at-once owner WAIT 1 REPLICAS 1");
@@ -122,7 +122,7 @@ fn short_wait_does_not_shorten_confirmation() {
 fn refusal_needs_no_confirmation() {
     let mut group = Group::of(1);
     group.stop_replicas();
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     group.control.get_token("LOCK.ACQUIRE key other LEASE 600000");
     assert!(client.run("LOCK.ACQUIRE key owner REPLICAS 1").is_null());
     assert!(client.run("LOCK.ACQUIRE key owner WAIT 1 REPLICAS 1").is_null());
@@ -139,7 +139,7 @@ fn info_reports_confirmation_time() {
     let group = Group::of(1);
     let times = || ["p50", "p99", "p999", "max"].map(|which| group.count(&format!("confirmation_usec_{which}")));
     assert_eq!(times(), [0; 4]);
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     for number in 0..20 {
         client.get_token(&format!("LOCK.ACQUIRE quick:{number} owner REPLICAS 1"));
     }
@@ -161,15 +161,15 @@ fn info_reports_confirmation_time() {
 /// A client with a reply has the lock on the promoted server.
 #[test]
 fn failover_keeps_confirmed_lock() {
-    let mut master = super::group::quiet().start();
+    let mut primary = super::group::quiet().start();
     let replica = super::group::quiet().start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let mut client = master.raw();
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let mut client = primary.raw();
     super::group::set_timeout(&mut client, PATIENT);
     let token = client.get_token("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
     let end = deadline(&mut client, "key");
-    master.kill9();
+    primary.kill9();
     replica.replica_of_no_one();
     let mut client = replica.raw();
     assert!(client.run("LOCK.ACQUIRE key other").is_null());
@@ -181,23 +181,23 @@ fn failover_keeps_confirmed_lock() {
 /// Requests for confirmation are not written to the log.
 #[test]
 fn append_only_file_has_no_confirmation_requests() {
-    let mut master = super::group::quiet().arg("appendonly", "yes").arg("appendfsync", "always").start();
+    let mut primary = super::group::quiet().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let replica = super::group::quiet().without_module().start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let mut client = master.raw();
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let mut client = primary.raw();
     super::group::set_timeout(&mut client, PATIENT);
     client.get_token("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
-    let mut next = Waiter::sending(&master, "LOCK.ACQUIRE key next LEASE 600000 WAIT 0 REPLICAS 1");
+    let mut next = Waiter::sending(&primary, "LOCK.ACQUIRE key next LEASE 600000 WAIT 0 REPLICAS 1");
     client.run_ok("LOCK.RELEASE key owner");
     next.token();
     let before = state(&mut client, &["key"]);
-    let files = std::fs::read_dir(master.dir().join("appendonlydir")).expect("the server's files");
+    let files = std::fs::read_dir(primary.dir().join("appendonlydir")).expect("the server's files");
     let files: Vec<u8> =
         files.flat_map(|file| std::fs::read(file.expect("a file").path()).expect("can be read")).collect();
     let files = String::from_utf8_lossy(&files).to_ascii_uppercase();
     assert!(files.contains("RESTORE") && !files.contains("GETACK"), "{files}");
-    master.kill9();
-    master.restart();
-    assert_eq!(state(&mut master.raw(), &["key"]), before);
+    primary.kill9();
+    primary.restart();
+    assert_eq!(state(&mut primary.raw(), &["key"]), before);
 }

@@ -42,7 +42,7 @@ fn assert_over(group: &mut Group) {
     until(SOON, "nothing is being confirmed", || group.count("confirming") == 0);
     assert_eq!((group.count("confirmed"), group.count("waiters"), group.count("bound_holds")), (0, 0, 0));
     group.cont_replicas();
-    group.master.wait_for_replica(&group.replicas[0]);
+    group.primary.wait_for_replica(&group.replicas[0]);
     assert_eq!(group.replicas[0].raw().run("DEBUG DIGEST"), group.control.run("DEBUG DIGEST"));
     assert_eq!(group.count("confirmed"), 0);
 }

@@ -16,7 +16,7 @@ pub(crate) const PATIENT: i64 = 3_600_000;
 pub(crate) const BRIEF: i64 = 250;
 
 pub(crate) struct Group {
-    pub(crate) master: Server,
+    pub(crate) primary: Server,
     pub(crate) replicas: Vec<Server>,
     pub(crate) control: Raw,
 }
@@ -25,14 +25,14 @@ impl Group {
     /// Replicas confirm without the module.
     #[track_caller]
     pub(crate) fn of(count: usize) -> Self {
-        let master = quiet().start();
-        let mut control = master.raw();
+        let primary = quiet().start();
+        let mut control = primary.raw();
         set_timeout(&mut control, PATIENT);
-        let mut group = Self { master, replicas: Vec::new(), control };
+        let mut group = Self { primary, replicas: Vec::new(), control };
         let replicas: Vec<Server> = (0..count).map(|_| quiet().without_module().start()).collect();
         // In parallel: Valkey 9 starts to replicate up to a second later.
         for replica in &replicas {
-            replica.raw().run_ok(&follow(&group.master));
+            replica.raw().run_ok(&follow(&group.primary));
         }
         replicas.into_iter().for_each(|replica| group.join(replica));
         group
@@ -41,9 +41,9 @@ impl Group {
     /// Adds a replica.
     #[track_caller]
     pub(crate) fn join(&mut self, replica: Server) {
-        replica.replica_of(&self.master);
+        replica.replica_of(&self.primary);
         self.replicas.push(replica);
-        self.master.wait_replicas_online(self.replicas.len());
+        self.primary.wait_replicas_online(self.replicas.len());
     }
 
     /// Sets `holdfast.replicas-timeout`, in ms.
@@ -63,13 +63,13 @@ impl Group {
     /// A field of `INFO holdfast`.
     #[track_caller]
     pub(crate) fn count(&self, field: &str) -> i64 {
-        info_number(&self.master, "holdfast", &format!("holdfast_{field}"))
+        info_number(&self.primary, "holdfast", &format!("holdfast_{field}"))
     }
 
     /// A client whose request waits, in the queue or for replicas.
     #[track_caller]
     pub(crate) fn waits(&self, line: &str) -> Waiter {
-        Waiter::sending(&self.master, line)
+        Waiter::sending(&self.primary, line)
     }
 
     /// The primary's state of these keys.
@@ -95,9 +95,9 @@ pub(crate) fn quiet() -> Builder {
         .arg("repl-diskless-sync", "no")
 }
 
-/// The command by which a replica follows `master`.
-pub(crate) fn follow(master: &Server) -> String {
-    let address = master.addr();
+/// The command by which a replica follows `primary`.
+pub(crate) fn follow(primary: &Server) -> String {
+    let address = primary.addr();
     format!("REPLICAOF {} {}", address.ip(), address.port())
 }
 

@@ -13,7 +13,7 @@ const MANY: usize = 1000;
 /// That many clients wait behind a holder.
 fn gather(group: &mut Group, words: &str) -> Vec<Raw> {
     group.control.get_token("LOCK.ACQUIRE key control LEASE 600000");
-    let mut members: Vec<Raw> = (0..MANY).map(|_| group.master.raw()).collect();
+    let mut members: Vec<Raw> = (0..MANY).map(|_| group.primary.raw()).collect();
     for (number, member) in members.iter_mut().enumerate() {
         member.send_line(&format!("LOCK.ACQUIRE key owner-{number} LEASE 600000 WAIT 0 {words} REPLICAS 1"));
     }
@@ -87,11 +87,11 @@ fn no_timer_runs_when_no_request_waits_for_replicas() {
     group.control.get_token("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL REPLICAS 1");
     let mut waiter = group.waits("LOCK.ACQUIRE key other WAIT 0 REPLICAS 1");
     group.wait_for_replicas(1);
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     client.run("LOCK.ACQUIRE another owner LEASE 600000 REPLICAS 2").error();
     until(SOON, "nothing is being confirmed", || group.count("confirming") == 0);
     let seen = |group: &Group| {
-        let offset = group.master.info("replication", "master_repl_offset");
+        let offset = group.primary.info("replication", "master_repl_offset");
         (group.count("confirmation_requests"), offset)
     };
     let before = seen(&group);

@@ -47,7 +47,7 @@ fn reconnected_replica_confirms_in_time() {
     group.stop_replicas();
     confirmed_when_back(group, |group| {
         assert_eq!(group.control.run("CLIENT KILL TYPE replica"), Value::Int(1));
-        assert_eq!(group.master.info("replication", "connected_slaves").as_deref(), Some("0"));
+        assert_eq!(group.primary.info("replication", "connected_slaves").as_deref(), Some("0"));
         group.cont_replicas();
     });
 }
@@ -58,11 +58,11 @@ fn replica_that_was_a_primary_confirms_in_time() {
     let group = Group::of(1);
     group.replicas[0].replica_of_no_one();
     until(SOON, "the replica is disconnected", || {
-        group.master.info("replication", "connected_slaves").as_deref() == Some("0")
+        group.primary.info("replication", "connected_slaves").as_deref() == Some("0")
     });
     confirmed_when_back(group, |group| {
         group.replicas[0].raw().run_ok("SET something else");
-        group.replicas[0].replica_of(&group.master);
+        group.replicas[0].replica_of(&group.primary);
     });
 }
 
@@ -72,7 +72,7 @@ fn restarted_replica_confirms_in_time() {
     group.replicas[0].kill9();
     confirmed_when_back(group, |group| {
         group.replicas[0].restart();
-        group.replicas[0].replica_of(&group.master);
+        group.replicas[0].replica_of(&group.primary);
     });
 }
 
@@ -100,7 +100,7 @@ fn absent_replicas_allow_no_grant() {
         assert!(!group.exists("key"));
     };
     let granted = |group: &mut Group| {
-        group.master.wait_replica_online();
+        group.primary.wait_replica_online();
         group.wait_for_replicas(super::group::PATIENT);
         group.control.get_token("LOCK.ACQUIRE key owner REPLICAS 1");
         assert_held(&mut group.replicas[0].raw(), "key", "owner");
@@ -116,14 +116,14 @@ fn absent_replicas_allow_no_grant() {
 
     group.replicas[0].replica_of_no_one();
     refused(&mut group);
-    group.replicas[0].replica_of(&group.master);
+    group.replicas[0].replica_of(&group.primary);
     granted(&mut group);
 
     group.replicas[0].kill9();
     refused(&mut group);
     group.replicas[0].restart();
     refused(&mut group);
-    group.replicas[0].replica_of(&group.master);
+    group.replicas[0].replica_of(&group.primary);
     granted(&mut group);
 }
 
@@ -139,7 +139,7 @@ fn replica_killed_during_confirmation_is_missed() {
     assert_refused(&waiter.end(), 1, 2, BRIEF * 4);
     assert_eq!(group.state(&["key"]), [gone()]);
     assert_eq!(state(&mut group.replicas[1].raw(), &["key"]).len(), 1);
-    group.master.wait_for_replica(&group.replicas[1]);
+    group.primary.wait_for_replica(&group.replicas[1]);
     assert_eq!(state(&mut group.replicas[1].raw(), &["key"]), [gone()]);
 }
 
@@ -164,7 +164,7 @@ fn slow<R>(replica: &Server, during: impl FnOnce() -> R) -> R {
 fn slow_replica_confirms_in_time() {
     let group = Group::of(1);
     let replica = &group.replicas[0];
-    let (mut client, mut reader) = (group.master.raw(), replica.raw());
+    let (mut client, mut reader) = (group.primary.raw(), replica.raw());
     slow(replica, || {
         for _ in 0..20 {
             client.get_token("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
@@ -183,7 +183,7 @@ fn late_confirmations_agree_with_keyspace() {
     let mut group = Group::of(1);
     group.wait_for_replicas(12);
     let replica = &group.replicas[0];
-    let (mut client, mut reader) = (group.master.raw(), replica.raw());
+    let (mut client, mut reader) = (group.primary.raw(), replica.raw());
     let (mut confirmed, mut refused) = (0, 0);
     slow(replica, || {
         until(SOON * 2, "both outcomes have occurred", || {
@@ -201,7 +201,7 @@ fn late_confirmations_agree_with_keyspace() {
         });
     });
     assert_eq!((group.count("confirmed"), group.count("revoked")), (confirmed, refused));
-    group.master.wait_for_replica(&group.replicas[0]);
+    group.primary.wait_for_replica(&group.replicas[0]);
     assert_eq!(reader.run("DEBUG DIGEST"), group.control.run("DEBUG DIGEST"));
     assert!(client.run("LOCK.INFO key").is_null());
 }

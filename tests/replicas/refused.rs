@@ -99,8 +99,8 @@ fn expected(left: StateAfter, mut before: State, after: &State, (from, until): (
 }
 
 /// Runs all cases at once on a primary that gets no confirmation, up to the replies.
-fn refuse_all(master: &Server, needed: u32) {
-    let mut control = master.raw();
+fn refuse_all(primary: &Server, needed: u32) {
+    let mut control = primary.raw();
     let before: Vec<State> = (0..REFUSED.len())
         .map(|case| {
             for line in REFUSED[case].0 {
@@ -110,7 +110,7 @@ fn refuse_all(master: &Server, needed: u32) {
         })
         .collect();
     let (due, from) = (NotBefore::millis(BRIEF as u64 - 1), now());
-    let mut clients: Vec<Raw> = REFUSED.iter().map(|_| master.raw()).collect();
+    let mut clients: Vec<Raw> = REFUSED.iter().map(|_| primary.raw()).collect();
     for (case, ((_, request, _), client)) in REFUSED.iter().zip(&mut clients).enumerate() {
         client.send_line(&format!("LOCK.{} REPLICAS {needed}", request.replace('$', &format!("{case}:"))));
     }
@@ -128,13 +128,13 @@ fn request_is_refused_when_replicas_are_paused() {
     let mut group = Group::of(2);
     group.wait_for_replicas(BRIEF);
     group.stop_replicas();
-    refuse_all(&group.master, 1);
+    refuse_all(&group.primary, 1);
     assert_eq!(group.count("revoked"), REFUSED.len() as i64);
     assert_eq!((group.count("confirmed"), group.count("confirming")), (0, 0));
     // When the replicas continue, they execute the revocations as well.
     group.cont_replicas();
     for replica in &group.replicas {
-        group.master.wait_for_replica(replica);
+        group.primary.wait_for_replica(replica);
         let mut reader = replica.raw();
         assert_eq!(reader.run("DEBUG DIGEST"), group.control.run("DEBUG DIGEST"));
         for (case, (_, request, _)) in REFUSED.iter().enumerate() {
@@ -147,7 +147,7 @@ fn request_is_refused_when_replicas_are_paused() {
 fn request_is_refused_without_replicas() {
     let mut group = Group::of(0);
     group.wait_for_replicas(BRIEF);
-    refuse_all(&group.master, i32::MAX as u32);
+    refuse_all(&group.primary, i32::MAX as u32);
     assert_eq!(group.count("revoked"), REFUSED.len() as i64);
 }
 
@@ -155,7 +155,7 @@ fn request_is_refused_without_replicas() {
 #[test]
 fn unconfirmed_request_takes_effect_until_refused() {
     let group = Group::of(0);
-    let mut control = group.master.raw();
+    let mut control = group.primary.raw();
     let mut waiters = Vec::new();
     for (case, (before, request, _)) in REFUSED.iter().enumerate() {
         let name = |line: &str| line.replace('$', &format!("{case}:"));
@@ -173,7 +173,7 @@ fn unconfirmed_request_takes_effect_until_refused() {
 fn error_names_number_of_confirmations() {
     let group = Group::of(2);
     group.replicas[1].stop();
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     client.run_ok("CONFIG SET holdfast.replicas-timeout 1000");
     let due = NotBefore::millis(999);
     assert_refused(&client.run("LOCK.ACQUIRE key owner REPLICAS 2"), 1, 2, 1000);
@@ -184,7 +184,7 @@ fn error_names_number_of_confirmations() {
 #[test]
 fn timeout_is_the_setting_at_the_grant() {
     let mut group = Group::of(0);
-    let default = group.master.raw().run("CONFIG GET holdfast.replicas-timeout");
+    let default = group.primary.raw().run("CONFIG GET holdfast.replicas-timeout");
     assert_eq!(default.items()[1].text(), PATIENT.to_string());
     let mut patient = group.waits("LOCK.ACQUIRE patient owner REPLICAS 1");
     for ms in [50, 300, 1] {
@@ -217,11 +217,11 @@ fn next_waiter_is_granted_after_revocation() {
     let mut group = Group::of(1);
     group.wait_for_replicas(BRIEF);
     group.stop_replicas();
-    let mut first = group.master.raw();
+    let mut first = group.primary.raw();
     first.send_line("LOCK.ACQUIRE key first REPLICAS 1");
     until(SOON, "the request is granted", || group.count("confirming") == 1);
     let mut others = ["second", "third"].map(|owner| {
-        let mut other = group.master.raw();
+        let mut other = group.primary.raw();
         other.send_line(&format!("LOCK.ACQUIRE key {owner} WAIT 0 REPLICAS 1"));
         other
     });
@@ -260,11 +260,11 @@ fn readers_are_granted_together_after_revocation() {
 fn waiter_for_several_keys_is_granted_after_revocation() {
     let mut group = Group::of(0);
     group.wait_for_replicas(BRIEF);
-    let mut clients = [group.master.raw(), group.master.raw()];
+    let mut clients = [group.primary.raw(), group.primary.raw()];
     clients[0].send_line("LOCK.ACQUIRE a one REPLICAS 1");
     clients[1].send_line("LOCK.MACQUIRE 2 b c two REPLICAS 1");
     until(SOON, "both requests are granted", || group.count("confirming") == 2);
-    let mut waiter = group.master.raw();
+    let mut waiter = group.primary.raw();
     waiter.send_line("LOCK.MACQUIRE 3 c b a waiter WAIT 0");
     clients.iter_mut().for_each(|client| assert_refused(&arrives(client), 0, 1, BRIEF));
     arrives(&mut waiter).token();
@@ -353,7 +353,7 @@ fn revocation_leaves_other_holds() {
     group.wait_for_replicas(BRIEF);
     let keys = ["forced", "deleted", "replaced", "foreign"];
     let mut clients = keys.map(|key| {
-        let mut client = group.master.raw();
+        let mut client = group.primary.raw();
         assert_eq!(client.begin(&format!("LOCK.ACQUIRE {key} owner REPLICAS 1")), None, "{key}");
         client
     });
@@ -377,7 +377,7 @@ fn revocation_leaves_other_holds() {
 fn refused_request_keeps_binding() {
     let mut group = Group::of(0);
     group.wait_for_replicas(1);
-    let (mut holder, mut other) = (group.master.raw(), group.master.raw());
+    let (mut holder, mut other) = (group.primary.raw(), group.primary.raw());
     let id = holder.client_id();
     holder.get_token("LOCK.ACQUIRE unbound owner LEASE 50000");
     holder.get_token("LOCK.ACQUIRE bound owner LEASE 50000 EPHEMERAL");
@@ -410,7 +410,7 @@ fn replicas_option_is_refused_in_transactions_and_scripts() {
         "LOCK.MACQUIRE 2 free other owner",
         "LOCK.MRENEW 2 held also owner",
     ];
-    let mut client = group.master.raw();
+    let mut client = group.primary.raw();
     for line in lines {
         let line = format!("{line} LEASE 90000 REPLICAS 1");
         ask_ok(&mut client, "MULTI");

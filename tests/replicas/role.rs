@@ -46,7 +46,7 @@ fn demoted_primary_writes_nothing() {
         // Disconnects change nothing either, with or without a reply.
         waiter.raw.close();
     }
-    until_no_waiters(&group.master);
+    until_no_waiters(&group.primary);
     assert_eq!(group.count("confirming"), 0);
     thread::sleep(Duration::from_millis(BRIEF as u64 * 8)); // Nothing was revoked after the timeout.
     assert_eq!(group.state(&KEYS), before);
@@ -75,7 +75,7 @@ fn demoted_primary_takes_data_of_new_primary() {
     client.run_ok("LOCK.FORCE renewed");
     client.get_token("LOCK.ACQUIRE renewed another LEASE 600000");
     client.get_token("LOCK.ACQUIRE elsewhere another LEASE 600000");
-    group.master.replica_of(&successor);
+    group.primary.replica_of(&successor);
     let mut received = 0;
     for mut waiter in waiters {
         match waiter.end() {
@@ -86,17 +86,17 @@ fn demoted_primary_takes_data_of_new_primary() {
         waiter.raw.close();
     }
     assert!(received <= 5);
-    successor.wait_for_replica(&group.master);
+    successor.wait_for_replica(&group.primary);
     let there = state(&mut client, &KEYS);
     assert_eq!(group.state(&KEYS), there);
     assert_eq!(group.control.run("DEBUG DIGEST"), client.run("DEBUG DIGEST"));
     assert!(group.control.run("LOCK.ACQUIRE free owner REPLICAS 1").error().starts_with("READONLY"));
-    assert_same_offsets(&group.master, &successor);
+    assert_same_offsets(&group.primary, &successor);
 }
 
 /// Only the primary has written to the stream.
 #[track_caller]
-fn assert_same_offsets(replica: &Server, master: &Server) {
-    master.wait_for_replica(replica);
-    assert_eq!(replica.info("replication", "slave_repl_offset"), master.info("replication", "master_repl_offset"));
+fn assert_same_offsets(replica: &Server, primary: &Server) {
+    primary.wait_for_replica(replica);
+    assert_eq!(replica.info("replication", "slave_repl_offset"), primary.info("replication", "master_repl_offset"));
 }

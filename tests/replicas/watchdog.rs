@@ -65,7 +65,7 @@ fn cut_off(group: &mut Group, key: &str) -> i64 {
 #[test]
 fn each_renewal_is_confirmed() {
     let mut group = Group::of(2);
-    let mut holder = Watched::over(group.master.raw(), &group.master);
+    let mut holder = Watched::over(group.primary.raw(), &group.primary);
     let token = holder.get_token("LOCK.ACQUIRE key owner LEASE 6000 WATCHDOG REPLICAS 2");
     until(SOON, "several renewals are confirmed", || group.count("confirmed") > 4);
     let confirmed = group.count("confirmed");
@@ -77,7 +77,7 @@ fn each_renewal_is_confirmed() {
 /// The replicas are disconnected, with a timeout of `ms`: the lock expires at the deadline that they know, not at a later one.
 fn runs_out(ms: i64, request: &str) {
     let mut group = Group::of(1);
-    let mut holder = Watched::over(group.master.raw(), &group.master);
+    let mut holder = Watched::over(group.primary.raw(), &group.primary);
     if request.contains("RENEW") {
         holder.get_token(&format!("LOCK.ACQUIRE key owner LEASE {LEASE}"));
     }
@@ -135,7 +135,7 @@ fn hold_bound_by_renewal_expires_on_isolated_primary() {
 #[test]
 fn expired_lock_without_waiters_is_deleted() {
     let mut group = Group::of(1);
-    let mut holder = Watched::over(group.master.raw(), &group.master);
+    let mut holder = Watched::over(group.primary.raw(), &group.primary);
     holder.get_token(&format!("LOCK.MACQUIRE 2 a b owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     group.wait_for_replicas(50);
     let known = ["a", "b"].map(|key| {
@@ -154,7 +154,7 @@ fn expired_lock_without_waiters_is_deleted() {
 #[test]
 fn renewals_continue_when_replicas_return() {
     let mut group = Group::of(1);
-    let mut holder = Watched::over(group.master.raw(), &group.master);
+    let mut holder = Watched::over(group.primary.raw(), &group.primary);
     let token = holder.get_token(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
     group.wait_for_replicas(50);
@@ -177,7 +177,7 @@ fn renewals_continue_when_replicas_return() {
 #[test]
 fn release_during_renewal_leaves_next_holder() {
     let mut group = Group::of(1);
-    let mut holder = Watched::over(group.master.raw(), &group.master);
+    let mut holder = Watched::over(group.primary.raw(), &group.primary);
     holder.get_token(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     group.wait_for_replicas(300);
     group.stop_replicas();

@@ -108,8 +108,8 @@ fn renewal_and_reentry_rearm_contention() {
 #[test]
 fn contended_follows_confirmed_grant() {
     let mut group = Group::of(1);
-    let mut session = Session::open(&group.master);
-    let mut other = Session::open(&group.master);
+    let mut session = Session::open(&group.primary);
+    let mut other = Session::open(&group.primary);
     group.stop_replicas();
     session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 CONTENTION");
     other.wait(&mut group.control, "LOCK.ACQUIRE key other WAIT 0");

@@ -133,7 +133,7 @@ fn deletion_is_notified_while_writes_are_refused() {
 #[test]
 fn unconfirmed_grant_is_refused_in_time_and_revoked_later() {
     let mut group = Group::of(1);
-    let mut session = Session::open(&group.master);
+    let mut session = Session::open(&group.primary);
     group.stop_replicas();
     group.wait_for_replicas(300);
     session.wait(&mut group.control, "LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");

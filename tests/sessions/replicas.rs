@@ -18,7 +18,7 @@ mod confirming {
     #[test]
     fn immediate_grant_is_an_event_once_confirmed() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         let line = "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG";
         session.wait(&mut group.control, line);
         let token = session.event().token_of(&["key"], "owner");
@@ -28,7 +28,7 @@ mod confirming {
     #[test]
     fn queued_grant_is_an_event_once_confirmed() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         group.control.get_token("LOCK.ACQUIRE key holder");
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WAIT 0");
         group.stop_replicas();
@@ -44,7 +44,7 @@ mod confirming {
     fn unconfirmed_reentry_loses_the_hold_it_added() {
         let mut group = Group::of(0);
         group.wait_for_replicas(BRIEF);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         let token = group.control.get_token("LOCK.ACQUIRE key owner LEASE 50000");
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner LEASE 90000 WATCHDOG REPLICAS 1");
         let later = deadline(&mut group.control, b"key");
@@ -66,7 +66,7 @@ mod confirming {
     #[test]
     fn transaction_waits_for_replicas_by_event() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         group.control.run_ok("MULTI");
         let line = session.with_session("LOCK.ACQUIRE key owner REPLICAS 1");
         group.control.run_ok(&line);
@@ -78,14 +78,14 @@ mod confirming {
     fn unconfirmed_grant_is_refused_and_revoked() {
         let mut group = Group::of(1);
         group.wait_for_replicas(BRIEF);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         group.stop_replicas();
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG");
         let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
         assert_eq!(session.event(), Event::refused(&["key"], "owner", MISSED));
         next.token();
         session.assert_no_event(&mut group.control);
-        assert_eq!(info_number(&group.master, "holdfast", "holdfast_session_waits"), 0);
+        assert_eq!(info_number(&group.primary, "holdfast", "holdfast_session_waits"), 0);
     }
 
     /// The session was not notified of the grant.
@@ -124,7 +124,7 @@ mod confirming {
     #[test]
     fn renewal_is_an_event_once_confirmed() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         let token = session.get_token(&mut group.control, "LOCK.ACQUIRE key owner LEASE 50000");
         session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 LEASE 90000");
         assert_eq!(session.event(), Event::granted(&["key"], "owner", token));
@@ -137,7 +137,7 @@ mod confirming {
     fn unconfirmed_renewal_revokes_nothing() {
         let mut group = Group::of(1);
         group.wait_for_replicas(BRIEF);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         let token = session.get_token(&mut group.control, "LOCK.ACQUIRE key owner LEASE 50000");
         let before = deadline(&mut group.control, b"key");
         group.stop_replicas();
@@ -157,7 +157,7 @@ mod confirming {
     #[test]
     fn plain_reentry_keeps_replicas_of_binding() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG LEASE 4000");
         let token = session.event().token_of(&["key"], "owner");
         assert_eq!(session.get_token(&mut group.control, "LOCK.ACQUIRE key owner LEASE 4000"), token);
@@ -168,7 +168,7 @@ mod confirming {
     #[test]
     fn renewal_of_several_keys_is_confirmed() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         let a = session.get_token(&mut group.control, "LOCK.ACQUIRE a owner");
         let c = session.get_token(&mut group.control, "LOCK.ACQUIRE c owner");
         session.wait(&mut group.control, "LOCK.MRENEW 3 a b c owner REPLICAS 1");
@@ -182,7 +182,7 @@ mod confirming {
     #[test]
     fn other_requests_during_renewal_are_refused() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         let token = session.get_token(&mut group.control, "LOCK.ACQUIRE key owner");
         group.stop_replicas();
         for _ in 0..2 {
@@ -200,7 +200,7 @@ mod confirming {
         assert_eq!(session.event(), Event::granted(&["key"], "owner", token));
         assert_eq!(session.get_token(&mut group.control, "LOCK.ACQUIRE key owner"), token, "a re-entry");
         assert_eq!(group.control.run("HGET key owner").text(), "2");
-        assert_eq!(info_number(&group.master, "holdfast", "holdfast_session_waits"), 0);
+        assert_eq!(info_number(&group.primary, "holdfast", "holdfast_session_waits"), 0);
         session.assert_no_event(&mut group.control);
     }
 
@@ -208,7 +208,7 @@ mod confirming {
     #[test]
     fn repeated_request_is_granted_once() {
         let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         group.stop_replicas();
         for _ in 0..2 {
             session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WAIT 0");
@@ -222,7 +222,7 @@ mod confirming {
     #[test]
     fn unconfirmed_grant_is_revoked_when_session_closes() {
         let mut group = Group::of(1);
-        let session = Session::open(&group.master);
+        let session = Session::open(&group.primary);
         group.stop_replicas();
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1");
         let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
@@ -235,7 +235,7 @@ mod confirming {
     fn repeat_confirmed_request(first: impl Fn(&Group, &str)) {
         let mut group = Group::of(1);
         group.stop_replicas();
-        let mut session = Session::open(&group.master);
+        let mut session = Session::open(&group.primary);
         let line = "LOCK.ACQUIRE key owner HOLDS 1 REPLICAS 1 LEASE 3600000";
         first(&group, &session.with_session(line));
         session.wait(&mut group.control, line);
@@ -249,7 +249,7 @@ mod confirming {
     #[test]
     fn unconfirmed_request_is_repeated_over_other_connection() {
         repeat_confirmed_request(|group, line| {
-            let mut lost = group.master.raw();
+            let mut lost = group.primary.raw();
             assert_eq!(lost.run(line), waiting());
             lost.reset();
         });
@@ -448,8 +448,8 @@ mod demotion {
     /// On a replica there are no events, and `LOCK.EVENTS` is allowed.
     #[test]
     fn events_on_replica_returns_nothing() {
-        let (master, replica) = (Server::start(), Server::start());
-        replica.replica_of(&master);
+        let (primary, replica) = (Server::start(), Server::start());
+        replica.replica_of(&primary);
         let mut session = Session::open(&replica);
         assert_eq!(session.raw.run("LOCK.EVENTS WAIT 20"), Value::Nil);
         assert_eq!(session.raw.run("LOCK.EVENTS"), Value::Nil);

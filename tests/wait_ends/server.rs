@@ -212,10 +212,10 @@ mod replicaof {
 
     #[test]
     fn promoted_replica_serves_new_requests() {
-        let (master, replica) = (Server::start(), Server::start());
-        replica.replica_of(&master);
-        master.raw().get_token("LOCK.ACQUIRE key holder LEASE 60000");
-        master.wait_for_replica(&replica);
+        let (primary, replica) = (Server::start(), Server::start());
+        replica.replica_of(&primary);
+        primary.raw().get_token("LOCK.ACQUIRE key holder LEASE 60000");
+        primary.wait_for_replica(&replica);
         let mut client = replica.raw();
         promote(&mut client);
         let mut waiter = Waiter::start(&replica, "key", "waiter");

@@ -107,13 +107,13 @@ impl Info {
     }
 
     /// Whether it is a primary.
-    pub fn is_master(&self) -> bool {
+    pub fn is_primary(&self) -> bool {
         self.text("role") == "master"
     }
 
     /// `master` or `replica`.
     pub fn role(&self) -> &'static str {
-        if self.is_master() { "master" } else { "replica" }
+        if self.is_primary() { "master" } else { "replica" }
     }
 
     /// The program and its version, such as `redis 7.0.15`.
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn replicas_are_parsed_and_counted() {
-        let master = info(&[
+        let primary = info(&[
             ("role", "master"),
             ("slave0", "ip=10.0.0.2,port=6379,state=online,offset=90,lag=1"),
             ("slave1", "ip=::1,port=6380,state=wait_bgsave,offset=0,lag=0"),
@@ -214,10 +214,10 @@ mod tests {
             ("slave_repl_offset", "5"),
             ("master_repl_offset", "100"),
         ]);
-        let found: Vec<_> = master.replicas().map(|it| (it.host, it.port, it.online, it.offset)).collect();
+        let found: Vec<_> = primary.replicas().map(|it| (it.host, it.port, it.online, it.offset)).collect();
         assert_eq!(found[0], ("10.0.0.2".to_owned(), 6379, true, 90));
         assert_eq!(found[1], ("::1".to_owned(), 6380, false, 0));
-        assert_eq!((found.len(), master.good_replicas()), (3, 1));
+        assert_eq!((found.len(), primary.good_replicas()), (3, 1));
         assert_eq!(info(&[("min_slaves_good_slaves", "2")]).good_replicas(), 2);
     }
 

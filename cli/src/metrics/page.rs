@@ -102,7 +102,7 @@ fn add_state(page: &mut Page, server: &str, reports: &ServerReport) {
         page.gauge("holdfast_down", "Why a server can't be used, as a label.", labels, 1.0);
     }
     if let Some(chosen) = reports.chosen {
-        let help = "Whether clients use this server: by its address, by Sentinel, or as a master of the cluster.";
+        let help = "Whether clients use this server: by its address, by Sentinel, or as a primary of the cluster.";
         page.gauge("holdfast_chosen", help, server.to_owned(), bool_value(chosen));
     }
 }
@@ -123,9 +123,9 @@ fn add_server(page: &mut Page, server: &str, info: &Info) {
         let labels = format!("{server},{}", label("code", code));
         page.counter("holdfast_error_replies_total", help, labels, count as f64);
     }
-    if info.is_master() {
+    if info.is_primary() {
         for (reason, refuses) in info.refusals() {
-            let help = "Whether this master refuses writes, including releases and renewals, and why.";
+            let help = "Whether this primary refuses writes, including releases and renewals, and why.";
             let labels = format!("{server},{}", label("reason", reason));
             page.gauge("holdfast_refuses_writes", help, labels, bool_value(refuses));
         }
@@ -134,15 +134,15 @@ fn add_server(page: &mut Page, server: &str, info: &Info) {
 
 fn add_replicas(page: &mut Page, server: &str, info: &Info) {
     if let Some(up) = info.has_word("master_link_status", "up") {
-        let help = "Whether this replica is connected to its master.";
+        let help = "Whether this replica is connected to its primary.";
         page.gauge("holdfast_master_link_up", help, server.to_owned(), bool_value(up));
     }
-    if !info.is_master() {
+    if !info.is_primary() {
         return;
     }
     let connected = info.number("connected_slaves").unwrap_or(0);
-    page.gauge("holdfast_connected_replicas", "Replicas of this master.", server.to_owned(), connected as f64);
-    let help = "Replicas of this master that would confirm a write now: online, and heard from within min-replicas-max-lag, \
+    page.gauge("holdfast_connected_replicas", "Replicas of this primary.", server.to_owned(), connected as f64);
+    let help = "Replicas of this primary that would confirm a write now: online, and heard from within min-replicas-max-lag, \
                 or ten seconds where min-replicas-to-write is 0.";
     page.gauge("holdfast_good_replicas", help, server.to_owned(), info.good_replicas() as f64);
     let written = info.number("master_repl_offset").unwrap_or(0);

@@ -111,10 +111,10 @@ impl Locks {
     fn at(address: Address) -> Result<Self, Error> {
         match address {
             Address::One(client) => Ok(Self::new(client)),
-            Address::Sentinel { builder, hosts, master, database } => {
+            Address::Sentinel { builder, hosts, primary, database } => {
                 let client = builder.build().map_err(|error| Error::Invalid { message: error.to_string() })?;
-                let called = format!("sentinel {hosts}/{master}");
-                Ok(Self::at_sentinel(Name::at(master, database), called, client))
+                let called = format!("sentinel {hosts}/{primary}");
+                Ok(Self::at_sentinel(Name::at(primary, database), called, client))
             }
             Address::Cluster(nodes) => Self::cluster(nodes),
         }

@@ -54,7 +54,7 @@ impl Name {
             Self::Cluster { server } => Ok(Position { server: server.clone(), number: slot(key).into() }),
             Self::Unknown => {
                 let message = "locks over several servers need the servers' names, and a SentinelClient does not tell \
-                               that of its master: use Locks::open(\"redis+sentinel://…\")";
+                               that of its primary: use Locks::open(\"redis+sentinel://…\")";
                 Err(Error::Invalid { message: message.to_owned() })
             }
         }

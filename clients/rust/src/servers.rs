@@ -207,8 +207,8 @@ async fn ask_for_slots(info: ConnectionInfo, config: &AsyncConnectionConfig) -> 
     let ranges: Vec<Vec<Value>> = cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
     let mut slots = vec![None; usize::from(SLOTS)];
     for range in ranges {
-        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = range.as_slice() else { continue };
-        let [host, Value::Int(port), ..] = master.as_slice() else { continue };
+        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = range.as_slice() else { continue };
+        let [host, Value::Int(port), ..] = primary.as_slice() else { continue };
         let Ok(port) = u16::try_from(*port) else { continue };
         let host = match host {
             Value::BulkString(host) if !host.is_empty() => String::from_utf8_lossy(host).into_owned(),

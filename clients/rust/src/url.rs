@@ -12,7 +12,7 @@ const FORMS: &str = "redis://[user:password@]host[:port][/database], rediss://â€
 /// A parsed address.
 pub(crate) enum Address {
     One(Client),
-    Sentinel { builder: Box<SentinelClientBuilder>, hosts: String, master: String, database: i64 },
+    Sentinel { builder: Box<SentinelClientBuilder>, hosts: String, primary: String, database: i64 },
     Cluster(Vec<ConnectionInfo>),
 }
 
@@ -27,10 +27,10 @@ impl Address {
                 let nodes = nodes.into_iter().map(|node| Ok(with(node)?.get_connection_info().clone()));
                 nodes.collect::<RedisResult<_>>().map(Self::Cluster)
             }
-            Self::Sentinel { builder, hosts, master, database } => {
+            Self::Sentinel { builder, hosts, primary, database } => {
                 let builder = builder.set_client_to_redis_certificates(certificates.clone());
                 let builder = Box::new(builder.set_client_to_sentinel_certificates(certificates));
-                Ok(Self::Sentinel { builder, hosts, master, database })
+                Ok(Self::Sentinel { builder, hosts, primary, database })
             }
         }
     }
@@ -78,11 +78,11 @@ fn cluster(scheme: &str, rest: &str) -> RedisResult<Vec<ConnectionInfo>> {
 /// The login before the hosts is the primary's. Sentinels have their own, if any, behind the path.
 fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<Address> {
     let (path, options) = path.split_once('?').unwrap_or((path, ""));
-    let (master, database) = path.split_once('/').unwrap_or((path, ""));
+    let (primary, database) = path.split_once('/').unwrap_or((path, ""));
     let nodes = each_host(scheme, hosts, &format!("/{database}"))?;
     let addresses: Vec<ConnectionAddr> = nodes.iter().map(|node| node.addr().clone()).collect();
     let login = nodes.first().map(|node| node.redis_settings().clone()).unwrap_or_default();
-    let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)?
+    let mut builder = SentinelClientBuilder::new(addresses, primary, SentinelServerType::Master)?
         .set_client_to_redis_db(login.db())
         .set_client_to_redis_protocol(login.protocol());
     if let Some(user) = login.username() {
@@ -96,7 +96,7 @@ fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<Address> {
     }
     let builder = Box::new(sentinel_login(builder, options)?);
     let hosts = nodes.iter().map(|node| node.addr().to_string()).collect::<Vec<_>>().join(",");
-    Ok(Address::Sentinel { builder, hosts, master: master.to_owned(), database: login.db() })
+    Ok(Address::Sentinel { builder, hosts, primary: primary.to_owned(), database: login.db() })
 }
 
 fn sentinel_login(builder: SentinelClientBuilder, options: &str) -> RedisResult<SentinelClientBuilder> {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinel_needs_the_name_of_a_master() {
+    fn sentinel_needs_the_name_of_a_primary() {
         assert!(matches!(
             parse("redis+sentinel://a:26379,b:26380/mymaster/2"),
             Ok(Address::Sentinel { database: 2, .. })

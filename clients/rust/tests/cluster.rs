@@ -113,7 +113,7 @@ async fn failover_carries_waits_and_holds_over() {
     });
     soon("the request waits", || waiters(cluster.node(old), key) == 1).await;
     cluster.fail_over_to(&new);
-    soon("the request waits at the new master", || waiters(&new, key) == 1).await;
+    soon("the request waits at the new primary", || waiters(&new, key) == 1).await;
     guard.check().await.unwrap();
     assert_eq!(holder(&new, key).unwrap().as_bytes(), guard.owner().as_bytes());
     guard.release().await.unwrap();

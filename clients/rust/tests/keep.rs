@@ -77,10 +77,10 @@ async fn cached_lock_is_acquired_without_a_request() {
 /// Only a request needs the replicas: they have confirmed the cached lock, and the server renews it.
 #[tokio::test]
 async fn cached_lock_needs_no_second_confirmation() {
-    let (master, replica) = (Server::start(), Server::start());
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let (locks, others) = (locks(&master), locks(&master));
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let (locks, others) = (locks(&primary), locks(&primary));
     let lock = cached_lock(&locks).replicas(1);
     let first = granted(&lock).await;
     let fence = first.fence();
@@ -89,22 +89,22 @@ async fn cached_lock_needs_no_second_confirmation() {
     let again = granted(&lock).await;
     assert_eq!(again.fence(), fence);
     again.check().await.unwrap();
-    assert_eq!(requests(&master), 1);
+    assert_eq!(requests(&primary), 1);
     // Another client's request is granted.
     let next = waits(&others.lock("a"));
-    soon("the other request waits", || waiters(&master, "a") == 1).await;
+    soon("the other request waits", || waiters(&primary, "a") == 1).await;
     again.release().await.unwrap();
     let next = next.await.unwrap();
     assert!(next.fence() > fence);
     next.release().await.unwrap();
     let error = lock.try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
-    soon("the unconfirmed hold is revoked", || is_free(&master, "a")).await;
+    soon("the unconfirmed hold is revoked", || is_free(&primary, "a")).await;
     replica.cont();
-    master.wait_replica_online();
+    primary.wait_replica_online();
     granted(&lock).await.release().await.unwrap();
-    master.wait_for_replica(&replica);
-    assert_eq!(holder(&replica, "a"), holder(&master, "a"));
+    primary.wait_for_replica(&replica);
+    assert_eq!(holder(&replica, "a"), holder(&primary, "a"));
 }
 
 #[tokio::test]

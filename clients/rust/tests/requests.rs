@@ -149,13 +149,13 @@ async fn cycle_of_waits_is_refused() {
 
 #[tokio::test]
 async fn replicas_confirm() {
-    let master = Server::start();
+    let primary = Server::start();
     let replica = Server::start();
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    let guard = locks(&master).lock("a").replicas(1).try_acquire().await.unwrap().unwrap();
-    master.wait_for_replica(&replica);
-    assert_eq!(holder(&replica, "a"), holder(&master, "a"));
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    let guard = locks(&primary).lock("a").replicas(1).try_acquire().await.unwrap().unwrap();
+    primary.wait_for_replica(&replica);
+    assert_eq!(holder(&replica, "a"), holder(&primary, "a"));
     guard.renew(Duration::from_secs(60)).await.unwrap();
     replica.stop();
     let error = guard.renew(Duration::from_secs(90)).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Sentinel: waits and holds continue at the new master.
+//! Sentinel: waits and holds continue at the new primary.
 
 use holdfast_client::Locks;
 use support::Trio;
@@ -17,7 +17,7 @@ async fn failover_carries_waits_and_holds_over() {
     });
     soon("the request waits", || waiters(old, "a") == 1).await;
     trio.fail_over();
-    soon("the request waits at the new master", || waiters(new, "a") == 1).await;
+    soon("the request waits at the new primary", || waiters(new, "a") == 1).await;
     guard.check().await.unwrap();
     assert_eq!(holder(new, "a").unwrap().as_bytes(), guard.owner().as_bytes());
     guard.release().await.unwrap();

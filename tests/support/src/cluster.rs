@@ -184,10 +184,10 @@ impl Cluster {
     /// A replica, beside this many others.
     #[track_caller]
     fn replica_from(&self, builder: Builder, index: usize, others: usize) -> Server {
-        let (replica, master) = (builder.start(), self.id(index));
+        let (replica, primary) = (builder.start(), self.id(index));
         self.introduce(&replica, index);
-        until(SOON, "the replica knows its master", || {
-            redis::cmd("CLUSTER").arg("REPLICATE").arg(&master).exec(&mut replica.connect()).is_ok()
+        until(SOON, "the replica knows its primary", || {
+            redis::cmd("CLUSTER").arg("REPLICATE").arg(&primary).exec(&mut replica.connect()).is_ok()
         });
         until(SOON, "the replica is in step", || {
             replica.info("replication", "master_link_status").as_deref() == Some("up")
@@ -195,13 +195,13 @@ impl Cluster {
         let own = id(&replica);
         let as_it_is = |line: &str| {
             let words: Vec<&str> = line.split(' ').collect();
-            let [id, _, flags, its_master, _, _, _, "connected", slots @ ..] = &words[..] else { return false };
+            let [id, _, flags, its_primary, _, _, _, "connected", slots @ ..] = &words[..] else { return false };
             match *id == own {
-                true => flags.contains("slave") && *its_master == master,
+                true => flags.contains("slave") && *its_primary == primary,
                 false => flags.contains("slave") || !slots.is_empty(),
             }
         };
-        until(SOON, "all nodes are connected, and know the replica's master", || {
+        until(SOON, "all nodes are connected, and know the replica's primary", || {
             self.nodes.iter().chain([&replica]).all(|node| {
                 let seen = nodes_as_seen_by(&mut node.connect());
                 seen.lines().count() == self.nodes.len() + others + 1 && seen.lines().all(as_it_is)

@@ -60,20 +60,20 @@ impl Trio {
         self.servers[0].wait_for_replica(&self.servers[1]);
         // Refused while the sentinel considers the replica unhealthy.
         until(SOON, "the sentinel begins a failover", || self.ask::<()>(&["FAILOVER", NAME]).is_ok());
-        self.wait_for_the_new_master();
+        self.wait_for_the_new_primary();
     }
 
     /// Kills the primary when the replica is in step, and waits until the sentinel names the replica.
     #[track_caller]
-    pub fn kill_master(&mut self) {
+    pub fn kill_primary(&mut self) {
         self.servers[0].wait_for_replica(&self.servers[1]);
         self.servers[0].kill9();
-        self.wait_for_the_new_master();
+        self.wait_for_the_new_primary();
     }
 
     #[track_caller]
-    fn wait_for_the_new_master(&self) {
-        until(SOON, "the sentinel names the new master", || {
+    fn wait_for_the_new_primary(&self) {
+        until(SOON, "the sentinel names the new primary", || {
             let address: Option<(String, u16)> = self.ask(&["GET-MASTER-ADDR-BY-NAME", NAME]).ok();
             address.is_some_and(|(_, port)| port == self.servers[1].port())
         });
@@ -84,9 +84,9 @@ impl Trio {
     }
 }
 
-fn sentinel_of(master: &Server) -> Server {
-    let address: SocketAddr = master.addr();
-    let file = master.dir().join("sentinel.conf");
+fn sentinel_of(primary: &Server) -> Server {
+    let address: SocketAddr = primary.addr();
+    let file = primary.dir().join("sentinel.conf");
     let settings = format!(
         "sentinel monitor {NAME} {} {} 1\nsentinel down-after-milliseconds {NAME} 2000\n\
          sentinel failover-timeout {NAME} 10000\n",

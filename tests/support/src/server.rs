@@ -356,16 +356,16 @@ impl Server {
         }
     }
 
-    /// Makes it a replica of `master` and waits until the link is up and the first copy is loaded.
+    /// Makes it a replica of `primary` and waits until the link is up and the first copy is loaded.
     #[track_caller]
-    pub fn replica_of(&self, master: &Server) {
-        let address = master.addr();
+    pub fn replica_of(&self, primary: &Server) {
+        let address = primary.addr();
         redis::cmd("REPLICAOF")
             .arg(address.ip().to_string())
             .arg(address.port())
             .exec(&mut self.connect())
             .expect("REPLICAOF");
-        until(SOON, "the replica's link to its master is up", || {
+        until(SOON, "the replica's link to its primary is up", || {
             self.info("replication", "master_link_status").as_deref() == Some("up")
         });
     }
@@ -385,7 +385,7 @@ impl Server {
     /// Waits until this primary has `count` replicas online.
     #[track_caller]
     pub fn wait_replicas_online(&self, count: usize) {
-        until(SOON, "the master's replicas are online", || {
+        until(SOON, "the primary's replicas are online", || {
             let info: String = redis::cmd("INFO").arg("replication").query(&mut self.connect()).expect("INFO");
             info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() >= count
         });

@@ -121,11 +121,11 @@ fn client_speaks_both_protocols() {
 
 #[test]
 fn replica_follows() {
-    let (master, replica) = (plain(), plain());
-    replica.replica_of(&master);
-    master.wait_replica_online();
-    set(&mut master.connect(), "key", "value");
-    master.wait_for_replica(&replica);
+    let (primary, replica) = (plain(), plain());
+    replica.replica_of(&primary);
+    primary.wait_replica_online();
+    set(&mut primary.connect(), "key", "value");
+    primary.wait_for_replica(&replica);
     assert_eq!(get(&mut replica.connect(), "key").as_deref(), Some("value"));
     replica.replica_of_no_one();
     set(&mut replica.connect(), "key", "other");

@@ -52,7 +52,7 @@ impl Servers {
     pub fn now(&self) -> &Server {
         match self {
             Self::One(server, _) => server,
-            Self::Sentinel(trio, master) => &trio.servers()[*master],
+            Self::Sentinel(trio, primary) => &trio.servers()[*primary],
             Self::Cluster(cluster, node) => cluster.node(*node),
         }
     }
@@ -92,9 +92,9 @@ impl Servers {
                 replica.replica_of_no_one();
                 *server = replica;
             }
-            Self::Sentinel(trio, master) => {
-                trio.kill_master();
-                *master = 1;
+            Self::Sentinel(trio, primary) => {
+                trio.kill_primary();
+                *primary = 1;
             }
             Self::Cluster(..) => {}
         }

@@ -10,7 +10,7 @@ use crate::client::Durability;
 use crate::engine::{Equipment, Result};
 use crate::failover::{LONGEST_LEASE, ORPHAN_LEASE, abandon, reacquire};
 use crate::load::{ClientGroup, Load, keys_of};
-use crate::master_fault::MASTER_FAULTS;
+use crate::primary_fault::PRIMARY_FAULTS;
 use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
@@ -28,7 +28,7 @@ struct Plan {
     moves: Moves,
     /// Moves of slots alone, before moves alternate with faults.
     moves_alone: bool,
-    master_faults: bool,
+    primary_faults: bool,
 }
 
 /// On the image's server slots move key by key, on Valkey 9.1 atomically. The short form runs half on each.
@@ -39,14 +39,14 @@ pub fn run(options: &Options) -> Vec<Row> {
             equipment: Equipment::default(),
             moves: Moves::KeyByKey,
             moves_alone: !options.short,
-            master_faults: true,
+            primary_faults: true,
         },
         Plan {
             name: "Cluster on Valkey 9.1, atomic migration",
             equipment: Equipment::valkey_9_1(),
             moves: Moves::Whole,
             moves_alone: true,
-            master_faults: !options.short,
+            primary_faults: !options.short,
         },
     ];
     let options = Options { budget: options.budget / plans.len() as u32, ..options.clone() };
@@ -70,8 +70,8 @@ impl Plan {
         match self.run_batches(options) {
             Ok((moved, failed)) => {
                 let moved = moved.row(&format!("{}, moved", self.name));
-                let failed = failed.row(&format!("{}, slots moved and masters failed", self.name));
-                [(self.moves_alone, moved), (self.master_faults, failed)]
+                let failed = failed.row(&format!("{}, slots moved and primaries failed", self.name));
+                [(self.moves_alone, moved), (self.primary_faults, failed)]
                     .into_iter()
                     .filter_map(|(wanted, row)| wanted.then_some(row))
                     .collect()
@@ -88,9 +88,9 @@ impl Plan {
         loop {
             let batch_begun = Instant::now();
             let moves = Batch::moves(batch_begun + options.budget / 4);
-            let master_faults = Batch::master_faults(begun + options.budget);
+            let primary_faults = Batch::primary_faults(begun + options.budget);
             if (self.moves_alone && moves.run_into(&mut moved, &shards, &mut rng, options).is_break())
-                || (self.master_faults && master_faults.run_into(&mut failed, &shards, &mut rng, options).is_break())
+                || (self.primary_faults && primary_faults.run_into(&mut failed, &shards, &mut rng, options).is_break())
             {
                 return Ok((moved, failed));
             }
@@ -105,17 +105,17 @@ impl Plan {
 
 struct Batch {
     rounds: usize,
-    master_faults: bool,
+    primary_faults: bool,
     until: Instant,
 }
 
 impl Batch {
     fn moves(until: Instant) -> Batch {
-        Batch { rounds: BATCH, master_faults: false, until }
+        Batch { rounds: BATCH, primary_faults: false, until }
     }
 
-    fn master_faults(until: Instant) -> Batch {
-        Batch { rounds: BATCH, master_faults: true, until }
+    fn primary_faults(until: Instant) -> Batch {
+        Batch { rounds: BATCH, primary_faults: true, until }
     }
 
     /// Runs a batch. If it fails, the tally contains what happened before.
@@ -141,12 +141,12 @@ impl Batch {
                 shards.move_slot(&tag, rng.usize(..), Duration::from_millis(rng.u64(0..600)))?;
                 tally.moves += 1;
             }
-            if self.master_faults {
+            if self.primary_faults {
                 let tag = rng.u8(..6).to_string();
                 let orphan = format!("orphan:{}:{round}:{{{tag}}}", tally.runs);
                 abandon(&mut shards.owner_of(&orphan)?, &orphan)?;
                 let split = Duration::from_millis(rng.u64(200..1_500));
-                let (fault, took) = shards.fail_over(&tag, MASTER_FAULTS[round % MASTER_FAULTS.len()], split)?;
+                let (fault, took) = shards.fail_over(&tag, PRIMARY_FAULTS[round % PRIMARY_FAULTS.len()], split)?;
                 let lease = ORPHAN_LEASE * 1_000;
                 probes.push(reacquire(&mut shards.owner_of(&orphan)?, orphan, lease)?);
                 tally.failover(took);

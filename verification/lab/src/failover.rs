@@ -11,7 +11,7 @@ use crate::clock::now;
 use crate::engine::{LabError, NetworkFaults, Result};
 use crate::history::{Fault, Micros, Probe};
 use crate::load::{ClientGroup, Load, keys_of};
-use crate::master_fault::MASTER_FAULTS;
+use crate::primary_fault::PRIMARY_FAULTS;
 use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
@@ -116,18 +116,18 @@ impl Batch<'_> {
             let orphan = format!("orphan:{}:{round}", self.number);
             // On an unreliable network the abandoned grant may be lost, and the probes at the end are enough.
             if bad.is_none() {
-                abandon(&mut trio.master()?, &orphan)?;
+                abandon(&mut trio.primary()?, &orphan)?;
             }
-            let master_fault = MASTER_FAULTS[round % MASTER_FAULTS.len()];
+            let primary_fault = PRIMARY_FAULTS[round % PRIMARY_FAULTS.len()];
             let failover =
-                trio.fail_over(master_fault, Duration::from_millis(rng.u64(200..1_800)), how_to_return(rng))?;
+                trio.fail_over(primary_fault, Duration::from_millis(rng.u64(200..1_800)), how_to_return(rng))?;
             if bad.is_none() {
-                probes.push(reacquire(&mut trio.master()?, orphan, ORPHAN_LEASE * 1_000)?);
+                probes.push(reacquire(&mut trio.primary()?, orphan, ORPHAN_LEASE * 1_000)?);
             }
             let whole = (failover.fault.until - failover.fault.from) / 1_000;
             trace(|| {
                 format!(
-                    "{master_fault:?}: {} ms to another master, {whole} ms until all is healthy",
+                    "{primary_fault:?}: {} ms to another primary, {whole} ms until all is healthy",
                     failover.took / 1_000
                 )
             });
@@ -145,7 +145,7 @@ impl Batch<'_> {
         let mut history = load.finish()?;
         faults.extend(trio.settle()?);
         for key in keys_of(&history) {
-            probes.push(reacquire(&mut trio.master()?, key, LONGEST_LEASE)?);
+            probes.push(reacquire(&mut trio.primary()?, key, LONGEST_LEASE)?);
         }
         history.faults = faults;
         history.probes = probes;

@@ -112,7 +112,7 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     let mut outcome = Outcome::default();
     let databases = (mixed::DATABASE + 1).to_string();
     let server = || Server::builder().program(program).arg("databases", &databases);
-    let master = server()
+    let primary = server()
         .arg("repl-diskless-sync-delay", "0")
         .arg("notify-keyspace-events", "KEAd")
         // In each of its cron runs the server may spend a quarter of the period on expired keys: 25 ms with the default of 10 runs a
@@ -122,51 +122,51 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
         .start();
     let replicas = [server().start(), server().without_module().start()];
     for replica in &replicas {
-        replica.replica_of(&master);
+        replica.replica_of(&primary);
     }
-    master.wait_replicas_online(replicas.len());
+    primary.wait_replicas_online(replicas.len());
     until(Duration::from_secs(20), "the process that sent the snapshot has ended", || {
-        master.info("persistence", "rdb_bgsave_in_progress").as_deref() == Some("0")
+        primary.info("persistence", "rdb_bgsave_in_progress").as_deref() == Some("0")
     });
     // Servers log warnings while they start and make the first copies.
     let servers: Vec<(&Server, usize)> =
-        [&master].into_iter().chain(&replicas).map(|server| (server, server.log().len())).collect();
-    rights::make_users(&mut master.connect());
-    watch::note_slow_steps(&mut master.connect());
+        [&primary].into_iter().chain(&replicas).map(|server| (server, server.log().len())).collect();
+    rights::make_users(&mut primary.connect());
+    watch::note_slow_steps(&mut primary.connect());
     let mut tokens = Tokens::default();
     let mut base = None;
     for round in 0..ROUNDS {
-        outcome.add(run_round(&master, seed.wrapping_mul(1000) + round, requests / ROUNDS));
+        outcome.add(run_round(&primary, seed.wrapping_mul(1000) + round, requests / ROUNDS));
         if outcome.violations.is_empty()
-            && let Err(why) = tokens.probe(&mut master.connect())
+            && let Err(why) = tokens.probe(&mut primary.connect())
         {
             outcome.violations.push(format!("round {round}: {why}"));
         }
         let quiet = || servers.iter().try_for_each(|(server, seen)| quiet_log(server, *seen));
         let checked = quiet()
-            .and_then(|()| check_nothing_left(&master))
-            .and_then(|()| check_copies(&master, &replicas))
+            .and_then(|()| check_nothing_left(&primary))
+            .and_then(|()| check_copies(&primary, &replicas))
             .and_then(|()| quiet());
         match checked {
             Ok(()) => outcome.compared += 1,
             Err(why) => {
                 outcome.violations.push(format!("round {round}: {why}"));
-                print_state(&master);
+                print_state(&primary);
                 break;
             }
         }
         if round + 1 == WARM_UP {
-            base = Some(memory_when_empty(&master, i64::MIN));
+            base = Some(memory_when_empty(&primary, i64::MIN));
         }
     }
-    if let Some(verdict) = master.client().get_connection().ok().and_then(|mut it| outcome.watch.verdict(&mut it)) {
+    if let Some(verdict) = primary.client().get_connection().ok().and_then(|mut it| outcome.watch.verdict(&mut it)) {
         outcome.violations.push(verdict);
     }
     if !outcome.violations.is_empty() {
         // The server may have crashed.
         return outcome;
     }
-    outcome.reached = reached(&master);
+    outcome.reached = reached(&primary);
     let mixed::PlayerCounts { asked, notified, cancelled, ended } = outcome.player_counts;
     let others = [
         ("forbidden", outcome.forbidden),
@@ -182,7 +182,7 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
         outcome.violations.push(format!("no request led to {what}: the run tests too little"));
     }
     if let Some(base) = base {
-        outcome.growth = memory_when_empty(&master, base) - base;
+        outcome.growth = memory_when_empty(&primary, base) - base;
         if outcome.growth > GROWTH {
             outcome.violations.push(format!("memory grew by {} bytes", outcome.growth));
         }
@@ -191,7 +191,7 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
 }
 
 /// The module's counters of what the requests led to. Each must be positive.
-fn reached(master: &Server) -> Vec<(&'static str, i64)> {
+fn reached(primary: &Server) -> Vec<(&'static str, i64)> {
     const COUNTS: [(&str, &str); 14] = [
         ("grants", "grants_at_once"),
         ("from the queue", "grants_queued"),
@@ -208,15 +208,15 @@ fn reached(master: &Server) -> Vec<(&'static str, i64)> {
         ("confirmed", "confirmed"),
         ("revoked", "revoked"),
     ];
-    let mut connection = master.connect();
+    let mut connection = primary.connect();
     COUNTS.map(|(what, field)| (what, holdfast(&mut connection, field))).to_vec()
 }
 
 /// When all connections are closed, no request may wait and no hold may be bound.
-fn check_nothing_left(master: &Server) -> Result<(), String> {
+fn check_nothing_left(primary: &Server) -> Result<(), String> {
     const NOW: [&str; 7] =
         ["waiters", "contended_locks", "bound_holds", "confirming", "sessions", "session_waits", "undelivered_events"];
-    let mut connection = master.client().get_connection().map_err(|error| error.to_string())?;
+    let mut connection = primary.client().get_connection().map_err(|error| error.to_string())?;
     match NOW.into_iter().find(|of| !eventually(Duration::from_secs(5), || holdfast(&mut connection, of) == 0)) {
         Some(of) => Err(format!("all connections are closed, yet {of} does not go down to 0")),
         None => Ok(()),
@@ -224,10 +224,10 @@ fn check_nothing_left(master: &Server) -> Result<(), String> {
 }
 
 /// Prints what the module and the server's log report, to explain a violation.
-fn print_state(master: &Server) {
-    let info = master.client().get_connection().and_then(|mut it| redis::cmd("INFO").arg("holdfast").query(&mut it));
+fn print_state(primary: &Server) {
+    let info = primary.client().get_connection().and_then(|mut it| redis::cmd("INFO").arg("holdfast").query(&mut it));
     eprintln!("{}", info.unwrap_or_else(|error| format!("no INFO: {error}")));
-    let log = master.log();
+    let log = primary.log();
     let lines: Vec<&str> = log.lines().rev().take(30).collect();
     lines.iter().rev().for_each(|line| eprintln!("{line}"));
 }
@@ -237,13 +237,13 @@ fn holdfast(connection: &mut Connection, name: &str) -> i64 {
 }
 
 /// One round: several connections send concurrently, until each has sent its part.
-fn run_round(master: &Server, seed: u64, requests: u64) -> Outcome {
-    let address = master.addr();
+fn run_round(primary: &Server, seed: u64, requests: u64) -> Outcome {
+    let address = primary.addr();
     let clients = Mutex::new(BTreeMap::new());
     let mut outcome = Outcome::default();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let watch = scope.spawn(|| Watch::over(address, master.pid(), &stop));
+        let watch = scope.spawn(|| Watch::over(address, primary.pid(), &stop));
         // Its connections may end early without a violation.
         let large_states = scope.spawn(|| large_states::build(address, seed, &stop));
         let player = scope.spawn(|| mixed::play(address, seed, &stop));
@@ -278,8 +278,8 @@ fn run_round(master: &Server, seed: u64, requests: u64) -> Outcome {
 
 /// The server's memory when all keys are deleted, without temporary buffers of connections and backlog. Waits until it is at
 /// most `base` and the allowance, or until it does not decrease any more.
-fn memory_when_empty(master: &Server, base: i64) -> i64 {
-    let mut connection = master.connect();
+fn memory_when_empty(primary: &Server, base: i64) -> i64 {
+    let mut connection = primary.connect();
     for command in [
         // Otherwise the measurements would fill it: a thousand of them take a quarter of a megabyte.
         &["CONFIG", "SET", "slowlog-log-slower-than", "-1"][..],

@@ -10,7 +10,7 @@ mod failover;
 mod fuzz;
 mod history;
 mod load;
-mod master_fault;
+mod primary_fault;
 mod operations;
 mod options;
 mod record;

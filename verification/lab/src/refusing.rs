@@ -16,7 +16,7 @@ use crate::bound;
 use crate::clock::{now, until};
 use crate::engine::{Equipment, LabError, Result};
 use crate::load::dies_with_the_lab;
-use crate::master_fault::MasterFault;
+use crate::primary_fault::PrimaryFault;
 use crate::options::{Options, workspace};
 use crate::report::Row;
 use crate::session::{Discovery, field};
@@ -46,8 +46,8 @@ const SESSIONS: [&str; 2] = ["session-rust", "session-python"];
 pub fn run(options: &Options) -> Vec<Row> {
     let options = Options { budget: options.budget / 2, ..options.clone() };
     vec![
-        row("Master cut off, min-replicas-to-write 1", Equipment::default(), &options),
-        row("Master cut off, min-replicas-to-write 1, Valkey 9.1", Equipment::valkey_9_1(), &options),
+        row("Primary cut off, min-replicas-to-write 1", Equipment::default(), &options),
+        row("Primary cut off, min-replicas-to-write 1, Valkey 9.1", Equipment::valkey_9_1(), &options),
     ]
 }
 
@@ -60,8 +60,8 @@ fn row(title: &str, equipment: Equipment, options: &Options) -> Row {
     let mut row = tally.row(title);
     row.requests += requests;
     row.note = format!(
-        "{granted} grants of {waited} who waited at a master that refused; refusals began {:.1} s after the cut at the latest; \
-         {taken_over} locks taken at the new master meanwhile",
+        "{granted} grants of {waited} who waited at a primary that refused; refusals began {:.1} s after the cut at the latest; \
+         {taken_over} locks taken at the new primary meanwhile",
         refused_after.as_secs_f64()
     );
     row
@@ -86,7 +86,7 @@ fn repeat_cuts(seen: &mut Results, equipment: Equipment, options: &Options) -> R
         seen.cut_off(&mut trio, options)?;
         seen.tally.crashes(trio.crashes());
         seen.tally.left_waiting(&trio.infos()?);
-        eprintln!("refusing: {} masters cut off", seen.tally.runs);
+        eprintln!("refusing: {} primaries cut off", seen.tally.runs);
         if begun.elapsed() + (begun.elapsed() - before) / 2 > options.budget {
             return Ok(());
         }
@@ -98,8 +98,8 @@ impl Results {
     fn cut_off(&mut self, trio: &mut Trio, options: &Options) -> Result<()> {
         let number = self.tally.runs;
         let keys = keys(number);
-        let old = trio.master_node();
-        let mut at_old = trio.master()?;
+        let old = trio.primary_node();
+        let mut at_old = trio.primary()?;
         let mut holders = Holders::take(trio, &keys)?;
         let waiters = Waiters::start(trio, &keys, options)?;
         self.requests += 2 * keys.len() as u64;
@@ -109,29 +109,29 @@ impl Results {
         holders.renew(&keys)?;
 
         let injected = now();
-        trio.inject(MasterFault::CutFromPeers)?;
+        trio.inject(PrimaryFault::CutFromPeers)?;
         let refuses = || code(&say(&mut at_old, "LOCK.ACQUIRE probe prober LEASE 1")).as_deref() == Some("NOREPLICAS");
         if !until(PATIENCE, refuses) {
-            return Err(LabError("the master still accepts writes".into()));
+            return Err(LabError("the primary still accepts writes".into()));
         }
         self.refused_after = self.refused_after.max(Duration::from_micros(now() - injected));
         let before = Written::of(&mut at_old)?;
         for key in &keys {
             if say(&mut at_old, &format!("HEXISTS {key} holder"))? != Value::Int(1) {
-                return Err(LabError(format!("{key} ended before the master refused writes, so nothing was tested")));
+                return Err(LabError(format!("{key} ended before the primary refused writes, so nothing was tested")));
             }
         }
         self.check_commands(&mut at_old, &keys[0]);
         drop(holders);
 
         trio.await_successor(old)?;
-        self.take_over(&mut trio.master()?, &keys)?;
+        self.take_over(&mut trio.primary()?, &keys)?;
         // The server ends the keys, and each end could wake the waiters.
         let end = Instant::now() + PATIENCE;
         for key in &keys {
             let left = end.saturating_duration_since(Instant::now());
             if !until(left, || say(&mut at_old, &format!("EXISTS {key}")) == Ok(Value::Int(0))) {
-                self.tally.violation(&format!("{key} does not end, or was granted, at the master that refuses writes"));
+                self.tally.violation(&format!("{key} does not end, or was granted, at the primary that refuses writes"));
             }
         }
         let begin = uptime(&mut at_old)?;
@@ -142,19 +142,19 @@ impl Results {
         self.granted += after.grants() - before.grants();
         self.waited += keys.len() as u64;
         if after != before {
-            self.tally.violation(&format!("while it refused writes, the master went from {before:?} to {after:?}"));
+            self.tally.violation(&format!("while it refused writes, the primary went from {before:?} to {after:?}"));
         }
         if let Ok((key, result)) = waiters.results.try_recv() {
-            self.tally.violation(&format!("{key}, while its master was cut off: {result:?}"));
+            self.tally.violation(&format!("{key}, while its primary was cut off: {result:?}"));
         }
         match waiting(&mut at_old) {
             Some(left) if left == keys.len() as u64 => {}
-            left => self.tally.violation(&format!("{left:?} of {} still wait at the old master", keys.len())),
+            left => self.tally.violation(&format!("{left:?} of {} still wait at the old primary", keys.len())),
         }
-        release_all(&mut trio.master()?, &keys)?;
+        release_all(&mut trio.primary()?, &keys)?;
 
         let back = if number.is_multiple_of(2) { Demotion::ByHand(0) } else { Demotion::BySentinels };
-        trio.bring_back(old, MasterFault::CutFromPeers, back)?;
+        trio.bring_back(old, PrimaryFault::CutFromPeers, back)?;
         trio.settle()?;
         self.tally.failover(now() - injected);
         self.tally.runs += 1;
@@ -163,7 +163,7 @@ impl Results {
     }
 
     /// Checks which commands such a primary refuses, and which it executes, against docs/operations.md.
-    fn check_commands(&mut self, master: &mut Connection, key: &str) {
+    fn check_commands(&mut self, primary: &mut Connection, key: &str) {
         let refused = [
             format!("LOCK.ACQUIRE {key} other WAIT 0"),
             format!("LOCK.ACQUIRE {key} holder"),
@@ -185,27 +185,27 @@ impl Results {
         ];
         self.requests += (refused.len() + taken.len()) as u64;
         for line in refused {
-            let reply = say(master, &line);
+            let reply = say(primary, &line);
             if code(&reply).as_deref() != Some("NOREPLICAS") {
-                self.tally.violation(&format!("a master that refuses writes replies to {line} with {reply:?}"));
+                self.tally.violation(&format!("a primary that refuses writes replies to {line} with {reply:?}"));
             }
         }
         for line in taken {
-            let reply = say(master, &line);
+            let reply = say(primary, &line);
             if reply.is_err() {
-                self.tally.violation(&format!("a master that refuses writes replies to {line} with {reply:?}"));
+                self.tally.violation(&format!("a primary that refuses writes replies to {line} with {reply:?}"));
             }
         }
     }
 
     /// Another client acquires every lock at the new primary, as soon as the lease that it knows has expired.
-    fn take_over(&mut self, master: &mut Connection, keys: &[String]) -> Result<()> {
-        master.set_read_timeout(Some(PATIENCE))?;
+    fn take_over(&mut self, primary: &mut Connection, keys: &[String]) -> Result<()> {
+        primary.set_read_timeout(Some(PATIENCE))?;
         for key in keys {
-            let reply = say(master, &format!("LOCK.ACQUIRE {key} successor LEASE {LONG} WAIT {}", 2 * LEASE));
+            let reply = say(primary, &format!("LOCK.ACQUIRE {key} successor LEASE {LONG} WAIT {}", 2 * LEASE));
             match reply {
                 Ok(Value::Int(_)) => self.taken_over += 1,
-                other => self.tally.violation(&format!("{key} can't be acquired at the new master: {other:?}")),
+                other => self.tally.violation(&format!("{key} can't be acquired at the new primary: {other:?}")),
             }
         }
         self.requests += keys.len() as u64;
@@ -220,10 +220,10 @@ impl Results {
                 Ok((key, result)) => {
                     let is_session = SESSIONS.iter().any(|session| key.contains(session));
                     if is_session != result.is_ok() {
-                        self.tally.violation(&format!("{key}, after its master was demoted: {result:?}"));
+                        self.tally.violation(&format!("{key}, after its primary was demoted: {result:?}"));
                     }
                 }
-                Err(_) => self.tally.violation("a waiter at the old master got no reply"),
+                Err(_) => self.tally.violation("a waiter at the old primary got no reply"),
             }
         }
     }
@@ -260,9 +260,9 @@ fn uptime(connection: &mut Connection) -> Result<u64> {
     number(&info(connection, "server")?, "uptime_in_seconds").ok_or_else(|| LabError("no uptime".into()))
 }
 
-fn release_all(master: &mut Connection, keys: &[String]) -> Result<()> {
+fn release_all(primary: &mut Connection, keys: &[String]) -> Result<()> {
     for key in keys {
-        cmd("LOCK.RELEASE").arg(key).arg("successor").exec(master)?;
+        cmd("LOCK.RELEASE").arg(key).arg("successor").exec(primary)?;
     }
     Ok(())
 }
@@ -308,8 +308,8 @@ struct Holders {
 
 impl Holders {
     fn take(trio: &Trio, keys: &[String]) -> Result<Holders> {
-        let mut connection = trio.master()?;
-        let mut session = trio.master()?;
+        let mut connection = trio.primary()?;
+        let mut session = trio.primary()?;
         let id = resp::session_id(&say(&mut session, "LOCK.SESSION")?)?;
         let is_dropped = Arc::new(AtomicBool::new(false));
         let reader = thread::spawn({
@@ -365,7 +365,7 @@ impl Waiters {
         let of = |kind: &str| keys.iter().filter(|key| key.ends_with(kind)).cloned().collect::<Vec<_>>();
         let (sender, results) = channel();
         for key in of("blocked-rust") {
-            let connection = trio.master()?;
+            let connection = trio.primary()?;
             let sender = sender.clone();
             thread::spawn(move || sender.send((key.clone(), block(connection, &key))));
         }

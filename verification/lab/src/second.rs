@@ -71,7 +71,7 @@ impl Results {
         let mut history = load.finish()?;
         history.faults = std::iter::once(pair.fault).chain(trio.settle()?).collect();
         for key in keys_of(&history) {
-            history.probes.push(reacquire(&mut trio.master()?, key, LONGEST_LEASE)?);
+            history.probes.push(reacquire(&mut trio.primary()?, key, LONGEST_LEASE)?);
         }
         operations::keep(&history, "second");
         let mut verdict = check(&history);

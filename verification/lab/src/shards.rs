@@ -10,15 +10,15 @@ use redis::{Connection, cmd};
 use crate::clock::{now, until};
 use crate::engine::{Equipment, LabError, MODULE, Node, Result, Site};
 use crate::history::{Fault, LocalFault, Micros};
-use crate::master_fault::MasterFault;
+use crate::primary_fault::PrimaryFault;
 use crate::options::Options;
 use crate::session::{Discovery, field};
 use crate::trace::trace;
 
 const SERVER: &str = "server";
 const PORT: u16 = 6379;
-const MASTERS: usize = 3;
-const NODES: usize = 2 * MASTERS;
+const PRIMARIES: usize = 3;
+const NODES: usize = 2 * PRIMARIES;
 const NODE_TIMEOUT_MS: u32 = 1_500;
 
 /// The hash tags of the clients' keys: see [`crate::client`].
@@ -98,9 +98,9 @@ impl Shards {
             let mut connection = self.connect(node)?;
             self.ids.push(cmd("CLUSTER").arg("MYID").query(&mut connection)?);
             cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(node + 1).exec(&mut connection)?;
-            if node < MASTERS {
-                let first = 16_384 * node / MASTERS;
-                let last = 16_384 * (node + 1) / MASTERS - 1;
+            if node < PRIMARIES {
+                let first = 16_384 * node / PRIMARIES;
+                let last = 16_384 * (node + 1) / PRIMARIES - 1;
                 cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(&[first, last]).exec(&mut connection)?;
             }
         }
@@ -109,9 +109,9 @@ impl Shards {
             cmd("CLUSTER").arg("MEET").arg(&self.node(node).ip).arg(PORT).exec(&mut first)?;
         }
         self.wait_for("all nodes to know each other", || (0..NODES).all(|node| self.known_to(node) == NODES))?;
-        for node in MASTERS..NODES {
+        for node in PRIMARIES..NODES {
             let mut connection = self.connect(node)?;
-            cmd("CLUSTER").arg("REPLICATE").arg(&self.ids[node - MASTERS]).exec(&mut connection)?;
+            cmd("CLUSTER").arg("REPLICATE").arg(&self.ids[node - PRIMARIES]).exec(&mut connection)?;
         }
         Ok(())
     }
@@ -179,17 +179,17 @@ impl Shards {
     }
 
     /// Injects a fault into the primary of a tag's slot, waits until its replica is promoted, and heals the fault.
-    pub fn fail_over(&self, tag: &str, master_fault: MasterFault, split: Duration) -> Result<(LocalFault, Micros)> {
+    pub fn fail_over(&self, tag: &str, primary_fault: PrimaryFault, split: Duration) -> Result<(LocalFault, Micros)> {
         let view = self.settle()?;
         let slot = self.slot(tag)?;
         let old = self.index_of(view.owners.get(&slot).map_or("", String::as_str))?;
         let tags = self.tags_of(&view, &self.ids[old]);
         let from = now();
-        master_fault.inject(&self.site, old, SERVER)?;
+        primary_fault.inject(&self.site, old, SERVER)?;
         self.await_successor(old, slot)?;
         let took = now() - from;
         sleep(split);
-        master_fault.heal(&self.site, old, SERVER, || self.start_server(old))?;
+        primary_fault.heal(&self.site, old, SERVER, || self.start_server(old))?;
         self.last_settled.borrow_mut().leaders = self.agree()?.leaders;
         let fault = Fault { from, until: now() };
         Ok((LocalFault { fault, tags }, took))
@@ -220,10 +220,10 @@ impl Shards {
         let slot = self.slot(tag)?;
         let view = self.settle()?;
         let from = view.owners.get(&slot).cloned().unwrap_or_default();
-        let masters: BTreeSet<&String> = view.leaders.values().collect();
-        let others: Vec<&String> = masters.into_iter().filter(|id| **id != from).collect();
+        let primaries: BTreeSet<&String> = view.leaders.values().collect();
+        let others: Vec<&String> = primaries.into_iter().filter(|id| **id != from).collect();
         let Some(to) = others.get(choice % others.len().max(1)) else {
-            return Err(LabError("there is no other master".into()));
+            return Err(LabError("there is no other primary".into()));
         };
         trace(|| format!("slot of {tag}: {from} to {to} begins"));
         match self.moves {
@@ -336,7 +336,7 @@ fn move_keys(source: &mut Connection, slot: u16, to: &str) -> Result<()> {
 fn agreed(views: Vec<View>) -> Option<View> {
     let mut views = views.into_iter();
     let first = views.next()?;
-    let sound = first.healthy && first.masters_with_replica() == MASTERS;
+    let sound = first.healthy && first.primaries_with_replica() == PRIMARIES;
     (sound && views.all(|view| view == first)).then_some(first)
 }
 
@@ -347,10 +347,10 @@ impl View {
         let slots: Vec<u16> = slots.into_iter().copied().collect();
         for line in text.lines() {
             let fields: Vec<&str> = line.split(' ').collect();
-            let [id, _, flags, master, _, _, _, link, ranges @ ..] = fields.as_slice() else {
+            let [id, _, flags, primary, _, _, _, link, ranges @ ..] = fields.as_slice() else {
                 return None;
             };
-            let leader = if flags.contains("master") { id } else { master };
+            let leader = if flags.contains("master") { id } else { primary };
             view.leaders.insert((*id).to_owned(), (*leader).to_owned());
             view.healthy &= !flags.contains("fail") && !flags.contains("noaddr");
             view.healthy &= *link == "connected";
@@ -362,7 +362,7 @@ impl View {
         Some(view)
     }
 
-    fn masters_with_replica(&self) -> usize {
+    fn primaries_with_replica(&self) -> usize {
         let led: BTreeSet<&String> =
             self.leaders.iter().filter(|(id, leader)| id != leader).map(|(_, leader)| leader).collect();
         led.len()

@@ -8,7 +8,7 @@ use redis::{Connection, cmd};
 use crate::clock::{now, until};
 use crate::engine::{BadNetwork, Equipment, LabError, MODULE, NetworkFaults, Node, OLD_MODULE, Result, Site};
 use crate::history::{Fault, Micros};
-use crate::master_fault::MasterFault;
+use crate::primary_fault::PrimaryFault;
 use crate::options::Options;
 use crate::session::{Discovery, MASTER_NAME, field};
 use crate::trace::trace;
@@ -79,7 +79,7 @@ pub struct Pair {
 /// The three nodes.
 pub struct Trio {
     site: Site,
-    master: usize,
+    primary: usize,
     down_after_ms: u32,
     min_replicas: u32,
     modules: [&'static str; 3],
@@ -109,7 +109,7 @@ impl Trio {
         let modules = [if equipment.old_module.is_some() { OLD_MODULE } else { MODULE }; 3];
         let site = Site::new("trio", 3, equipment, options)?;
         let last_settled = LastSettled { at: now(), epoch: String::new() };
-        let mut trio = Trio { site, master: 0, down_after_ms, min_replicas, modules, last_settled };
+        let mut trio = Trio { site, primary: 0, down_after_ms, min_replicas, modules, last_settled };
         for node in 0..3 {
             trio.start_server(node)?;
         }
@@ -127,17 +127,17 @@ impl Trio {
              min-replicas-to-write {}\nmin-replicas-max-lag 3\n",
             self.modules[node], self.min_replicas
         );
-        if node != self.master {
-            let master = &self.node(self.master).ip;
-            configuration += &format!("replicaof {master} {SERVER_PORT}\n");
+        if node != self.primary {
+            let primary = &self.node(self.primary).ip;
+            configuration += &format!("replicaof {primary} {SERVER_PORT}\n");
         }
         self.node(node).start(SERVER, &configuration, &[])
     }
 
     fn start_sentinel(&self, node: usize) -> Result<()> {
-        let master = &self.node(self.master).ip;
+        let primary = &self.node(self.primary).ip;
         let configuration = format!(
-            "port {SENTINEL_PORT}\nsentinel monitor {MASTER_NAME} {master} {SERVER_PORT} 2\n\
+            "port {SENTINEL_PORT}\nsentinel monitor {MASTER_NAME} {primary} {SERVER_PORT} 2\n\
              sentinel down-after-milliseconds {MASTER_NAME} {}\n\
              sentinel failover-timeout {MASTER_NAME} 5000\nsentinel parallel-syncs {MASTER_NAME} 2\n",
             self.down_after_ms
@@ -156,13 +156,13 @@ impl Trio {
     }
 
     /// A connection to the current primary.
-    pub fn master(&self) -> Result<Connection> {
-        self.connect(self.master, SERVER_PORT)
+    pub fn primary(&self) -> Result<Connection> {
+        self.connect(self.primary, SERVER_PORT)
     }
 
     /// The node of the current primary.
-    pub fn master_node(&self) -> usize {
-        self.master
+    pub fn primary_node(&self) -> usize {
+        self.primary
     }
 
     fn connect(&self, node: usize, port: u16) -> Result<Connection> {
@@ -176,7 +176,7 @@ impl Trio {
 
     /// The module's version at the current primary.
     pub fn version(&self) -> Result<String> {
-        let info = self.info(self.master, "holdfast")?;
+        let info = self.info(self.primary, "holdfast")?;
         Ok(field(&info, "holdfast_version").unwrap_or_default().to_owned())
     }
 
@@ -186,23 +186,23 @@ impl Trio {
     }
 
     /// Injects a fault into the primary, waits until the Sentinels have promoted another one, and heals the fault.
-    pub fn fail_over(&mut self, master_fault: MasterFault, split: Duration, back: Demotion) -> Result<Failover> {
+    pub fn fail_over(&mut self, primary_fault: PrimaryFault, split: Duration, back: Demotion) -> Result<Failover> {
         let unhealthy_period = self.settle()?;
-        let old = self.master;
+        let old = self.primary;
         let injected = now();
-        self.inject(master_fault)?;
+        self.inject(primary_fault)?;
         self.await_successor(old)?;
         let took = now() - injected;
         sleep(split);
-        self.bring_back(old, master_fault, back)?;
+        self.bring_back(old, primary_fault, back)?;
         self.settle()?;
         let from = unhealthy_period.map_or(injected, |period| period.from);
         Ok(Failover { fault: Fault { from, until: now() }, took })
     }
 
     /// Injects a fault into the primary.
-    pub fn inject(&self, master_fault: MasterFault) -> Result<()> {
-        master_fault.inject(&self.site, self.master, SERVER)
+    pub fn inject(&self, primary_fault: PrimaryFault) -> Result<()> {
+        primary_fault.inject(&self.site, self.primary, SERVER)
     }
 
     /// Makes the network of all three nodes unreliable until the result is dropped.
@@ -214,8 +214,8 @@ impl Trio {
     /// the server with all data is killed as well, before the old primary is back.
     pub fn fail_over_twice(&mut self, key: &str, third: Third) -> Result<Pair> {
         let unhealthy_period = self.settle()?;
-        let first = self.master;
-        let mut connection = self.master()?;
+        let first = self.primary;
+        let mut connection = self.primary()?;
         let token: i64 = cmd("LOCK.ACQUIRE")
             .arg(key)
             .arg("witness")
@@ -224,17 +224,17 @@ impl Trio {
         let from = unhealthy_period.map_or_else(now, |period| period.from);
         self.node(first).signal(SERVER, "KILL")?;
         self.await_successor(first)?;
-        let second = self.master;
+        let second = self.primary;
         self.node(second).signal(SERVER, "KILL")?;
         let last = 3 - first - second;
         if third == Third::Dies {
             self.node(last).signal(SERVER, "KILL")?;
         }
-        self.master = second;
+        self.primary = second;
         self.start_server(first)?;
         // The Sentinel that led the first failover does not end it while the promoted server is down.
-        self.master = self.await_master(&[0, 1, 2], second)?;
-        let kept: Option<String> = cmd("HGET").arg(key).arg("#fence").query(&mut self.master()?)?;
+        self.primary = self.await_primary(&[0, 1, 2], second)?;
+        let kept: Option<String> = cmd("HGET").arg(key).arg("#fence").query(&mut self.primary()?)?;
         for node in (0..3).filter(|&node| node != first && (node == second || third == Third::Dies)) {
             self.start_server(node)?;
         }
@@ -250,7 +250,7 @@ impl Trio {
             self.node(node).signal(SENTINEL, "KILL")?;
         }
         // One of them may have begun to demote it.
-        cmd("REPLICAOF").arg(&["NO", "ONE"]).exec(&mut self.master()?)?;
+        cmd("REPLICAOF").arg(&["NO", "ONE"]).exec(&mut self.primary()?)?;
         self.attach_replicas()?;
         for node in 0..3 {
             self.start_sentinel(node)?;
@@ -262,7 +262,7 @@ impl Trio {
     /// time `mixed`. Returns when each step was. The third step is the failover.
     pub fn upgrade(&mut self, mixed: Duration, hand_over: HandOver) -> Result<Vec<Fault>> {
         self.settle()?;
-        let old = self.master;
+        let old = self.primary;
         let mut faults = Vec::new();
         for node in (0..3).filter(|&node| node != old) {
             faults.push(self.replace_module(node)?);
@@ -320,8 +320,8 @@ impl Trio {
     }
 
     /// Heals the fault of a node that is not the primary any more, and makes sure that the node learns of it.
-    pub fn bring_back(&mut self, node: usize, master_fault: MasterFault, back: Demotion) -> Result<()> {
-        master_fault.heal(&self.site, node, SERVER, || self.start_server(node))?;
+    pub fn bring_back(&mut self, node: usize, primary_fault: PrimaryFault, back: Demotion) -> Result<()> {
+        primary_fault.heal(&self.site, node, SERVER, || self.start_server(node))?;
         if let Demotion::ByHand(millis) = back {
             sleep(Duration::from_millis(millis));
             self.await_successor(node)?;
@@ -332,9 +332,9 @@ impl Trio {
 
     /// Makes every node a replica of the primary, if it is not yet.
     fn attach_replicas(&self) -> Result<()> {
-        for node in (0..3).filter(|&node| node != self.master) {
+        for node in (0..3).filter(|&node| node != self.primary) {
             let info = self.info(node, "replication")?;
-            if field(&info, "master_host") != Some(&self.node(self.master).ip) {
+            if field(&info, "master_host") != Some(&self.node(self.primary).ip) {
                 self.demote(node)?;
             }
         }
@@ -347,7 +347,7 @@ impl Trio {
         redis::pipe()
             .atomic()
             .cmd("REPLICAOF")
-            .arg(&self.node(self.master).ip)
+            .arg(&self.node(self.primary).ip)
             .arg(SERVER_PORT)
             .cmd("CLIENT")
             .arg(&["KILL", "TYPE", "normal"])
@@ -358,40 +358,40 @@ impl Trio {
     /// Waits until the Sentinels have promoted another primary.
     pub fn await_successor(&mut self, old: usize) -> Result<()> {
         let watchers: Vec<usize> = (0..3).filter(|node| *node != old).collect();
-        self.master = self.await_master(&watchers, old)?;
+        self.primary = self.await_primary(&watchers, old)?;
         Ok(())
     }
 
     /// Waits until two of these Sentinels name the same other primary, and it is one.
-    fn await_master(&self, sentinels: &[usize], old: usize) -> Result<usize> {
+    fn await_primary(&self, sentinels: &[usize], old: usize) -> Result<usize> {
         let mut successor = None;
         until(FAILOVER_TIMEOUT, || {
-            let named: Vec<usize> = sentinels.iter().filter_map(|&sentinel| self.master_by(sentinel)).collect();
+            let named: Vec<usize> = sentinels.iter().filter_map(|&sentinel| self.primary_by(sentinel)).collect();
             let by_two = |node: &usize| named.iter().filter(|name| *name == node).count() >= 2;
-            successor = (0..3).find(|node| *node != old && by_two(node) && self.is_master(*node));
+            successor = (0..3).find(|node| *node != old && by_two(node) && self.is_primary(*node));
             successor.is_some()
         });
-        successor.ok_or_else(|| LabError(self.failure_with_logs("no other master in time")))
+        successor.ok_or_else(|| LabError(self.failure_with_logs("no other primary in time")))
     }
 
     /// The node that all of these Sentinels name as the primary.
     fn agreed(&self, sentinels: &[usize]) -> Option<usize> {
         sentinels
             .iter()
-            .map(|&sentinel| self.master_by(sentinel))
+            .map(|&sentinel| self.primary_by(sentinel))
             .reduce(|a, b| if a == b { a } else { None })
             .flatten()
     }
 
     /// The node that a Sentinel names as the primary.
-    fn master_by(&self, sentinel: usize) -> Option<usize> {
+    fn primary_by(&self, sentinel: usize) -> Option<usize> {
         let mut connection = self.connect(sentinel, SENTINEL_PORT).ok()?;
         let (ip, _): (String, u16) =
             cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(MASTER_NAME).query(&mut connection).ok()?;
         self.site.nodes.iter().position(|node| node.ip == ip)
     }
 
-    fn is_master(&self, node: usize) -> bool {
+    fn is_primary(&self, node: usize) -> bool {
         self.info(node, "replication").is_ok_and(|info| field(&info, "role") == Some("master"))
     }
 
@@ -402,7 +402,7 @@ impl Trio {
     pub fn settle(&mut self) -> Result<Option<Fault>> {
         let mut waited = false;
         let settled = until(Duration::from_secs(45), || {
-            self.master = self.agreed(&[0, 1, 2]).unwrap_or(self.master);
+            self.primary = self.agreed(&[0, 1, 2]).unwrap_or(self.primary);
             let settled = self.is_settled();
             waited |= !settled;
             settled
@@ -410,7 +410,7 @@ impl Trio {
         if !settled {
             return Err(LabError(self.failure_with_logs("not healthy within 45 s")));
         }
-        let info = self.info(self.master, "replication")?;
+        let info = self.info(self.primary, "replication")?;
         let last_settled =
             LastSettled { at: now(), epoch: field(&info, "master_replid").unwrap_or_default().to_owned() };
         let fault = Fault { from: self.last_settled.at, until: last_settled.at };
@@ -427,13 +427,13 @@ impl Trio {
     }
 
     fn in_step(&self) -> bool {
-        let Ok(info) = self.info(self.master, "replication") else {
+        let Ok(info) = self.info(self.primary, "replication") else {
             return false;
         };
         let online = info.matches("state=online").count();
         let up =
             |node| self.info(node, "replication").is_ok_and(|info| field(&info, "master_link_status") == Some("up"));
-        field(&info, "role") == Some("master") && online == 2 && (0..3).filter(|&node| node != self.master).all(up)
+        field(&info, "role") == Some("master") && online == 2 && (0..3).filter(|&node| node != self.primary).all(up)
     }
 
     fn sees_all(&self, sentinel: usize) -> bool {
@@ -442,7 +442,7 @@ impl Trio {
         };
         let replicas: Vec<std::collections::HashMap<String, String>> =
             cmd("SENTINEL").arg("REPLICAS").arg(MASTER_NAME).query(&mut connection).unwrap_or_default();
-        self.master_by(sentinel) == Some(self.master)
+        self.primary_by(sentinel) == Some(self.primary)
             && replicas.len() == 2
             && replicas.iter().all(|replica| replica.get("flags").map(String::as_str) == Some("slave"))
     }

@@ -110,7 +110,7 @@ fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Opt
     let bound = if builds == Builds::ToNext { 4 } else { 0 };
     let group = |prefix, durability| ClientGroup::mixed(prefix, durability, bound);
     let groups = [group("plain:", Durability::Nothing), group("safe:", Durability::Replicas(2))];
-    let leases = Leases::take(&mut trio.master()?)?;
+    let leases = Leases::take(&mut trio.primary()?)?;
     let queue = (builds == Builds::ToNext).then(|| Queue::form(&trio)).transpose()?;
     let load = Load::start(&groups, &trio.discovery(), options.seed, &options)?;
     let begun = Instant::now();
@@ -119,7 +119,7 @@ fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Opt
     let mut history = load.finish()?;
     faults.extend(trio.settle()?);
     let after = trio.version()?;
-    let mut wrong = leases.lost(&mut trio.master()?)?;
+    let mut wrong = leases.lost(&mut trio.primary()?)?;
     if before == after {
         wrong.push(format!("the version is {after} before and after"));
     }
@@ -129,7 +129,7 @@ fn upgrade(tally: &mut Tally, builds: Builds, hand_over: HandOver, options: &Opt
         kept += ", a watched hold and its queue";
     }
     for key in keys_of(&history) {
-        history.probes.push(reacquire(&mut trio.master()?, key, LONGEST_LEASE)?);
+        history.probes.push(reacquire(&mut trio.primary()?, key, LONGEST_LEASE)?);
     }
     let failover = faults.get(2).cloned().ok_or_else(|| LabError("the upgrade had no failover".into()))?;
     tally.faults += faults.len() as u64;

@@ -81,7 +81,7 @@ pub struct PendingRequest {
 
 /// The data of a primary.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Master {
+pub struct Primary {
     /// The lock after each write that some replica may lack; the last is the current lock.
     log: Vec<Key>,
     asked: Vec<PendingRequest>,
@@ -93,7 +93,7 @@ pub struct Master {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Server {
-    Master(Master),
+    Primary(Primary),
     /// In sync: its data, its position in the primary's log, and the position that the primary knows of.
     Follower {
         data: Key,
@@ -115,7 +115,7 @@ pub struct Belief {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct State {
     pub servers: [Server; 3],
-    pub master: Place,
+    pub primary: Place,
     pub cut: bool,
     /// The position in the primary's log up to which enough replicas have confirmed, so that clients may have replies.
     acknowledged: usize,
@@ -172,10 +172,10 @@ impl Model for Rules {
 
     fn init_states(&self) -> Vec<State> {
         let follower = Server::Follower { data: None, has: 0, heard: Some(0) };
-        let master = Server::Master(Master { log: vec![None], ..Master::default() });
+        let primary = Server::Primary(Primary { log: vec![None], ..Primary::default() });
         vec![State {
-            servers: [master, follower.clone(), follower],
-            master: 0,
+            servers: [primary, follower.clone(), follower],
+            primary: 0,
             cut: false,
             acknowledged: 0,
             beliefs: [None; 2],
@@ -197,10 +197,10 @@ impl Model for Rules {
         }
         for (place, server) in state.servers.iter().enumerate() {
             match server {
-                Server::Master(master) => {
+                Server::Primary(primary) => {
                     actions.extend([Action::Renew(place), Action::Force(place), Action::ComeBack(place)]);
                     actions.extend((0..2).map(|owner| Action::Move(owner, place)));
-                    actions.extend(master.asked.iter().map(|asked| Action::Answer(place, asked.owner)));
+                    actions.extend(primary.asked.iter().map(|asked| Action::Answer(place, asked.owner)));
                 }
                 Server::Follower { .. } => {
                     actions.extend([Action::Replicate(place), Action::Confirm(place), Action::TakeOver(place)]);
@@ -233,19 +233,19 @@ impl Rules {
             Action::KeepOne(owner) => self.release(state, owner, |_| 1),
             Action::ReleaseAll(owner) => {
                 state.beliefs[owner] = None;
-                let master = state.served(owner)?;
-                master.asked.retain(|asked| asked.owner != owner);
-                let held = master.key().is_some_and(|hold| hold.owner == owner);
-                if held { self.write(master, None) } else { Some(()) }
+                let primary = state.served(owner)?;
+                primary.asked.retain(|asked| asked.owner != owner);
+                let held = primary.key().is_some_and(|hold| hold.owner == owner);
+                if held { self.write(primary, None) } else { Some(()) }
             }
             Action::Move(owner, place) => {
                 let here = state.at[owner];
-                (state.is_master(place) && state.moves < self.moves).then_some(())?;
+                (state.is_primary(place) && state.moves < self.moves).then_some(())?;
                 state.moves += 1;
                 let mut asked = Vec::new();
-                if let Server::Master(master) = &mut state.servers[here] {
-                    asked = master.take_pending(|asked| asked.owner == owner);
-                    asked.iter().try_for_each(|asked| self.revoke(master, asked))?;
+                if let Server::Primary(primary) = &mut state.servers[here] {
+                    asked = primary.take_pending(|asked| asked.owner == owner);
+                    asked.iter().try_for_each(|asked| self.revoke(primary, asked))?;
                 }
                 (place != here || !asked.is_empty()).then_some(())?;
                 state.at[owner] = place;
@@ -253,22 +253,22 @@ impl Rules {
             }
             Action::Alive(owner) => {
                 let belief = state.beliefs[owner]?;
-                let master = state.served(owner)?;
-                let hold = master.key().filter(|hold| hold.owner == owner && hold.token == belief.token)?;
-                (self.replicas > 0 && master.bound == hold.token).then_some(())?;
-                let left = master.sure()?;
+                let primary = state.served(owner)?;
+                let hold = primary.key().filter(|hold| hold.owner == owner && hold.token == belief.token)?;
+                (self.replicas > 0 && primary.bound == hold.token).then_some(())?;
+                let left = primary.sure()?;
                 state.beliefs[owner] = Some(Belief { left: left.max(belief.left), ..belief });
                 Some(())
             }
             Action::Renew(place) => {
                 let at = state.at;
-                let master = state.a_master(place)?;
-                let hold = master.key().filter(|hold| hold.token == master.bound && hold.left < LEASE)?;
+                let primary = state.a_primary(place)?;
+                let hold = primary.key().filter(|hold| hold.token == primary.bound && hold.left < LEASE)?;
                 (self.replicas > 0 && at[hold.owner] == place).then_some(())?;
-                self.has_room(master)?;
-                self.write(master, Some(Hold { left: LEASE, ..hold }))?;
-                let at = master.log.len() - 1;
-                master.promised.push((at, LEASE));
+                self.has_room(primary)?;
+                self.write(primary, Some(Hold { left: LEASE, ..hold }))?;
+                let at = primary.log.len() - 1;
+                primary.promised.push((at, LEASE));
                 Some(())
             }
             Action::Replicate(place) => {
@@ -295,10 +295,10 @@ impl Rules {
             Action::Force(place) => {
                 (state.forces < self.forces).then_some(())?;
                 state.forces += 1;
-                let master = state.a_master(place)?;
-                let hold = master.key()?;
-                let knows = master.asked.iter().any(|asked| asked.token == hold.token && asked.new);
-                self.write(master, None)?;
+                let primary = state.a_primary(place)?;
+                let hold = primary.key()?;
+                let knows = primary.asked.iter().any(|asked| asked.token == hold.token && asked.new);
+                self.write(primary, None)?;
                 state.broken = if knows { state.broken } else { Some(hold.token) };
                 Some(())
             }
@@ -306,7 +306,7 @@ impl Rules {
             Action::Heal => state.cut.then(|| state.cut = false),
             Action::TakeOver(place) => self.take_over(state, place),
             Action::ComeBack(place) => {
-                (place != state.master && state.is_master(place)).then(|| state.servers[place] = Server::Behind)
+                (place != state.primary && state.is_primary(place)).then(|| state.servers[place] = Server::Behind)
             }
             Action::Sync(place) => {
                 (!state.cut && state.servers[place] == Server::Behind).then_some(())?;
@@ -320,11 +320,11 @@ impl Rules {
 
     fn ask(&self, state: &mut State, owner: Owner) -> Option<()> {
         let token = state.newest() + 1;
-        let master = state.served(owner)?;
-        let out = master.asked.iter().filter(|asked| asked.owner == owner).count();
+        let primary = state.served(owner)?;
+        let out = primary.asked.iter().filter(|asked| asked.owner == owner).count();
         (out < if self.one_at_a_time { 1 } else { 2 }).then_some(())?;
-        self.has_room(master)?;
-        let before = master.key();
+        self.has_room(primary)?;
+        let before = primary.key();
         let hold = match before {
             None => Hold { owner, holds: 1, token, left: LEASE },
             Some(hold) if hold.owner == owner && hold.holds < self.holds => {
@@ -332,39 +332,39 @@ impl Rules {
             }
             Some(_) => return None,
         };
-        self.write(master, Some(hold))?;
-        let at = master.log.len() - 1;
+        self.write(primary, Some(hold))?;
+        let at = primary.log.len() - 1;
         if self.replicas == 0 {
             state.record_belief(owner, hold.token, LEASE);
             return Some(());
         }
-        if master.bound != hold.token {
+        if primary.bound != hold.token {
             // A hold from before a failover has the deadline of its copy.
-            master.promised = before.iter().map(|hold| (0, hold.left)).collect();
-            master.bound = hold.token;
+            primary.promised = before.iter().map(|hold| (0, hold.left)).collect();
+            primary.bound = hold.token;
         }
         if !self.confirmed_deadline {
             // A renewal reads the deadline from the key, as if replicas had confirmed it.
-            master.promised.clear();
+            primary.promised.clear();
         }
-        master.promised.push((at, LEASE));
+        primary.promised.push((at, LEASE));
         let (new, left) = (before.is_none(), LEASE);
         let asked = PendingRequest { owner, token: hold.token, new, at, confirmed: false, patience: TIMEOUT, left };
-        master.asked.push(asked);
+        primary.asked.push(asked);
         Some(())
     }
 
     /// Lowers the hold count.
     fn release(&self, state: &mut State, owner: Owner, down: fn(u8) -> u8) -> Option<()> {
         let belief = state.beliefs[owner]?;
-        let master = state.served(owner)?;
-        let out = master.asked.iter().any(|asked| asked.owner == owner);
+        let primary = state.served(owner)?;
+        let out = primary.asked.iter().any(|asked| asked.owner == owner);
         (!(out && self.one_at_a_time)).then_some(())?;
-        let held = master.key().filter(|hold| hold.owner == owner && hold.token == belief.token);
+        let held = primary.key().filter(|hold| hold.owner == owner && hold.token == belief.token);
         let left = held.map_or(0, |hold| down(hold.holds));
         if let Some(hold) = held.filter(|hold| hold.holds > left) {
-            self.has_room(master)?;
-            self.write(master, (left > 0).then_some(Hold { holds: left, ..hold }))?;
+            self.has_room(primary)?;
+            self.write(primary, (left > 0).then_some(Hold { holds: left, ..hold }))?;
         }
         let holds = down(belief.holds).min(left);
         state.beliefs[owner] = (holds > 0).then_some(Belief { holds, ..belief });
@@ -373,49 +373,49 @@ impl Rules {
 
     fn answer(&self, state: &mut State, place: Place, owner: Owner) -> Option<()> {
         let only_if_held = self.only_if_held;
-        let master = state.a_master(place)?;
-        let index = master.asked.iter().position(|asked| asked.owner == owner && asked.confirmed)?;
-        let asked = master.asked.remove(index);
-        let held = master.key().is_some_and(|hold| hold.owner == owner && hold.token == asked.token);
+        let primary = state.a_primary(place)?;
+        let index = primary.asked.iter().position(|asked| asked.owner == owner && asked.confirmed)?;
+        let asked = primary.asked.remove(index);
+        let held = primary.key().is_some_and(|hold| hold.owner == owner && hold.token == asked.token);
         if held || !only_if_held {
             state.record_belief(owner, asked.token, asked.left);
         }
         Some(())
     }
 
-    fn revoke(&self, master: &mut Master, asked: &PendingRequest) -> Option<()> {
-        match master.key().filter(|hold| hold.owner == asked.owner && hold.token == asked.token) {
-            Some(_) if asked.new => self.write(master, None),
-            Some(hold) => self.write(master, (hold.holds > 1).then(|| Hold { holds: hold.holds - 1, ..hold })),
+    fn revoke(&self, primary: &mut Primary, asked: &PendingRequest) -> Option<()> {
+        match primary.key().filter(|hold| hold.owner == asked.owner && hold.token == asked.token) {
+            Some(_) if asked.new => self.write(primary, None),
+            Some(hold) => self.write(primary, (hold.holds > 1).then(|| Hold { holds: hold.holds - 1, ..hold })),
             None => Some(()),
         }
     }
 
     /// The server's own writes happen however far replicas are behind; clients stop at the bound.
-    fn write(&self, master: &mut Master, key: Key) -> Option<()> {
-        master.log.push(key);
+    fn write(&self, primary: &mut Primary, key: Key) -> Option<()> {
+        primary.log.push(key);
         Some(())
     }
 
-    fn has_room(&self, master: &Master) -> Option<()> {
-        (master.log.len() <= self.lag).then_some(())
+    fn has_room(&self, primary: &Primary) -> Option<()> {
+        (primary.log.len() <= self.lag).then_some(())
     }
 
     fn take_over(&self, state: &mut State, place: Place) -> Option<()> {
         let Server::Follower { data, has, .. } = state.servers[place] else { return None };
         (state.cut && (self.heir == Heir::Any || has >= state.acknowledged)).then_some(())?;
-        let master = state.current();
-        let sure = master.sure();
-        master.log.drain(..master.log.len() - 1);
-        master.asked.iter_mut().for_each(|asked| asked.at = 0);
-        master.promised = sure.into_iter().map(|left| (0, left)).collect();
+        let primary = state.current();
+        let sure = primary.sure();
+        primary.log.drain(..primary.log.len() - 1);
+        primary.asked.iter_mut().for_each(|asked| asked.at = 0);
+        primary.promised = sure.into_iter().map(|left| (0, left)).collect();
         for server in &mut state.servers {
             if matches!(server, Server::Follower { .. }) {
                 *server = Server::Behind;
             }
         }
-        state.servers[place] = Server::Master(Master { log: vec![data], ..Master::default() });
-        (state.master, state.cut, state.acknowledged) = (place, false, 0);
+        state.servers[place] = Server::Primary(Primary { log: vec![data], ..Primary::default() });
+        (state.primary, state.cut, state.acknowledged) = (place, false, 0);
         state.failovers += 1;
         Some(())
     }
@@ -423,7 +423,7 @@ impl Rules {
     fn tick(&self, state: &mut State) -> Option<()> {
         for server in &mut state.servers {
             match server {
-                Server::Master(master) => self.tick_at(master)?,
+                Server::Primary(primary) => self.tick_at(primary)?,
                 Server::Follower { data, .. } => tick_key(data),
                 Server::Behind => {}
             }
@@ -434,19 +434,19 @@ impl Rules {
         Some(())
     }
 
-    fn tick_at(&self, master: &mut Master) -> Option<()> {
+    fn tick_at(&self, primary: &mut Primary) -> Option<()> {
         // Confirmed requests get their replies before time passes; the server processes them first, too.
-        master.asked.iter().all(|asked| !asked.confirmed).then_some(())?;
-        master.log.iter_mut().for_each(tick_key);
-        master.promised.iter_mut().for_each(|(_, left)| *left = left.saturating_sub(1));
-        for asked in &mut master.asked {
+        primary.asked.iter().all(|asked| !asked.confirmed).then_some(())?;
+        primary.log.iter_mut().for_each(tick_key);
+        primary.promised.iter_mut().for_each(|(_, left)| *left = left.saturating_sub(1));
+        for asked in &mut primary.asked {
             asked.patience = asked.patience.saturating_sub(1);
             asked.left = asked.left.saturating_sub(1);
         }
-        let missed = master.take_pending(|asked| asked.patience == 0);
-        missed.iter().try_for_each(|asked| self.revoke(master, asked))?;
-        let over = master.sure() == Some(0) && master.key().is_some_and(|hold| hold.token == master.bound);
-        if over && self.confirmed_deadline { self.write(master, None) } else { Some(()) }
+        let missed = primary.take_pending(|asked| asked.patience == 0);
+        missed.iter().try_for_each(|asked| self.revoke(primary, asked))?;
+        let over = primary.sure() == Some(0) && primary.key().is_some_and(|hold| hold.token == primary.bound);
+        if over && self.confirmed_deadline { self.write(primary, None) } else { Some(()) }
     }
 }
 
@@ -454,7 +454,7 @@ fn tick_key(key: &mut Key) {
     *key = key.filter(|hold| hold.left > 1).map(|hold| Hold { left: hold.left - 1, ..hold });
 }
 
-impl Master {
+impl Primary {
     fn key(&self) -> Key {
         self.log.last().copied().flatten()
     }
@@ -507,24 +507,24 @@ impl State {
         self.beliefs.iter().all(|belief| belief.is_some_and(|belief| Some(belief.token) != self.broken))
     }
 
-    fn is_master(&self, place: Place) -> bool {
-        matches!(self.servers[place], Server::Master(_))
+    fn is_primary(&self, place: Place) -> bool {
+        matches!(self.servers[place], Server::Primary(_))
     }
 
-    fn a_master(&mut self, place: Place) -> Option<&mut Master> {
+    fn a_primary(&mut self, place: Place) -> Option<&mut Primary> {
         match &mut self.servers[place] {
-            Server::Master(master) => Some(master),
+            Server::Primary(primary) => Some(primary),
             _ => None,
         }
     }
 
-    fn current(&mut self) -> &mut Master {
-        self.a_master(self.master).expect("it is a master")
+    fn current(&mut self) -> &mut Primary {
+        self.a_primary(self.primary).expect("it is a primary")
     }
 
     /// The primary that an owner is connected to.
-    fn served(&mut self, owner: Owner) -> Option<&mut Master> {
-        self.a_master(self.at[owner])
+    fn served(&mut self, owner: Owner) -> Option<&mut Primary> {
+        self.a_primary(self.at[owner])
     }
 
     fn record_belief(&mut self, owner: Owner, token: u8, left: u8) {
@@ -543,10 +543,10 @@ impl State {
     fn each_token(&mut self, mut each: impl FnMut(&mut u8)) {
         for server in &mut self.servers {
             match server {
-                Server::Master(master) => {
-                    master.log.iter_mut().flatten().for_each(|hold| each(&mut hold.token));
-                    master.asked.iter_mut().for_each(|asked| each(&mut asked.token));
-                    each(&mut master.bound);
+                Server::Primary(primary) => {
+                    primary.log.iter_mut().flatten().for_each(|hold| each(&mut hold.token));
+                    primary.asked.iter_mut().for_each(|asked| each(&mut asked.token));
+                    each(&mut primary.bound);
                 }
                 Server::Follower { data, .. } => data.iter_mut().for_each(|hold| each(&mut hold.token)),
                 Server::Behind => {}
@@ -565,11 +565,11 @@ impl State {
         });
         let known = known.min().unwrap_or(last);
         let acknowledged = self.acknowledged;
-        let master = self.current();
-        master.log.drain(..known);
-        master.asked.iter_mut().for_each(|asked| asked.at = asked.at.saturating_sub(known));
-        master.promised.iter_mut().for_each(|(at, _)| *at = at.saturating_sub(known));
-        master.forget_promises();
+        let primary = self.current();
+        primary.log.drain(..known);
+        primary.asked.iter_mut().for_each(|asked| asked.at = asked.at.saturating_sub(known));
+        primary.promised.iter_mut().for_each(|(at, _)| *at = at.saturating_sub(known));
+        primary.forget_promises();
         self.acknowledged = acknowledged.saturating_sub(known);
         for server in &mut self.servers {
             match server {
@@ -577,22 +577,22 @@ impl State {
                     *has -= known;
                     *heard = heard.map(|heard| heard - known);
                 }
-                Server::Master(master) => {
-                    if master.key().is_none_or(|hold| hold.token != master.bound) {
-                        (master.bound, master.promised) = (0, Vec::new());
+                Server::Primary(primary) => {
+                    if primary.key().is_none_or(|hold| hold.token != primary.bound) {
+                        (primary.bound, primary.promised) = (0, Vec::new());
                     }
                 }
                 Server::Behind => {}
             }
         }
-        let place = self.master;
+        let place = self.primary;
         for (other, server) in self.servers.iter_mut().enumerate() {
-            if let Server::Master(master) = server
+            if let Server::Primary(primary) = server
                 && other != place
             {
                 // An old primary: no replica follows it, and it receives no more confirmations.
-                master.log.drain(..master.log.len() - 1);
-                master.promised = master.sure().into_iter().map(|left| (0, left)).collect();
+                primary.log.drain(..primary.log.len() - 1);
+                primary.promised = primary.sure().into_iter().map(|left| (0, left)).collect();
             }
         }
         let mut tokens = vec![0];
@@ -617,9 +617,9 @@ impl State {
 
     fn with_servers_sorted(mut self) -> Self {
         let mut order = [0, 1, 2];
-        order.sort_by_key(|&place| (&self.servers[place], place == self.master, self.at.map(|at| at == place)));
+        order.sort_by_key(|&place| (&self.servers[place], place == self.primary, self.at.map(|at| at == place)));
         let number = |place: Place| order.iter().position(|it| *it == place).unwrap_or(place);
-        (self.master, self.at) = (number(self.master), self.at.map(number));
+        (self.primary, self.at) = (number(self.primary), self.at.map(number));
         self.servers = order.map(|place| std::mem::replace(&mut self.servers[place], Server::Behind));
         self
     }
@@ -627,9 +627,9 @@ impl State {
     fn each_owner(&mut self, mut each: impl FnMut(&mut Owner)) {
         for server in &mut self.servers {
             match server {
-                Server::Master(master) => {
-                    master.log.iter_mut().flatten().for_each(|hold| each(&mut hold.owner));
-                    master.asked.iter_mut().for_each(|asked| each(&mut asked.owner));
+                Server::Primary(primary) => {
+                    primary.log.iter_mut().flatten().for_each(|hold| each(&mut hold.owner));
+                    primary.asked.iter_mut().for_each(|asked| each(&mut asked.owner));
                 }
                 Server::Follower { data, .. } => data.iter_mut().for_each(|hold| each(&mut hold.owner)),
                 Server::Behind => {}

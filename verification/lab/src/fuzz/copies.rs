@@ -21,10 +21,10 @@ struct Contents {
 /// Waits until every replica has the same data and deadlines as the primary. The error is the difference.
 ///
 /// Locks expire meanwhile, so a comparison counts only if nothing was written during it.
-pub fn check_copies(master: &Server, replicas: &[Server]) -> Result<(), String> {
+pub fn check_copies(primary: &Server, replicas: &[Server]) -> Result<(), String> {
     for (number, replica) in replicas.iter().enumerate() {
-        let mut last = String::from("master and replica never had the same offset");
-        let equal = eventually(SOON, || match compare(master, replica) {
+        let mut last = String::from("primary and replica never had the same offset");
+        let equal = eventually(SOON, || match compare(primary, replica) {
             Ok(Some(difference)) => {
                 last = difference;
                 last.is_empty()
@@ -36,20 +36,20 @@ pub fn check_copies(master: &Server, replicas: &[Server]) -> Result<(), String> 
             }
         });
         if !equal {
-            return Err(format!("replica {number} differs from its master: {last}"));
+            return Err(format!("replica {number} differs from its primary: {last}"));
         }
     }
     Ok(())
 }
 
 /// The difference, empty if there is none. `None` if the two had different offsets.
-fn compare(master: &Server, replica: &Server) -> RedisResult<Option<String>> {
-    let (mut master, mut replica) = (connect(master)?, connect(replica)?);
-    let before = offset(&mut master, "master_repl_offset")?;
-    let ours = contents(&mut master)?;
+fn compare(primary: &Server, replica: &Server) -> RedisResult<Option<String>> {
+    let (mut primary, mut replica) = (connect(primary)?, connect(replica)?);
+    let before = offset(&mut primary, "master_repl_offset")?;
+    let ours = contents(&mut primary)?;
     let theirs = contents(&mut replica)?;
     let taken = offset(&mut replica, "slave_repl_offset")?;
-    let after = offset(&mut master, "master_repl_offset")?;
+    let after = offset(&mut primary, "master_repl_offset")?;
     if before != after || taken != before {
         return Ok(None);
     }
@@ -160,19 +160,19 @@ mod tests {
 
     /// A primary and a replica that accepts writes, so that differences can be injected.
     fn pair() -> (Server, Server) {
-        let master = Server::builder().without_module().start();
+        let primary = Server::builder().without_module().start();
         let replica = Server::builder().without_module().arg("replica-read-only", "no").start();
-        replica.replica_of(&master);
-        redis::cmd("HSET").arg("lock").arg("owner").arg(1).exec(&mut master.connect()).unwrap();
-        redis::cmd("PEXPIRE").arg("lock").arg(60_000).exec(&mut master.connect()).unwrap();
-        master.wait_for_replica(&replica);
-        (master, replica)
+        replica.replica_of(&primary);
+        redis::cmd("HSET").arg("lock").arg("owner").arg(1).exec(&mut primary.connect()).unwrap();
+        redis::cmd("PEXPIRE").arg("lock").arg(60_000).exec(&mut primary.connect()).unwrap();
+        primary.wait_for_replica(&replica);
+        (primary, replica)
     }
 
-    fn seen(master: &Server, replica: &Server) -> String {
+    fn seen(primary: &Server, replica: &Server) -> String {
         let mut found = None;
         eventually(SOON, || {
-            found = compare(master, replica).unwrap();
+            found = compare(primary, replica).unwrap();
             found.is_some()
         });
         found.unwrap()
@@ -180,13 +180,13 @@ mod tests {
 
     #[test]
     fn injected_differences_are_found() {
-        let (master, replica) = pair();
-        assert_eq!(seen(&master, &replica), "");
+        let (primary, replica) = pair();
+        assert_eq!(seen(&primary, &replica), "");
         redis::cmd("PEXPIRE").arg("lock").arg(50_000).exec(&mut replica.connect()).unwrap();
-        assert!(seen(&master, &replica).contains("deadlines"));
-        let (master, replica) = pair();
+        assert!(seen(&primary, &replica).contains("deadlines"));
+        let (primary, replica) = pair();
         redis::cmd("HINCRBY").arg("lock").arg("owner").arg(1).exec(&mut replica.connect()).unwrap();
-        assert!(seen(&master, &replica).contains("digest"));
+        assert!(seen(&primary, &replica).contains("digest"));
     }
 
     #[test]

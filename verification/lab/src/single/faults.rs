@@ -171,9 +171,9 @@ struct Resync {
 }
 
 impl Resync {
-    fn of(master: &Server) -> Resync {
+    fn of(primary: &Server) -> Resync {
         let replica = Server::start();
-        replica.replica_of(master);
+        replica.replica_of(primary);
         Resync { replica }
     }
 }

@@ -33,13 +33,13 @@ pub struct Leases(Vec<(String, i64)>);
 
 impl Leases {
     /// Acquires them.
-    pub fn take(master: &mut Connection) -> Result<Leases> {
+    pub fn take(primary: &mut Connection) -> Result<Leases> {
         let mut taken = Vec::new();
         for number in 0..PLAIN {
             let key = format!("witness:{number}");
             let mut command = cmd("LOCK.ACQUIRE");
             command.arg(&key).arg("witness").arg("LEASE").arg(LONG.as_millis() as u64).arg(&["REPLICAS", "2"]);
-            taken.push((key, command.query(master)?));
+            taken.push((key, command.query(primary)?));
         }
         Ok(Leases(taken))
     }
@@ -50,10 +50,10 @@ impl Leases {
     }
 
     /// Those that are not held with their tokens any more.
-    pub fn lost(&self, master: &mut Connection) -> Result<Vec<String>> {
+    pub fn lost(&self, primary: &mut Connection) -> Result<Vec<String>> {
         let mut lost = Vec::new();
         for (key, token) in &self.0 {
-            let renewed: Option<i64> = cmd("LOCK.RENEW").arg(key).arg("witness").query(master)?;
+            let renewed: Option<i64> = cmd("LOCK.RENEW").arg(key).arg("witness").query(primary)?;
             if renewed != Some(*token) {
                 lost.push(format!("{key} was granted with {token}, and is held with {renewed:?}"));
             }
@@ -138,6 +138,6 @@ async fn wait(locks: Locks, number: usize, granted: Arc<Mutex<Vec<usize>>>) -> s
 
 /// The owners in the queue, at the present primary.
 fn waiting(trio: &Trio) -> Result<Vec<String>> {
-    let rows: Vec<HashMap<String, Value>> = cmd("LOCK.WAITERS").arg(KEY).query(&mut trio.master()?)?;
+    let rows: Vec<HashMap<String, Value>> = cmd("LOCK.WAITERS").arg(KEY).query(&mut trio.primary()?)?;
     Ok(rows.iter().filter_map(|row| row.get("owner").map(|owner| format!("{owner:?}"))).collect())
 }

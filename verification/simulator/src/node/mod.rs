@@ -65,7 +65,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Primary.
-    Master,
+    Primary,
     /// Replica.
     Replica,
 }
@@ -234,7 +234,7 @@ impl Node {
             dbs: vec![BTreeMap::new(); DATABASES],
             clients: BTreeMap::new(),
             users: BTreeMap::from([("default".into(), User::default())]),
-            role: Role::Master,
+            role: Role::Primary,
             was_replica: false,
             stream: Stream::default(),
             replicas: Vec::new(),

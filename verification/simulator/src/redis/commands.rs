@@ -276,7 +276,7 @@ fn own(client: u64, db: i32, name: &str, argv: &[Bytes]) {
         ("flushall", _) => flush(db, None),
         ("flushdb", _) => flush(db, Some(db)),
         ("swapdb", [one, other]) => swap(db, number(one) as i32, number(other) as i32),
-        ("replicaof", [host, _]) => become_role(client, if *host == b"NO" { Role::Master } else { Role::Replica }),
+        ("replicaof", [host, _]) => become_role(client, if *host == b"NO" { Role::Primary } else { Role::Replica }),
         ("client", [what, rest @ ..]) => of_client(client, &lower(what), rest),
         ("config", [_, what, value]) => configure(&lower(what), value),
         ("acl", [_, user, rules @ ..]) => set_user(user, rules),

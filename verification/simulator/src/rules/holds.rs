@@ -393,7 +393,7 @@ impl Checker {
             if let Some(binding) = bound.filter(|binding| !binding.is_unsure)
                 && others_end
                 && !belief.ended_unreported
-                && role == Role::Master
+                && role == Role::Primary
                 // (A hold in a slot of another node is unbound, not lost.)
                 && !node(|node| node.slots.as_ref().is_some_and(|slots| slots.elsewhere.contains(&slot_of(key))))
                 && self.connections.get(&binding.client).is_some_and(|it| it.was_session && !it.has_vanished)

@@ -544,7 +544,7 @@ impl Checker {
             return Ok(());
         }
         let lags = state::with(|state| state.bindings.any_lags() || state.seems_stepped(Now::read()));
-        if node(|node| node.role == Role::Master) && lags {
+        if node(|node| node.role == Role::Primary) && lags {
             return Err(Violation::new(STEPPED, "a key has not followed the clock step"));
         }
         self.all_answered()?;

@@ -51,7 +51,7 @@ impl Checker {
                 }
                 for key in ours.keys().chain(theirs.keys()) {
                     let (ours, theirs) = (ours.get(key).map(sorted), theirs.get(key).map(sorted));
-                    if ours != theirs && node.role == Role::Master && !node.was_replica {
+                    if ours != theirs && node.role == Role::Primary && !node.was_replica {
                         let what = format!("{} in {db}: {ours:?} here, {theirs:?} on the replica", key.escape_ascii());
                         return Err(Violation::new(REPLICATED, what));
                     }
@@ -127,7 +127,7 @@ impl Checker {
 
 pub(super) fn is_refusing(node: &Node) -> bool {
     let is_down = node.slots.as_ref().is_some_and(|slots| slots.is_down);
-    node.role == Role::Master && (is_down || node.refuses_writes().is_some())
+    node.role == Role::Primary && (is_down || node.refuses_writes().is_some())
 }
 
 /// The module's tables agree with one another, as far as they show it.

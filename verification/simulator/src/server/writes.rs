@@ -5,7 +5,7 @@ use crate::node::node;
 
 /// Whether this server may change locks now.
 pub fn are_possible(_: Ctx) -> bool {
-    node(|node| node.role == Role::Master && !node.is_paused())
+    node(|node| node.role == Role::Primary && !node.is_paused())
 }
 
 /// Whether the server would refuse a client's write now.

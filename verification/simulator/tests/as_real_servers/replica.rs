@@ -21,8 +21,8 @@ const PULSE: Duration = Duration::from_millis(200);
 
 impl Replica {
     /// Follows a server. Confirms after this many ms when asked, or never.
-    pub fn follow(master: SocketAddr, delay: Option<u64>) -> Self {
-        let mut socket = TcpStream::connect(master).expect("connects");
+    pub fn follow(primary: SocketAddr, delay: Option<u64>) -> Self {
+        let mut socket = TcpStream::connect(primary).expect("connects");
         socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a valid time");
         socket.write_all(b"PSYNC ? -1\r\n").expect("sent");
         let mut from = BufReader::new(socket.try_clone().expect("a second handle"));

@@ -4,7 +4,7 @@ use crate::engine::{Result, Site};
 
 /// A fault that is injected into a primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MasterFault {
+pub enum PrimaryFault {
     /// `kill -9`: the server restarts empty.
     Kill,
     /// `SIGSTOP`, and `SIGCONT` after the failover: the server still considers itself the primary then.
@@ -18,29 +18,29 @@ pub enum MasterFault {
 }
 
 /// All faults, in the order of injection.
-pub const MASTER_FAULTS: [MasterFault; 5] =
-    [MasterFault::CutFromPeers, MasterFault::Kill, MasterFault::Stop, MasterFault::CutIncoming, MasterFault::Cut];
+pub const PRIMARY_FAULTS: [PrimaryFault; 5] =
+    [PrimaryFault::CutFromPeers, PrimaryFault::Kill, PrimaryFault::Stop, PrimaryFault::CutIncoming, PrimaryFault::Cut];
 
-impl MasterFault {
+impl PrimaryFault {
     /// Injects the fault into a server (`process`) of a node.
     pub fn inject(self, site: &Site, node: usize, process: &str) -> Result<()> {
         match self {
-            MasterFault::Kill => site.nodes[node].signal(process, "KILL"),
-            MasterFault::Stop => site.nodes[node].signal(process, "STOP"),
-            MasterFault::Cut => site.nodes[node].cut(),
-            MasterFault::CutFromPeers => site.cut_from_peers(node),
-            MasterFault::CutIncoming => site.cut_incoming(node),
+            PrimaryFault::Kill => site.nodes[node].signal(process, "KILL"),
+            PrimaryFault::Stop => site.nodes[node].signal(process, "STOP"),
+            PrimaryFault::Cut => site.nodes[node].cut(),
+            PrimaryFault::CutFromPeers => site.cut_from_peers(node),
+            PrimaryFault::CutIncoming => site.cut_incoming(node),
         }
     }
 
     /// Undoes the fault. `start` restarts a killed server.
     pub fn heal(self, site: &Site, node: usize, process: &str, start: impl FnOnce() -> Result<()>) -> Result<()> {
         match self {
-            MasterFault::Kill => start(),
-            MasterFault::Stop => site.nodes[node].signal(process, "CONT"),
-            MasterFault::Cut => site.nodes[node].join(),
-            MasterFault::CutFromPeers => site.join_peers(node),
-            MasterFault::CutIncoming => site.join_incoming(node),
+            PrimaryFault::Kill => start(),
+            PrimaryFault::Stop => site.nodes[node].signal(process, "CONT"),
+            PrimaryFault::Cut => site.nodes[node].join(),
+            PrimaryFault::CutFromPeers => site.join_peers(node),
+            PrimaryFault::CutIncoming => site.join_incoming(node),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Requests that are safe to repeat: a queued request, an acquisition with `HOLDS`, a renewal, a raise of the token.
 
+use std::time::Duration;
+
 use redis::Value;
-use support::{Server, until};
+use support::{Server, eventually, until};
 
 use crate::lines::{Commands, Reply, SOON, owners, waiters};
 use crate::sessions::session::{Session, waiting};
@@ -77,12 +79,14 @@ fn timeout_of_last_request_counts() {
     let server = Server::start();
     let mut client = server.raw();
     client.get_token("LOCK.ACQUIRE key holder LEASE 600000");
-    let mut first = Waiter::sending(&server, "LOCK.ACQUIRE key owner WAIT 200");
-    let mut last = Waiter::sending(&server, "LOCK.ACQUIRE key owner WAIT 600000");
+    let mut first = Waiter::start(&server, "key", "owner");
+    let mut short = Waiter::sending_briefly(&server, "LOCK.ACQUIRE key owner WAIT 100");
     assert_eq!(first.error(), "SUPERSEDED");
-    let mut short = Waiter::sending(&server, "LOCK.ACQUIRE key owner WAIT 100");
-    assert_eq!(last.error(), "SUPERSEDED");
     assert_eq!(short.end(), Value::Nil);
+    let _replaced = Waiter::sending_briefly(&server, "LOCK.ACQUIRE key owner WAIT 200");
+    let mut last = Waiter::start(&server, "key", "owner");
+    assert!(!eventually(Duration::from_millis(250), || !last.waits()));
+    drop(last);
     until(SOON, "the queue is empty", || waiters(&mut client, "key").is_empty());
 }
 

@@ -60,7 +60,8 @@ fn wait_until_module_sees_no_replicas() {
 #[test]
 fn replica_that_connects_under_load_misses_nothing() {
     for diskless in ["yes", "no"] {
-        let primary = Server::builder().arg("repl-diskless-sync", diskless).arg("repl-diskless-sync-delay", "0").start();
+        let primary =
+            Server::builder().arg("repl-diskless-sync", diskless).arg("repl-diskless-sync-delay", "0").start();
         wait_until_module_sees_no_replicas();
         let replica = Server::builder().without_module().start();
         let steps = under_load(&primary, || {

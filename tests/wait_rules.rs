@@ -464,7 +464,7 @@ mod sight {
         assert_eq!((of("grants_at_once"), of("grants_queued")), (2, 0));
         let mut first = Waiter::start(&server, "key", "first");
         let mut second = Waiter::start(&server, "key", "second");
-        let mut third = Waiter::sending(&server, "LOCK.ACQUIRE other third WAIT 20");
+        let mut third = Waiter::sending_briefly(&server, "LOCK.ACQUIRE other third WAIT 20");
         assert_eq!(third.end(), Value::Nil);
         let _third = Waiter::start(&server, "other", "third");
         assert_eq!((of("waiters"), of("contended_locks"), of("timeouts")), (3, 2, 1));

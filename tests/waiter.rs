@@ -32,15 +32,25 @@ impl Waiter {
 
     /// The same on an existing connection.
     #[track_caller]
-    pub(crate) fn on(mut raw: Raw, server: &Server, line: &str) -> Self {
+    pub(crate) fn on(raw: Raw, server: &Server, line: &str) -> Self {
+        let mut waiter = Self::sent(raw, server, line);
+        assert!(waiter.raw.pending(), "{line}: not blocked, but {:?}", waiter.raw.read());
+        waiter
+    }
+
+    /// A new connection that sends `line`, once the server has blocked it. The wait is so short that it may be over by then.
+    #[track_caller]
+    pub(crate) fn sending_briefly(server: &Server, line: &str) -> Self {
+        Self::sent(server.raw(), server, line)
+    }
+
+    #[track_caller]
+    fn sent(mut raw: Raw, server: &Server, line: &str) -> Self {
         let id = raw.client_id();
         raw.send_lines(&[line]);
         let mut waiter = Self { raw, id };
         let mut observer = server.raw();
-        until(SOON, "the client waits", || {
-            assert!(waiter.raw.pending(), "{line}: not blocked, but {:?}", waiter.raw.read());
-            is_blocked(&mut observer, id)
-        });
+        until(SOON, "the client waits", || !waiter.raw.pending() || is_blocked(&mut observer, id));
         waiter
     }
 

@@ -78,7 +78,9 @@ fn measure(scale: &Scale, program: &Program, clients: usize) -> Result<Vec<Row>>
         for turn in 0..participants.len() {
             let turn = (turn + round) % participants.len();
             let participant = &mut participants[turn];
-            participant.round(&mut primary, &mut connections, scale.replica_grants).with_context(|| participant.name)?;
+            participant
+                .round(&mut primary, &mut connections, scale.replica_grants)
+                .with_context(|| participant.name)?;
         }
     }
     let wait = participants.iter().find(|one| one.name == AFTERWARDS).map(Participant::p50);

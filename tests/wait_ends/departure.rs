@@ -6,7 +6,6 @@ use std::time::Duration;
 use redis::Value;
 use support::{Raw, Server, eventually, until};
 
-use super::AHEAD;
 use crate::common::{array, deadline, error, info_number, int, text};
 use crate::lines::now;
 use crate::waiter::{
@@ -26,16 +25,16 @@ enum Leaving {
 }
 
 impl Leaving {
-    /// The `WAIT` option of a waiter that leaves in this way.
-    fn wait(self) -> String {
-        format!("WAIT {}", if self == Self::TimedOut { AHEAD } else { 0 })
-    }
-
-    /// Makes `waiter` leave, and checks its reply.
-    fn leave(self, mut waiter: Waiter, client: &mut Raw) {
+    /// Makes the waiter of `owner` leave, and checks its reply.
+    fn leave(self, mut waiter: Waiter, owner: &str, server: &Server, client: &mut Raw) {
         let id = waiter.id;
         match self {
-            Self::TimedOut => assert_eq!(waiter.end(), Value::Nil),
+            // However long it took until here: the owner's next request takes over the place, and soon times out.
+            Self::TimedOut => {
+                let mut last = Waiter::sending_briefly(server, &format!("LOCK.ACQUIRE key {owner} WAIT 1"));
+                assert_eq!(waiter.error(), "SUPERSEDED");
+                assert_eq!(last.end(), Value::Nil);
+            }
             Self::Unblocked => {
                 assert_eq!(client.run(&format!("CLIENT UNBLOCK {id}")), Value::Int(1));
                 assert_eq!(waiter.end(), Value::Nil);
@@ -69,11 +68,11 @@ fn head_leaves(leaving: Leaving) {
     let server = Server::start();
     let mut client = server.raw();
     client.get_token("LOCK.ACQUIRE key reader SHARED LEASE 60000");
-    let head = Waiter::sending(&server, &format!("LOCK.ACQUIRE key writer {}", leaving.wait()));
+    let head = Waiter::start(&server, "key", "writer");
     let mut behind = Waiter::sending(&server, "LOCK.ACQUIRE key second-reader SHARED WAIT 0");
     let mut last = Waiter::sending(&server, "LOCK.ACQUIRE key third-reader SHARED WAIT 0");
     assert!(behind.waits() && last.waits());
-    leaving.leave(head, &mut client);
+    leaving.leave(head, "writer", &server, &mut client);
     assert!(behind.token() < last.token());
     let names: Vec<String> = holders_in_hash(&mut client, "key").into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["reader", "second-reader", "third-reader"]);
@@ -86,9 +85,9 @@ fn middle_leaves(leaving: Leaving) {
     let mut client = server.raw();
     client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::start(&server, "key", "first");
-    let middle = Waiter::sending(&server, &format!("LOCK.ACQUIRE key middle {}", leaving.wait()));
+    let middle = Waiter::start(&server, "key", "middle");
     let mut last = Waiter::start(&server, "key", "last");
-    leaving.leave(middle, &mut client);
+    leaving.leave(middle, "middle", &server, &mut client);
     until(SOON, "two waiters are left", || count_waiters(&mut client, "key") == 2);
     client.run_ok("LOCK.RELEASE key holder");
     let token = first.token();
@@ -103,8 +102,8 @@ fn only_one_leaves(leaving: Leaving) {
     let server = Server::start();
     let mut client = server.raw();
     client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
-    let waiter = Waiter::sending(&server, &format!("LOCK.ACQUIRE key waiter {}", leaving.wait()));
-    leaving.leave(waiter, &mut client);
+    let waiter = Waiter::start(&server, "key", "waiter");
+    leaving.leave(waiter, "waiter", &server, &mut client);
     until_no_waiters(&server);
     assert!(array(&client.run("LOCK.WAITERS key")).is_empty());
     assert_held(&mut client, "key", "holder");

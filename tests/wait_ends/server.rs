@@ -327,7 +327,7 @@ mod cluster {
     fn wait_times_out_while_slot_moves() {
         let mut fixture = held();
         for round in 0..10 {
-            let mut waiter = Waiter::sending(fixture.source(), "LOCK.ACQUIRE key waiter WAIT 150");
+            let mut waiter = Waiter::sending_briefly(fixture.source(), "LOCK.ACQUIRE key waiter WAIT 150");
             let over = unix_micros() + 150_000;
             fixture.client.run_ok(&format!("CLUSTER DELSLOTS {}", fixture.slot));
             fixture.source().stop();

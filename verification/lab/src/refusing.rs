@@ -16,8 +16,8 @@ use crate::bound;
 use crate::clock::{now, until};
 use crate::engine::{Equipment, LabError, Result};
 use crate::load::dies_with_the_lab;
-use crate::primary_fault::PrimaryFault;
 use crate::options::{Options, workspace};
+use crate::primary_fault::PrimaryFault;
 use crate::report::Row;
 use crate::session::{Discovery, field};
 use crate::tally::Tally;
@@ -131,7 +131,8 @@ impl Results {
         for key in &keys {
             let left = end.saturating_duration_since(Instant::now());
             if !until(left, || say(&mut at_old, &format!("EXISTS {key}")) == Ok(Value::Int(0))) {
-                self.tally.violation(&format!("{key} does not end, or was granted, at the primary that refuses writes"));
+                self.tally
+                    .violation(&format!("{key} does not end, or was granted, at the primary that refuses writes"));
             }
         }
         let begin = uptime(&mut at_old)?;

@@ -10,8 +10,8 @@ use redis::{Connection, cmd};
 use crate::clock::{now, until};
 use crate::engine::{Equipment, LabError, MODULE, Node, Result, Site};
 use crate::history::{Fault, LocalFault, Micros};
-use crate::primary_fault::PrimaryFault;
 use crate::options::Options;
+use crate::primary_fault::PrimaryFault;
 use crate::session::{Discovery, field};
 use crate::trace::trace;
 

@@ -8,8 +8,8 @@ use redis::{Connection, cmd};
 use crate::clock::{now, until};
 use crate::engine::{BadNetwork, Equipment, LabError, MODULE, NetworkFaults, Node, OLD_MODULE, Result, Site};
 use crate::history::{Fault, Micros};
-use crate::primary_fault::PrimaryFault;
 use crate::options::Options;
+use crate::primary_fault::PrimaryFault;
 use crate::session::{Discovery, MASTER_NAME, field};
 use crate::trace::trace;
 

@@ -1,4 +1,4 @@
-# A server with Holdfast loaded, and `holdfast` beside it; deploy/README.md says how to run it. The base decides which server it is:
+# A server with Holdfast loaded, and `holdfast` beside it; docs/deployment.md says how to run it. The base decides which server it is:
 #
 #   docker build -t holdfast .                                    Redis 8.0, the newest of Debian's stable release
 #   docker build --build-arg BASE=debian:bookworm-slim .          Redis 7.0

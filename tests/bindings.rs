@@ -666,7 +666,7 @@ fn expired_queued_grant_is_not_bound() {
     next.run("LOCK.ACQUIRE gate other").token();
     assert_eq!(holder.run("LOCK.RELEASE key owner"), Value::Int(1));
     holder.run("LOCK.ACQUIRE key third LEASE 60000").token();
-    assert_eq!(next.begin("LOCK.ACQUIRE key owner LEASE 900 WAIT 0"), None);
+    assert_eq!(next.begin("LOCK.ACQUIRE key owner LEASE 2500 WAIT 0"), None);
     holder.run("LOCK.RELEASE key third");
     arrives(&mut next).token();
     assert_eq!(binding(&mut next, "key", "owner"), (None, false, false));

@@ -287,7 +287,7 @@ fn each_holder_has_its_own_count_token_and_deadline() {
 fn expired_holder_does_not_count() {
     let server = Server::start();
     let mut connection = server.raw();
-    connection.run("LOCK.ACQUIRE key brief LEASE 250 LIMIT 2").token();
+    connection.run("LOCK.ACQUIRE key brief LEASE 1500 LIMIT 2").token();
     connection.run("LOCK.ACQUIRE key long LEASE 60000 LIMIT 2").token();
     let end = holder_deadline(&mut connection, "key", "brief");
     let mut token = None;
@@ -395,8 +395,8 @@ fn key_expiry_ends_every_hold() {
 fn holders_stay_without_key_expiry() {
     let server = Server::start();
     let mut connection = server.raw();
-    connection.run("LOCK.ACQUIRE key one LEASE 200 LIMIT 2").token();
-    connection.run("LOCK.ACQUIRE key two LEASE 200 LIMIT 2").token();
+    connection.run("LOCK.ACQUIRE key one LEASE 1500 LIMIT 2").token();
+    connection.run("LOCK.ACQUIRE key two LEASE 1500 LIMIT 2").token();
     let end = deadline(&mut connection, "key");
     assert_eq!(connection.run("PERSIST key"), Value::Int(1));
     until(SOON, "the leases have expired", || now() > end + 50);

@@ -333,27 +333,31 @@ type Leave = fn(Raw, &mut Raw);
 fn waiters_are_served_when_request_for_several_leaves() {
     let server = Server::start();
     let mut viewer = server.raw();
-    let leaves: [(&str, Leave); 4] = [
-        ("0", |client, _| client.reset()),
-        ("0", |mut client, viewer| {
+    let leaves: [Leave; 4] = [
+        |client, _| client.reset(),
+        |mut client, viewer| {
             let ids = viewer.run("LOCK.WAITERS a COUNT 1");
             let id = ids.items()[0].field("client").int();
             viewer.run(&format!("CLIENT UNBLOCK {id}"));
             assert!(arrives(&mut client).is_null());
-        }),
-        ("0", |mut client, viewer| {
+        },
+        |mut client, viewer| {
             let ids = viewer.run("LOCK.WAITERS a COUNT 1");
             let id = ids.items()[0].field("client").int();
             viewer.run(&format!("CLIENT UNBLOCK {id} ERROR"));
             assert!(arrives(&mut client).error().starts_with("UNBLOCKED "));
-        }),
-        ("50", |mut client, _| assert!(arrives(&mut client).is_null())),
+        },
+        // The owner's next request takes over the place, and times out.
+        |mut client, viewer| {
+            assert!(viewer.run("LOCK.MACQUIRE 3 a b c owner WAIT 1").is_null());
+            assert!(arrives(&mut client).error().starts_with("SUPERSEDED "));
+        },
     ];
-    for (wait, leave) in leaves {
+    for leave in leaves {
         viewer.run("FLUSHALL");
         let (mut both, mut on_a, mut on_c) = (server.raw(), server.raw(), server.raw());
         viewer.run("LOCK.ACQUIRE b other").token();
-        assert_eq!(both.begin(&format!("LOCK.MACQUIRE 3 a b c owner WAIT {wait}")), None);
+        assert_eq!(both.begin("LOCK.MACQUIRE 3 a b c owner WAIT 0"), None);
         assert_eq!(on_a.begin("LOCK.ACQUIRE a third WAIT 0"), None);
         assert_eq!(on_c.begin("LOCK.ACQUIRE c fourth WAIT 0"), None);
         leave(both, &mut viewer);
@@ -371,7 +375,7 @@ fn every_command_that_frees_last_key_serves_waiter() {
         ("LOCK.ACQUIRE b other", "LOCK.FORCE b"),
         ("LOCK.ACQUIRE b other", "DEL b"),
         ("LOCK.ACQUIRE b other", "RENAME b elsewhere"),
-        ("LOCK.ACQUIRE b other LEASE 60", "PING"),
+        ("LOCK.ACQUIRE b other", "LOCK.RENEW b other LEASE 60"),
         ("LOCK.ACQUIRE b other", "PEXPIRE b 5"),
     ];
     for (take, free) in frees {

@@ -132,7 +132,7 @@ losses! {
 /// Without a watchdog, the hold ends at its deadline. The session is notified within about a millisecond.
 #[test]
 fn expired_hold_is_notified() {
-    let mut fixture = Fixture::set("EPHEMERAL LEASE 200");
+    let mut fixture = Fixture::set("EPHEMERAL LEASE 1500");
     fixture.is_lost("expired", Then::Served);
 }
 
@@ -195,9 +195,9 @@ fn only_the_ended_holder_is_notified() {
 /// The deadline is removed and set again: the hold lasts until then.
 #[test]
 fn persist_then_pexpire_ends_hold_at_new_deadline() {
-    let mut fixture = Fixture::set("EPHEMERAL LEASE 400");
+    let mut fixture = Fixture::set("EPHEMERAL LEASE 1500");
     fixture.client.run_ok("PERSIST key");
-    assert!(!eventually(Duration::from_millis(800), || !fixture.holding.raw.pending()));
+    assert!(!eventually(Duration::from_millis(2000), || !fixture.holding.raw.pending()));
     fixture.is_not_lost();
     fixture.client.run_ok("PEXPIRE key 150");
     fixture.is_lost("expired", Then::Served);
@@ -369,15 +369,15 @@ fn loss_is_readable_by_next_command() {
 /// The server renews nothing while the session's process is paused.
 #[test]
 fn pause_longer_than_lease_loses_hold() {
-    let mut fixture = Fixture::set("WATCHDOG LEASE 300");
-    fixture.client.run_ok("CLIENT PAUSE 700 WRITE");
+    let mut fixture = Fixture::set("WATCHDOG LEASE 1500");
+    fixture.client.run_ok("CLIENT PAUSE 2500 WRITE");
     fixture.is_lost("expired", Then::Served);
 }
 
 /// A pause of the server's process looks like a clock step to the server.
 #[test]
 fn server_paused_longer_than_lease_loses_hold() {
-    let mut fixture = Fixture::set("EPHEMERAL LEASE 300");
+    let mut fixture = Fixture::set("EPHEMERAL LEASE 1500");
     let end = crate::common::deadline(&mut fixture.client, b"key");
     fixture.server.stop();
     until(SOON, "the lease has expired", || crate::common::unix_millis() > end + 100);

@@ -50,10 +50,10 @@ fn nothing_is_written_until_the_server_takes_writes(refusal: &Refusal) {
     let [mut holder, mut waiter, mut impatient, mut viewer] = std::array::from_fn(|_| server.raw());
     let mut session = Session::open(&server);
     holder.run("LOCK.SESSION");
-    holder.run("LOCK.ACQUIRE key holder LEASE 700").token();
-    holder.run("LOCK.ACQUIRE watched holder LEASE 900 WATCHDOG").token();
+    holder.run("LOCK.ACQUIRE key holder LEASE 2500").token();
+    holder.run("LOCK.ACQUIRE watched holder LEASE 2700 WATCHDOG").token();
     assert_eq!(waiter.begin("LOCK.ACQUIRE key waiter LEASE 600000 WAIT 0"), None);
-    assert_eq!(impatient.begin("LOCK.ACQUIRE key impatient WAIT 300"), None);
+    assert_eq!(impatient.begin("LOCK.ACQUIRE key impatient WAIT 2000"), None);
     session.wait(&mut viewer, "LOCK.ACQUIRE watched next LEASE 600000 WAIT 0");
     (refusal.begin)(&server);
     let error = viewer.run("SET some thing").error();

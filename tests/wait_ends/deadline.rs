@@ -254,7 +254,7 @@ fn timeout_in_middle_of_queue_leaves_others() {
     let mut client = server.raw();
     client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::start(&server, "key", "first");
-    let mut middle = Waiter::sending(&server, &format!("LOCK.ACQUIRE key middle WAIT {AHEAD}"));
+    let mut middle = Waiter::sending_briefly(&server, "LOCK.ACQUIRE key middle WAIT 200");
     let mut last = Waiter::start(&server, "key", "last");
     assert_eq!(middle.end(), Value::Nil);
     client.run_ok("LOCK.RELEASE key holder");

@@ -243,7 +243,7 @@ fn run_round(primary: &Server, seed: u64, requests: u64) -> Outcome {
     let mut outcome = Outcome::default();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let watch = scope.spawn(|| Watch::over(address, primary.pid(), &stop));
+        let watch = scope.spawn(|| Watch::over(address, primary.pid(), |_| stop.load(Ordering::Relaxed)));
         // Its connections may end early without a violation.
         let large_states = scope.spawn(|| large_states::build(address, seed, &stop));
         let player = scope.spawn(|| mixed::play(address, seed, &stop));

@@ -1,7 +1,6 @@
 //! Pings the server all the time, to measure its event-loop iterations.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -39,23 +38,23 @@ impl Watch {
         self.beyond.extend(other.beyond);
     }
 
-    /// Pings until `stop`, or until the server is gone, which other checks report.
+    /// Pings until `is_over`, or until the server is gone, which other checks report.
     ///
     /// Only the server's own processor time counts: a busy machine delays a ping without adding to it. A ping may wait for several
     /// commands of an iteration. The slow log tells them apart.
-    pub fn over(address: SocketAddr, server: u32, stop: &AtomicBool) -> Watch {
+    pub fn over(address: SocketAddr, server: u32, is_over: impl Fn(&Watch) -> bool) -> Watch {
         let mut watch = Watch::default();
         let Ok(probe) = Probe::connect(address, server) else { return watch };
         let Ok(log) = Raw::connect(address) else { return watch };
         // Other checks report that the server is gone.
-        let _ = watch.look((probe, log), stop);
+        let _ = watch.look((probe, log), is_over);
         watch
     }
 
-    fn look(&mut self, (mut probe, mut log): (Probe, Raw), stop: &AtomicBool) -> io::Result<()> {
+    fn look(&mut self, (mut probe, mut log): (Probe, Raw), is_over: impl Fn(&Watch) -> bool) -> io::Result<()> {
         let bound = bound();
         let mut stolen = stolen();
-        while !stop.load(Ordering::Relaxed) {
+        while !is_over(self) {
             ask(&mut log, &[b"SLOWLOG", b"RESET"])?;
             let Waited { server: waited, .. } = probe.ping()?;
             let before = std::mem::replace(&mut stolen, self::stolen());
@@ -74,9 +73,14 @@ impl Watch {
         Ok(())
     }
 
+    /// Whether more iterations exceeded the bound than the machine explains.
+    fn is_violation(&self) -> bool {
+        self.beyond.len() as u64 > STOLEN + self.pings / STOLEN_ONCE_IN
+    }
+
     /// The violation of the bound, if there is one.
     pub fn verdict(&self, connection: &mut Connection) -> Option<String> {
-        (self.beyond.len() as u64 > STOLEN + self.pings / STOLEN_ONCE_IN).then(|| {
+        self.is_violation().then(|| {
             let mut slowest: Vec<_> = self.beyond.iter().collect();
             slowest.sort_unstable_by(|a, b| b.cmp(a));
             let shown: Vec<String> = slowest.iter().take(5).map(|(time, name)| format!("{name} {time:.1?}")).collect();
@@ -158,21 +162,16 @@ fn name_and_time(entry: &Value) -> Option<(Duration, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
+    use std::time::Instant;
     use support::{Server, eventually};
 
-    /// The measurements while `work` runs on a server without the module.
-    fn watched(work: impl FnOnce(&Server)) -> (Watch, Server) {
+    /// A server without the module.
+    fn server() -> Server {
         let server = Server::builder().without_module().start();
         note_slow_steps(&mut server.connect());
-        let stop = AtomicBool::new(false);
-        let watch = thread::scope(|scope| {
-            let watch = scope.spawn(|| Watch::over(server.addr(), server.pid(), &stop));
-            work(&server);
-            stop.store(true, Ordering::Relaxed);
-            watch.join().unwrap()
-        });
-        (watch, server)
+        server
     }
 
     #[test]
@@ -196,11 +195,15 @@ mod tests {
     #[test]
     fn injected_long_commands_are_found() {
         const BUSY: &str = "local sum = 0 for i = 1, 5000000 do sum = sum + i % 7 end return sum";
-        let (watch, server) = watched(|server| {
-            // Several, because a ping need not wait at the beginning of each.
-            for _ in 0..10 * STOLEN {
+        let (server, end) = (server(), Instant::now() + Duration::from_secs(20));
+        let is_over = |watch: &Watch| watch.is_violation() || Instant::now() > end;
+        let watch = thread::scope(|scope| {
+            let watch = scope.spawn(|| Watch::over(server.addr(), server.pid(), is_over));
+            // A ping need not wait at the beginning of each.
+            while !watch.is_finished() {
                 redis::cmd("EVAL").arg(BUSY).arg(0).exec(&mut server.connect()).unwrap();
             }
+            watch.join().unwrap()
         });
         let verdict = watch.verdict(&mut server.connect()).unwrap();
         assert!(verdict.to_lowercase().contains("eval"), "{verdict}");
@@ -209,13 +212,17 @@ mod tests {
     /// A server that is paused, or sleeps, uses no processor time.
     #[test]
     fn paused_server_is_no_violation() {
-        let (watch, server) = watched(|server| {
+        let (server, stop) = (server(), AtomicBool::new(false));
+        let watch = thread::scope(|scope| {
+            let watch = scope.spawn(|| Watch::over(server.addr(), server.pid(), |_| stop.load(Ordering::Relaxed)));
             for _ in 0..=STOLEN {
                 server.stop();
                 eventually(Duration::from_millis(50), || false);
                 server.cont();
                 redis::cmd("PING").exec(&mut server.connect()).unwrap();
             }
+            stop.store(true, Ordering::Relaxed);
+            watch.join().unwrap()
         });
         assert!(watch.pings > 0);
         assert_eq!(watch.verdict(&mut server.connect()), None);

@@ -434,6 +434,8 @@ class ClientTest {
             }
             client.fencedLock("cycle-a").unlock();
             Throwable other = outcome.get(60, TimeUnit.SECONDS);
+            // It unlocks after that, and must have before the client is closed.
+            thread.join();
             // One of the two was refused, and the other one acquired the lock.
             assertThat(other instanceof DeadlockException).isEqualTo(mine.join());
         }

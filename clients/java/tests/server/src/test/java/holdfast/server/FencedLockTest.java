@@ -196,9 +196,10 @@ class FencedLockTest {
         CompletableFuture<Boolean> later = new CompletableFuture<>();
         new Thread(() -> {
             try {
-                later.complete(elsewhere.tryLock(60, TimeUnit.SECONDS));
+                boolean granted = elsewhere.tryLock(60, TimeUnit.SECONDS);
                 elsewhere.unlock();
-            } catch (InterruptedException why) {
+                later.complete(granted);
+            } catch (Throwable why) {
                 later.completeExceptionally(why);
             }
         }).start();
@@ -268,21 +269,24 @@ class FencedLockTest {
     /** A thread locks one lock and tries the other. */
     private static void crossing(FencedLock mine, FencedLock other, long ms, CompletableFuture<Void> begin, CompletableFuture<Void> turn, CompletableFuture<Boolean> result) {
         new Thread(() -> {
-            mine.lock();
             try {
-                begin.get();
-                if (turn != null) {
-                    turn.get();
-                }
-                boolean locked = other.tryLock(ms, TimeUnit.MILLISECONDS);
-                if (locked) {
-                    other.unlock();
+                boolean locked;
+                mine.lock();
+                try {
+                    begin.get();
+                    if (turn != null) {
+                        turn.get();
+                    }
+                    locked = other.tryLock(ms, TimeUnit.MILLISECONDS);
+                    if (locked) {
+                        other.unlock();
+                    }
+                } finally {
+                    mine.unlock();
                 }
                 result.complete(locked);
             } catch (Throwable why) {
                 result.completeExceptionally(why);
-            } finally {
-                mine.unlock();
             }
         }).start();
     }

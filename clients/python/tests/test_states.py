@@ -311,7 +311,8 @@ def test_acquire_sends_nothing_when_its_time_is_over_before_it_has_a_connection(
     connects = threading.Event()
     fake.script["VERSION"].append(lambda _: connects.wait(60) and VERSION)
     with pytest.raises(holdfast.NotAcquiredError):
-        faked.lock("k").acquire(0.005)
+        # Time enough to begin with a connection: without one, there is nothing to wait for below.
+        faked.lock("k").acquire(1)
     connects.set()
     until(lambda: faked._engine.router.known(b"k")._idle, "the connection is there")
     assert fake.seen == []

@@ -421,8 +421,7 @@ pub fn time_out(state: &mut State, now: Now, slice: &Slice) {
         let Some(ticket) = state.pending.take_timeout(now.millis()) else { break };
         match state.pending.get(ticket) {
             Some(Stage::Waiting(id)) => {
-                if let Some(mut waiter) = state.queue.leave(*id) {
-                    waiter.until = None; // Its timeout has been removed above.
+                if let Some(waiter) = state.queue.leave(*id) {
                     replies::end_wait(state, waiter, Outcome::TimedOut, now);
                 }
             }

@@ -238,9 +238,7 @@ impl<T> Queue<T> {
                 continue;
             };
             self.lane_entries.remove(&(lane.number, id));
-            if waiter.keys.len() > 1 {
-                self.multi_key.remove(&(lane.number, id));
-            }
+            self.multi_key.remove(&(lane.number, id));
             let left = lane.waiting.saturating_sub(1);
             lane.waiting = left;
             if left == 0 {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::Value;
 use support::{Server, eventually, until};
 
+use crate::common::error;
 use crate::lines::{Commands, Reply, SOON, owners, waiters};
 use crate::sessions::session::{Session, waiting};
 use crate::waiter::Waiter;
@@ -83,8 +84,10 @@ fn timeout_of_last_request_counts() {
     let mut short = Waiter::sending_briefly(&server, "LOCK.ACQUIRE key owner WAIT 100");
     assert_eq!(first.error(), "SUPERSEDED");
     assert_eq!(short.end(), Value::Nil);
-    let _replaced = Waiter::sending_briefly(&server, "LOCK.ACQUIRE key owner WAIT 200");
+    let mut brief = Waiter::sending_briefly(&server, "LOCK.ACQUIRE key owner WAIT 200");
     let mut last = Waiter::start(&server, "key", "owner");
+    let ended = brief.end();
+    assert!(ended == Value::Nil || error(&ended).0 == "SUPERSEDED", "{ended:?}");
     assert!(!eventually(Duration::from_millis(250), || !last.waits()));
     drop(last);
     until(SOON, "the queue is empty", || waiters(&mut client, "key").is_empty());

@@ -375,7 +375,7 @@ fn every_command_that_frees_last_key_serves_waiter() {
         ("LOCK.ACQUIRE b other", "LOCK.FORCE b"),
         ("LOCK.ACQUIRE b other", "DEL b"),
         ("LOCK.ACQUIRE b other", "RENAME b elsewhere"),
-        ("LOCK.ACQUIRE b other", "LOCK.RENEW b other LEASE 60"),
+        ("LOCK.ACQUIRE b other LEASE 1500", "PING"),
         ("LOCK.ACQUIRE b other", "PEXPIRE b 5"),
     ];
     for (take, free) in frees {

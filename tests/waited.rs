@@ -115,8 +115,9 @@ fn waited_request_ahead_of_head_is_granted() {
     let mut several = waits(&server, "LOCK.MACQUIRE 2 free taken several LEASE 600000 WAIT 0");
     let mut other = server.raw();
     assert!(viewer.run("LOCK.ACQUIRE free owner").is_null(), "it would overtake");
-    other.send_line("LOCK.ACQUIRE free owner LEASE 200 WAIT 0 WAITED 5000");
-    arrives(&mut other).token();
+    other.send_line("LOCK.ACQUIRE free owner LEASE 2500 WAIT 0 WAITED 5000");
+    let token = arrives(&mut other).token();
+    assert_eq!(holders(&mut viewer, "free")["owner"].field("token").int(), token);
     assert_eq!(viewer.run("LOCK.RELEASE taken holder"), Value::Int(1));
     // The lock had no waiter when its lease began, but its expiry is noticed.
     arrives(&mut several).token();

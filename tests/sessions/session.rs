@@ -113,15 +113,15 @@ impl Session {
         assert_eq!(self.next(), [Event::lost("no-more-than-this", "marker", marker, "changed")]);
     }
 
-    /// Sends `LOCK.EVENTS`, and waits until the server has blocked the session. Drops what it reads before.
+    /// Sends `LOCK.EVENTS`, and waits until the server has blocked the session.
     #[track_caller]
     pub(crate) fn listen(&mut self, server: &Server) {
         self.raw.send_lines(&["LOCK.EVENTS WAIT 0"]);
         let mut observer = server.raw();
         until(SOON, "the session waits for events", || {
-            // Nil comes early if the session has to read again: perhaps before the next line looks.
+            // A session with a short lease is soon answered nil, because it has to read again.
             if !self.raw.pending() {
-                self.raw.read().expect("the connection is open");
+                assert_eq!(self.raw.read().expect("the connection is open"), Value::Nil);
                 self.raw.send_lines(&["LOCK.EVENTS WAIT 0"]);
             }
             is_blocked(&mut observer, self.client)

@@ -21,7 +21,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** The cells of the table of states and inputs in {@code docs/client-protocol.md}: one acquisition. */
-class AcquisitionTest extends Scripted {
+class AcquisitionTest extends ScriptedFixture {
     // ---- Waiting ----
 
     @Test

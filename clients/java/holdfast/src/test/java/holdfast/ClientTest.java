@@ -35,7 +35,7 @@ import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** What the client shares between acquisitions: its waits, the pool, versions, callbacks; and how it is closed. */
-class ClientTest extends Scripted {
+class ClientTest extends ScriptedFixture {
     @Test
     void cancelled_timers_leave_no_task_in_the_clock() throws Exception {
         acquired(lease(60_000));

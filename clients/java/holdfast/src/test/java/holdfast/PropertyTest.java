@@ -32,7 +32,7 @@ class PropertyTest {
         ManualClock clock = new ManualClock();
         FakeServer server = new FakeServer(clock);
         server.next("LOCK.ACQUIRE", acquires.toArray(new String[0])).next("LOCK.RELEASE", releases.toArray(new String[0]));
-        try (Holdfast client = Holdfast.builder(server).timeout(Duration.ofSeconds(2)).controlledBy(clock, Scripted.direct()).build()) {
+        try (Holdfast client = Holdfast.builder(server).timeout(Duration.ofSeconds(2)).controlledBy(clock, ScriptedFixture.direct()).build()) {
             boolean cut = false;
             Optional<Hold> held = Optional.empty();
             try {

@@ -13,7 +13,7 @@ import org.junit.jupiter.api.Timeout;
 
 /** A client, a server that follows a script, and a clock that the test advances. */
 @Timeout(value = 120, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
-abstract class Scripted {
+abstract class ScriptedFixture {
     static final Duration WAIT = Duration.ofSeconds(5);
     static final String ACQUIRE = "LOCK.ACQUIRE";
     static final String RENEW = "LOCK.RENEW";

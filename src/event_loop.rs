@@ -427,6 +427,9 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
     match earliest([work, state.next_timeout()]) {
         Some(next) if next <= *now => timer::wake(ctx, Timer::Work, timer::THIS_ITERATION),
         Some(next) => timer::wake(ctx, Timer::Work, next),
+        // A session is likely to need the timer again, and to set one costs as much as a third of a release. (A module
+        // with a timer can't be unloaded, so the last session's end stops it.)
+        None if !state.sessions.is_empty() => {}
         None => timer::stop(ctx, Timer::Work),
     }
 }

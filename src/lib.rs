@@ -111,6 +111,7 @@ fn missing_command(ctx: Ctx) -> Option<String> {
 /// Whether the module must stay loaded: unloading it would lose something, or the server would call code that is gone.
 fn is_needed(ctx: Ctx) -> bool {
     if state::with(|state| state.are_in_use()) {
+        ctx.warn("holdfast: not unloaded: INFO holdfast shows a waiting request, a bound hold, or a session");
         return true;
     }
     let connections = match server::clients::count_at_commands(ctx, COMMANDS) {

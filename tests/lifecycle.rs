@@ -282,7 +282,7 @@ fn unload_is_refused_while_a_command_may_run() {
     let load = format!("MODULE LOAD {path}");
     ask_ok(&mut raw, &load);
     let mut other = server.raw();
-    for lines in [&["LOCK.HELP"][..], &["lock.session"], &["LOCK.TOP none"], &["MULTI", "LOCK.SESSION", "PING"]] {
+    for lines in [&["LOCK.HELP"][..], &["lock.info none"], &["LOCK.TOP none"], &["MULTI", "LOCK.INFO none", "PING"]] {
         for line in lines {
             ask(&mut other, line);
         }
@@ -294,7 +294,7 @@ fn unload_is_refused_while_a_command_may_run() {
     for _ in 0..5 {
         ask_ok(&mut raw, "MODULE UNLOAD holdfast");
         ask_ok(&mut raw, &load);
-        ask(&mut other, "LOCK.SESSION");
+        ask(&mut other, "LOCK.INFO none");
         ask(&mut other, "PING");
     }
 }

@@ -499,11 +499,13 @@ impl State {
         self.discarded.add(std::mem::take(&mut self.agenda).into_pieces());
     }
 
-    /// Whether unloading the module would lose anything: a waiting request, a pending confirmation, a binding, or an
-    /// unread event.
+    /// Whether unloading the module would lose anything: a waiting request, a pending confirmation, a binding, or a
+    /// session.
     pub fn are_in_use(&self) -> bool {
-        let (_, _, unread) = self.sessions.sizes();
-        !(self.queue.is_empty() && self.confirmations.is_empty() && self.bindings.is_empty()) || unread > 0
+        !(self.queue.is_empty()
+            && self.confirmations.is_empty()
+            && self.bindings.is_empty()
+            && self.sessions.is_empty())
     }
 
     /// Drops pending work, because the server's role has changed and the work belongs to another server. Keeps the

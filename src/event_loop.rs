@@ -14,6 +14,10 @@
 //! Blocked clients therefore get their replies in `IterationEnds` before Redis 7.2 ([`events::iteration_end_precedes_unblock`]),
 //! and in [`tick`] since. At both points, the server does nothing of its own between the module's answer and the end of
 //! the block. Once a client is unblocked, the server runs the commands that it has pipelined.
+//!
+//! A session that waits for its events is blocked on no key, and the server composes its reply only when it unblocks
+//! clients. So the call that has an event for it unblocks it, without a timer, where servers can cope with that
+//! ([`events::may_unblock_early`]).
 
 use crate::keyspace::{Lock, effects, holder_cache, listeners};
 use crate::lock::serve::Change;
@@ -399,7 +403,12 @@ fn schedule(state: &mut State, ctx: Ctx, now: impl FnOnce() -> Millis) {
         None => timer::stop(ctx, Timer::Ask),
     }
     if state.pending.is_ending() {
-        timer::wake_for_replies(ctx);
+        if events::may_unblock_early() {
+            replies::answer_reader(state, ctx);
+        }
+        if state.pending.is_ending() {
+            timer::wake_for_replies(ctx);
+        }
     }
     if timer::is_due(Timer::Work) {
         return; // That timer call ends with this.

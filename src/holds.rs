@@ -157,12 +157,15 @@ pub fn granted_holds(
         _ => Basis::New,
     };
     let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| {
-        let (deadline, undo, binding) = match decision {
-            Decision::Grant(hold, _) => (hold.deadline, hold.holds, binding_of(state, lock, grantee.owner)),
-            Decision::Reenter(hold) => (hold.deadline, undo_of_reentry(state, lock, hold, grantee), None),
+        let (hold, is_new) = match decision {
+            Decision::Grant(hold, _) => (hold, true),
+            Decision::Reenter(hold) => (hold, false),
             _ => return None,
         };
-        let deadline = bound_end(state, lock, grantee, token, deadline);
+        let undo = if is_new { hold.holds } else { undo_of_reentry(state, lock, hold, grantee) };
+        let binding = binding_of(state, lock, grantee.owner);
+        let deadline = bound_end(state, binding, grantee, token, hold.deadline);
+        let binding = binding.filter(|_| is_new);
         Some(GrantedHold { name: lock.name().kept(), token, deadline, undo, binding })
     });
     (basis, granted.collect())
@@ -175,12 +178,18 @@ pub fn binding_of(state: &State, lock: &Lock, owner: &Name) -> Option<BindingId>
 
 /// How long a hold that was just granted lasts for sure. If its binding needs replicas: no longer than they have
 /// confirmed.
-fn bound_end(state: &State, lock: &Lock, grantee: Grantee, token: Token, deadline: Deadline) -> Deadline {
+fn bound_end(
+    state: &State,
+    binding: Option<BindingId>,
+    grantee: Grantee,
+    token: Token,
+    deadline: Deadline,
+) -> Deadline {
     if grantee.terms.replicas > 0 {
         return deadline; // The replicas will confirm this deadline.
     }
-    let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner.bytes());
-    state.bindings.of(db, name, owner, Some(token)).map_or(deadline, |binding| binding.end().min(deadline))
+    let binding = binding.and_then(|id| state.bindings.get(id)).filter(|binding| binding.token == token);
+    binding.map_or(deadline, |binding| binding.end().min(deadline))
 }
 
 /// By how much the hold count drops if the re-entry that led to it is revoked.

@@ -67,6 +67,18 @@ pub fn send_answers(ctx: Ctx) {
     }
 }
 
+/// Answers the next client, if it is blocked in `LOCK.EVENTS`: the server composes its reply at the end of
+/// this event-loop iteration. No other blocked client may be answered while the state is borrowed. One for each call of
+/// the module, so that the replies in one iteration are no more than the calls.
+pub fn answer_reader(state: &mut State, ctx: Ctx) {
+    let Some((ticket, block)) = state.pending.next_reader() else { return };
+    if block.may_be_ended_by_server(ctx) {
+        state.pending.postpone(ticket, block);
+    } else {
+        block.answer();
+    }
+}
+
 /// Answers the clients whose answers were postponed. The server might have ended their waits itself, but its cron has
 /// just checked them and has not.
 pub fn send_postponed(slice: &Slice) {
@@ -174,7 +186,7 @@ fn reply_heartbeat(state: &mut State, ctx: Ctx, session: u64, asked: Millis) -> 
 }
 
 fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
-    let mut events = Vec::new();
+    let mut events = Vec::with_capacity(most.min(state.sessions.unread(session)).min(KEYS_PER_READ));
     let mut keys = 0_usize;
     while events.len() < most
         && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_PER_READ)

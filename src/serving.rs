@@ -178,7 +178,7 @@ fn grant(
     now: Now,
 ) -> Result<(Answer, GrantId), String> {
     let Requester { ticket, client, on_behalf, form, arrived, .. } = waiter.requester;
-    if !may_acquire(ctx, client, locks, owner.text()) {
+    if !may_acquire(state, ctx, &waiter.requester, locks, owner.text()) {
         return Err(NOPERM.into());
     }
     holds::have_room_for_holder(locks, decisions)?;
@@ -211,9 +211,16 @@ fn answer(state: &mut State, waiter: Box<Waiter<Requester>>, (answer, grant): (A
     }
 }
 
-/// Whether a connection's user may still run the request: the user's rights may have changed since it was made.
-fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
-    let Some(user) = User::of_client(ctx, client) else { return true };
+/// Whether the user who made a request may still run it: the user's rights may have changed since.
+fn may_acquire(state: &State, ctx: Ctx, requester: &Requester, locks: &[Lock], owner: TextRef) -> bool {
+    // A session is usually blocked, too, until its next events.
+    let block = requester.block.as_ref().or_else(|| state.reader_block(requester.client));
+    let user = match block {
+        // By its name, which is cheaper than by the client.
+        Some(block) if block.is_of_default_user() => User::named(words().default_user.as_text()),
+        _ => User::of_client(ctx, requester.client),
+    };
+    let Some(user) = user else { return true };
     if let [lock] = locks {
         return user.may_run(&[words().acquire.as_text(), lock.name().text(), owner]);
     }

@@ -53,14 +53,14 @@ pub fn is_connection(ctx: Ctx) -> bool {
     !ctx.flags().in_script() && ctx::is_connected(ctx.client_id())
 }
 
-/// The calling connection, which must be a session.
+/// The calling connection, which must be a session. The caller has checked that it [is one](is_connection).
 ///
 /// # Errors
 ///
 /// The reply that says that the connection is not a session.
 pub fn of_connection(state: &State, ctx: Ctx) -> Result<u64, String> {
     let client = ctx.client_id();
-    if state.sessions.is_open(client) && is_connection(ctx) { Ok(client) } else { Err(NO_SESSION.into()) }
+    if state.sessions.is_open(client) { Ok(client) } else { Err(NO_SESSION.into()) }
 }
 
 /// `LOCK.SESSION`

@@ -30,6 +30,8 @@ pub struct Words {
     pub replace: Text,
     /// An option of `RESTORE`: the expiry is a point in time.
     pub absolute: Text,
+    /// The name of the default user.
+    pub default_user: Text,
     /// The command that acquires a lock.
     pub acquire: Text,
     /// The command that acquires several locks.
@@ -46,6 +48,7 @@ impl Default for Words {
             zero: Text::new(b"0"),
             replace: Text::new(b"REPLACE"),
             absolute: Text::new(b"ABSTTL"),
+            default_user: Text::new(b"default"),
             acquire: Text::new(b"lock.acquire"),
             macquire: Text::new(b"lock.macquire"),
         }

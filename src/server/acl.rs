@@ -14,12 +14,13 @@ impl User {
     /// The user of a connection. `None` if there is no such connection, as for a call by another module, which has all
     /// permissions.
     pub fn of_client(ctx: Ctx, client: u64) -> Option<Self> {
-        user_name(ctx, client).as_ref().and_then(Self::named)
+        user_name(ctx, client).and_then(|name| Self::named(name.as_text()))
     }
 
-    fn named(name: &Text) -> Option<Self> {
+    /// The user of this name, if there is one.
+    pub fn named(name: TextRef) -> Option<Self> {
         // SAFETY: the name is valid for the call.
-        NonNull::new(unsafe { api!(RedisModule_GetModuleUserFromUserName)(name.as_text().raw()) }).map(Self)
+        NonNull::new(unsafe { api!(RedisModule_GetModuleUserFromUserName)(name.raw()) }).map(Self)
     }
 
     /// Whether the user may read a key.

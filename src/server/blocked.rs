@@ -90,6 +90,11 @@ fn as_data(ticket: Ticket) -> Option<*mut c_void> {
 }
 
 impl Blocked {
+    /// Whether the client has the default user. (A blocked client can't change its user.)
+    pub fn is_of_default_user(&self) -> bool {
+        self.client_with_own_user.is_none()
+    }
+
     /// Whether the server may still end the wait itself in this event-loop iteration, although the module has a reply.
     /// Once the cron has run, it no longer can.
     pub fn may_be_ended_by_server(&self, ctx: Ctx) -> bool {
@@ -107,8 +112,7 @@ impl Blocked {
     }
 
     /// Whether the user of the client was deleted (`ACL DELUSER`, `ACL LOAD`). The server then gives the client the
-    /// default user, drops its replies, and closes it at the end of the event-loop iteration. (A blocked client can't
-    /// change its user.)
+    /// default user, drops its replies, and closes it at the end of the event-loop iteration.
     fn is_being_closed(&self, ctx: Ctx) -> bool {
         self.client_with_own_user.is_some_and(|client| !acl::has_own_user(ctx, client))
     }

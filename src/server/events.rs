@@ -93,6 +93,12 @@ pub fn iteration_end_precedes_unblock() -> bool {
     newer_api!(RedisModule_AddPostNotificationJob).is_none()
 }
 
+/// Whether a client that is blocked on no key may be unblocked before the end of an event-loop iteration, when it gets the
+/// reply. If `CLIENT UNBLOCK` ends the wait in between, Redis 7.0 sends no reply, and Redis 7.2 crashes.
+pub fn may_unblock_early() -> bool {
+    newer_api!(RedisModule_AddACLCategory).is_some() // Redis 7.4, Valkey 8
+}
+
 /// Requests a call of [`callbacks::Callbacks::after_touch`] after the command that touched a key, in the same command
 /// execution. Returns `false` where the server can't do that (before Redis 7.2). Such a server would replicate what the
 /// module writes in a notification *before* the command.

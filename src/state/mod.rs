@@ -413,6 +413,14 @@ impl State {
         }
     }
 
+    /// The handle of a session that is blocked in `LOCK.EVENTS`.
+    pub fn reader_block(&self, session: u64) -> Option<&Blocked> {
+        match self.pending.get(self.sessions.reader(session)?)? {
+            Stage::Reading(reader) => reader.block.as_ref(),
+            _ => None,
+        }
+    }
+
     fn answer_reader(&mut self, session: u64, reader: Ticket) {
         self.sessions.set_reader(session, None);
         self.pending.call(reader);

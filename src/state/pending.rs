@@ -282,6 +282,15 @@ impl<B> PendingReplies<B> {
         None
     }
 
+    /// Takes the client to be answered next, if it is blocked in `LOCK.EVENTS`.
+    pub fn next_reader(&mut self) -> Option<(Ticket, B)> {
+        let ticket = *self.ending.front()?;
+        let Stage::Reading(reader) = self.pending.get_mut(&ticket)? else { return None };
+        let block = reader.block.take()?;
+        self.ending.pop_front();
+        Some((ticket, block))
+    }
+
     /// Postpones an answer until [`PendingReplies::next_postponed`] returns it, if the client is still there by then.
     pub fn postpone(&mut self, ticket: Ticket, back: B) {
         if let Some(block) = self.block(ticket) {

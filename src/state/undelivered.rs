@@ -248,7 +248,8 @@ impl Undelivered {
                 Basis::OneMore => u64::from(hold.undo == 0),
                 Basis::Renewal => 0,
             };
-            if stands == 0 {
+            // Usually there are no others for this key.
+            if stands == 0 || self.by_hold.is_empty() {
                 continue;
             }
             let mut repetitions = self.of_hold((db, &hold.name, &grant.owner), hold.token);

@@ -123,3 +123,23 @@ fn called_reader_is_answered() {
     assert_eq!(replies.next_ending(), Some((reader, reader)));
     assert!(replies.next_ending().is_none() && !replies.is_ending());
 }
+
+/// Other blocked clients are not overtaken by a reader, and are not answered as one.
+#[test]
+fn next_reader_is_taken_only_when_it_is_its_turn() {
+    let mut replies: PendingReplies<Ticket> = PendingReplies::default();
+    let [blocked, reader, gone] = [(); 3].map(|()| replies.ticket());
+    let reading = Reading { most: 1, signs: HeartbeatMode::Unwanted, asked: 0, until: None };
+    replies.set(blocked, waiting());
+    assert!(replies.end(blocked, end(blocked)).is_ok());
+    for (client, ticket) in [(1, reader), (2, gone)] {
+        replies.set(ticket, Stage::Reading(Box::new(Reader { client, reading, block: Some(ticket) })));
+        replies.call(ticket);
+    }
+    assert_eq!(replies.next_reader(), None, "the blocked client comes first");
+    assert_eq!(replies.next_ending(), Some((blocked, blocked)));
+    assert_eq!(replies.next_reader(), Some((reader, reader)));
+    replies.take(gone);
+    assert_eq!(replies.next_reader(), None);
+    assert!(replies.next_ending().is_none() && !replies.is_ending());
+}

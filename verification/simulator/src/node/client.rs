@@ -49,6 +49,14 @@ pub struct Block {
     pub is_answered: bool,
 }
 
+impl Block {
+    /// Whether the server may still end it, and tells the module. One without keys that the module has unblocked gets its
+    /// reply only at the end of the iteration.
+    pub(crate) fn may_end_without_module(&self) -> bool {
+        !self.is_answered || self.keys.is_none()
+    }
+}
+
 impl Client {
     pub(crate) fn new() -> Self {
         Self {

@@ -452,9 +452,11 @@ fn of_client(client: u64, what: &str, args: &[&[u8]]) -> String {
         ("unblock", [id, rest @ ..]) => {
             let id = number(id);
             let block = node(|node| node.clients.get_mut(&id).and_then(|it| it.blocked().cloned()));
-            let Some(block) = block.filter(|block| !block.is_answered) else { return integer(0) };
+            let Some(block) = block.filter(|it| it.may_end_without_module()) else { return integer(0) };
             if rest.first().is_some_and(|word| lower(word) == "error") {
                 reply(id, "-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n");
+            } else if block.is_answered {
+                return integer(1); // Its reply comes at the end of the iteration.
             } else {
                 answer(id, Ticket(block.ticket));
                 node(|node| set(node, id, |it| it.blocked().into_iter().for_each(|block| block.is_answered = true)));

@@ -178,7 +178,8 @@ fn cron() {
         // (As `clusterRedirectBlockedClientIfNeeded`: while a slot migrates, no client is redirected. But Valkey 9 also
         // reports a cluster that is down to a client that waits for no key.)
         let error = |client: &mut Client, slots: &Slots| {
-            let keys = client.blocked().filter(|block| !block.is_answered)?.keys.clone().unwrap_or_default();
+            let keys =
+                client.blocked().filter(|block| block.may_end_without_module())?.keys.clone().unwrap_or_default();
             if slots.is_down && (!keys.is_empty() || generation != Generation::Valkey9) {
                 return Some("-CLUSTERDOWN The cluster is down\r\n".to_owned());
             }

@@ -16,6 +16,11 @@ impl User {
         })
     }
 
+    /// The user of this name, if there is one.
+    pub fn named(name: TextRef) -> Option<Self> {
+        node(|node| node.users.get(&*String::from_utf8_lossy(name.bytes())).cloned().map(Self))
+    }
+
     /// Whether the user may read a key.
     pub fn may_read(&self, key: &Text) -> bool {
         self.0.may_touch(key.bytes())

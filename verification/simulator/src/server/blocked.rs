@@ -37,6 +37,11 @@ pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> 
 }
 
 impl Blocked {
+    /// Whether the client has the default user.
+    pub fn is_of_default_user(&self) -> bool {
+        node(|node| node.clients.get(&self.client).is_some_and(|client| client.user == "default"))
+    }
+
     /// Whether the server may still end the wait itself in this event-loop iteration: its cron may redirect the client. (No
     /// user is deleted here.)
     pub fn may_be_ended_by_server(&self, ctx: Ctx) -> bool {

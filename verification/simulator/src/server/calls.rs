@@ -3,7 +3,7 @@
 use super::Ctx;
 use super::callbacks::{self, Event, Ticket, Touch};
 use crate::node::client::State;
-use crate::node::{Client, LogEntry, Place, Role, node};
+use crate::node::{Block, Client, LogEntry, Place, Role, node};
 use std::marker::PhantomData;
 
 /// The context of a callback.
@@ -103,7 +103,7 @@ pub fn disconnect(client: u64) {
         Some(closed)
     });
     if let Some(State::Blocked(block)) = closed.map(|client| client.state)
-        && !block.is_answered
+        && block.may_end_without_module()
     {
         notify_end(client, Ticket(block.ticket));
     }
@@ -119,7 +119,7 @@ pub fn force_unblock(client: u64) {
         node.log.push(LogEntry::Unblocked(client));
         Some(block)
     });
-    if let Some(block) = block.filter(|block| !block.is_answered) {
+    if let Some(block) = block.filter(Block::may_end_without_module) {
         notify_end(client, Ticket(block.ticket));
     }
 }

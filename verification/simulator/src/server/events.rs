@@ -13,6 +13,12 @@ pub fn iteration_end_precedes_unblock() -> bool {
     node(|node| node.generation == Generation::Redis70)
 }
 
+/// Whether a client that waits for no key may be unblocked before the end of an iteration. (Redis 7.2 crashes if another
+/// command ends the wait in between.)
+pub fn may_unblock_early() -> bool {
+    !iteration_end_precedes_unblock()
+}
+
 /// Requests a call of `after_touch` after the command that wrote a key, in the same unit.
 pub fn request_after_touch(_: Ctx) -> bool {
     node(|node| {

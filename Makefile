@@ -43,8 +43,8 @@ lint: install ## Formatting, clippy, documentation, cycles among modules, linter
 	scripts/modules --check
 	verification/simulator/inject --check
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 	scripts/test-clients --lint
 
 bench: build ## Measures the module beside what people use today, into target/bench

@@ -389,7 +389,7 @@ mod cluster {
     #[test]
     fn waiter_for_several_keys_is_not_granted_while_one_is_at_the_other_node() {
         let mut scene = MovingSlot::start();
-        let port = scene.source().port();
+        let source = scene.source().addr();
         // The server redirects from its cron: that is to come late.
         scene.client.run("CONFIG SET hz 1");
         scene.client.get_token("LOCK.ACQUIRE {key}a holder LEASE 60000");
@@ -398,7 +398,7 @@ mod cluster {
         scene.cluster.move_slot(scene.slot, scene.from, scene.to);
         other.get_token("LOCK.ACQUIRE {key}b other LEASE 60000");
         scene.cluster.begin_move(scene.slot, scene.to, scene.from);
-        other.run(&format!("MIGRATE 127.0.0.1 {port} {{key}}a 0 5000"));
+        other.run(&format!("MIGRATE {} {} {{key}}a 0 5000", source.ip(), source.port()));
         scene.client.run("ASKING");
         assert_eq!(scene.client.run("LOCK.RELEASE {key}a holder"), Value::Int(1));
         assert_held(&mut other, "{key}b", "other");

@@ -6,25 +6,19 @@
 use std::env;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Mutex;
 
-use testcontainers::core::{Healthcheck, Mount};
-use testcontainers::runners::SyncRunner;
-use testcontainers::{GenericImage, ImageExt};
-
 use crate::launch::{Launch, Running};
-
-type Started = testcontainers::Container<GenericImage>;
 
 const PORT: u16 = 6379;
 /// The server's directory in the container.
 const DIR: &str = "/data";
-const MEMORY: i64 = 2 << 30;
-const CPU_NANOS: i64 = 2_000_000_000;
 
+/// A container, which is removed when this is dropped. `scripts/test-containers` removes those of tests that were
+/// ended from outside.
 pub(crate) struct Container {
-    started: Started,
+    id: String,
     /// Read at each start: a container that has ended has no address.
     address: Mutex<SocketAddr>,
 }
@@ -32,13 +26,15 @@ pub(crate) struct Container {
 impl Container {
     /// Starts the server. It may not accept connections yet, or may have ended already.
     pub(crate) fn start(launch: &Launch) -> Self {
-        let started = run(launch);
-        let address = Mutex::new(address_of(&started).unwrap_or_else(|| (IpAddr::from([127, 0, 0, 1]), PORT).into()));
-        Self { started, address }
+        let id = run(launch);
+        let address = address_of(&id).unwrap_or_else(|| (IpAddr::from([127, 0, 0, 1]), PORT).into());
+        Self { id, address: Mutex::new(address) }
     }
+}
 
-    fn docker(&self, arguments: &[&str]) -> Output {
-        docker(&[arguments, &[self.started.id()]].concat())
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = docker(&["rm", "--force", "--volumes", &self.id]);
     }
 }
 
@@ -48,55 +44,46 @@ impl Running for Container {
     }
 
     fn pid(&self) -> u32 {
-        let output = self.docker(&["inspect", "--format", "{{.State.Pid}}"]);
-        let text = String::from_utf8_lossy(&output.stdout);
-        text.trim().parse().expect("docker inspect returns the process id")
+        inspect("{{.State.Pid}}", &self.id).parse().expect("docker inspect returns the process id")
     }
 
     fn signal(&self, signal: i32) {
-        let output = self.docker(&["kill", "--signal", &signal.to_string()]);
-        assert!(output.status.success() || self.ended(), "{}", String::from_utf8_lossy(&output.stderr));
+        let killed = docker(&["kill", "--signal", &signal.to_string(), &self.id]);
+        assert!(killed.is_ok() || self.ended(), "{killed:?}");
     }
 
     fn ended(&self) -> bool {
-        !self.started.is_running().expect("docker reports whether it runs")
+        inspect("{{.State.Running}}", &self.id) == "false"
     }
 
     fn start_again(&self) {
-        self.started.start().expect("the container starts again");
-        if let Some(address) = address_of(&self.started) {
+        docker(&["start", &self.id]).expect("the container starts again");
+        if let Some(address) = address_of(&self.id) {
             *self.address.lock().expect("no thread panicked with the lock") = address;
         }
     }
 
     fn log(&self) -> String {
-        let bytes = [self.started.stdout_to_vec(), self.started.stderr_to_vec()].into_iter().flatten().flatten();
-        String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+        docker(&["logs", &self.id]).unwrap_or_else(|error| error)
     }
 }
 
-fn run(launch: &Launch) -> Started {
+/// Starts a container, and returns its id.
+fn run(launch: &Launch) -> String {
     let image = env::var("HOLDFAST_IMAGE").expect("HOLDFAST_IMAGE names the image");
-    let (name, tag) = image.split_once(':').unwrap_or((&image, "latest"));
-    let request = GenericImage::new(name, tag)
-        .with_cmd(arguments(launch))
-        .with_mount(Mount::bind_mount(launch.dir.display().to_string(), DIR))
-        .with_label("holdfast.test", std::process::id().to_string())
-        // The image's own health check would be another client of the server, every few seconds.
-        .with_health_check(Healthcheck::none())
-        // The files belong to this user, who deletes them.
-        .with_user(user())
-        .with_host_config_modifier(|host| {
-            // Tests connect to the container's own address: no port is published.
-            host.publish_all_ports = Some(false);
-            host.memory = Some(MEMORY);
-            host.nano_cpus = Some(CPU_NANOS);
-        });
-    let request = match env::var("HOLDFAST_NETWORK") {
-        Ok(network) => request.with_network(network),
-        Err(_) => request,
-    };
-    request.start().unwrap_or_else(|error| panic!("can't start a container of {image}: {error}"))
+    let (label, volume) = (format!("holdfast.test={}", std::process::id()), format!("{}:{DIR}", launch.dir.display()));
+    // Tests connect to the container's own address: no port is published. The image's own health check would be another
+    // client of the server, every few seconds. The files belong to this user, who deletes them.
+    let mut command = vec!["run", "--detach", "--label", &label, "--volume", &volume, "--no-healthcheck"];
+    let user = user();
+    command.extend(["--user", &user, "--memory", "2g", "--cpus", "2"]);
+    let network = env::var("HOLDFAST_NETWORK");
+    command.extend(network.iter().flat_map(|network| ["--network", network]));
+    let arguments = arguments(launch);
+    command.push(&image);
+    command.extend(arguments.iter().map(String::as_str));
+    let id = docker(&command).unwrap_or_else(|error| panic!("can't start a container of {image}: {error}"));
+    id.trim().to_owned()
 }
 
 fn arguments(launch: &Launch) -> Vec<String> {
@@ -133,10 +120,18 @@ fn user() -> String {
 }
 
 /// The container's own address, or `None` if it has ended.
-fn address_of(started: &Started) -> Option<SocketAddr> {
-    Some((started.get_bridge_ip_address().ok()?, PORT).into())
+fn address_of(id: &str) -> Option<SocketAddr> {
+    let address: IpAddr = inspect("{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", id).parse().ok()?;
+    Some((address, PORT).into())
 }
 
-fn docker(arguments: &[&str]) -> Output {
-    Command::new("docker").args(arguments).output().expect("docker runs")
+fn inspect(format: &str, id: &str) -> String {
+    docker(&["inspect", "--format", format, id]).expect("docker knows the container").trim().to_owned()
+}
+
+/// What docker prints; what it prints about an error if it fails. (The log of a container may be in either stream.)
+fn docker(arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new("docker").args(arguments).output().expect("docker runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout) + &text(&output.stderr)) } else { Err(text(&output.stderr)) }
 }

@@ -13,7 +13,6 @@
 mod atomic_migration;
 mod clock;
 mod cluster;
-#[cfg(feature = "containers")]
 mod container;
 mod dir;
 mod environment;

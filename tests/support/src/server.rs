@@ -130,19 +130,12 @@ fn defaults(config_file: Option<&Path>) -> impl Iterator<Item = (String, String)
 }
 
 impl Launch {
-    #[cfg(feature = "containers")]
     fn start(&self) -> Box<dyn Running> {
         if in_containers() {
             Box::new(crate::container::Container::start(self))
         } else {
             Box::new(Process::start(self))
         }
-    }
-
-    #[cfg(not(feature = "containers"))]
-    fn start(&self) -> Box<dyn Running> {
-        assert!(!in_containers(), "HOLDFAST_CONTAINER=1 needs the feature `containers` of the crate `support`");
-        Box::new(Process::start(self))
     }
 }
 

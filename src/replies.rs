@@ -67,9 +67,9 @@ pub fn send_answers(ctx: Ctx) {
     }
 }
 
-/// Answers the next client, if it is blocked in `LOCK.EVENTS`: the server composes its reply at the end of
-/// this event-loop iteration. No other blocked client may be answered while the state is borrowed. One for each call of
-/// the module, so that the replies in one iteration are no more than the calls.
+/// Answers the next client, if it is blocked in `LOCK.EVENTS`: the server composes its reply at the end of this
+/// event-loop iteration. No other blocked client may be answered while the state is borrowed. Each call of the module
+/// answers at most one client, so that an iteration has no more of these replies than calls.
 pub fn answer_reader(state: &mut State, ctx: Ctx) {
     let Some((ticket, block)) = state.pending.next_reader() else { return };
     if block.may_be_ended_by_server(ctx) {

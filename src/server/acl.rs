@@ -54,9 +54,9 @@ fn user_name(ctx: Ctx, client: u64) -> Option<Text> {
     unsafe { Text::from_raw(api!(RedisModule_GetClientUserNameById)(ctx.raw(), client)) }
 }
 
-/// Whether the user of a connection is not the default user.
-pub(super) fn has_own_user(ctx: Ctx, client: u64) -> bool {
-    user_name(ctx, client).is_some_and(|name| name.bytes() != b"default")
+/// Whether the user of a connection is the default user. `None` if there is no such connection.
+pub(super) fn has_default_user(ctx: Ctx, client: u64) -> Option<bool> {
+    user_name(ctx, client).map(|name| name.bytes() == b"default")
 }
 
 /// The name of the user who sent the running command.

@@ -18,8 +18,10 @@ use std::ptr::{NonNull, null_mut, without_provenance_mut};
 pub struct Blocked {
     raw: NonNull<RedisModuleBlockedClient>,
     target: WaitTarget,
-    /// The client's id, if its user was not the default user when it was blocked.
-    client_with_own_user: Option<u64>,
+    client: u64,
+    /// Whether the client's user was the default user when it was blocked. `None` for a client that is no connection:
+    /// another module's, which has all permissions.
+    had_default_user: Option<bool>,
 }
 
 /// What a client is blocked on.
@@ -81,8 +83,9 @@ unsafe fn block_on(
     // SAFETY: the handle is new, and the callback exists as long as the module. The server refuses to unload a module
     // that has blocked clients.
     unsafe { api!(RedisModule_SetDisconnectCallback)(raw.as_ptr(), Some(on_gone)) };
-    let client_with_own_user = Some(ctx.client_id()).filter(|client| acl::has_own_user(ctx, *client));
-    Some((Blocked { raw, target, client_with_own_user }, Replied::later()))
+    let client = ctx.client_id();
+    let had_default_user = acl::has_default_user(ctx, client);
+    Some((Blocked { raw, target, client, had_default_user }, Replied::later()))
 }
 
 fn as_data(ticket: Ticket) -> Option<*mut c_void> {
@@ -92,7 +95,7 @@ fn as_data(ticket: Ticket) -> Option<*mut c_void> {
 impl Blocked {
     /// Whether the client has the default user. (A blocked client can't change its user.)
     pub fn is_of_default_user(&self) -> bool {
-        self.client_with_own_user.is_none()
+        self.had_default_user == Some(true)
     }
 
     /// Whether the server may still end the wait itself in this event-loop iteration, although the module has a reply.
@@ -114,7 +117,7 @@ impl Blocked {
     /// Whether the user of the client was deleted (`ACL DELUSER`, `ACL LOAD`). The server then gives the client the
     /// default user, drops its replies, and closes it at the end of the event-loop iteration.
     fn is_being_closed(&self, ctx: Ctx) -> bool {
-        self.client_with_own_user.is_some_and(|client| !acl::has_own_user(ctx, client))
+        self.had_default_user == Some(false) && acl::has_default_user(ctx, self.client) != Some(false)
     }
 
     /// Ends the wait. The server calls [`callbacks::Callbacks::answer`] before this function returns. If the client is

@@ -278,9 +278,16 @@ pub fn report_lost(state: &mut State, binding: &Binding, why: LossReason, now: N
 }
 
 /// Ends the hold of `owner`, which must have one. Returns its binding. The caller serves the waiters.
-pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef) -> Option<Binding> {
+pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef, now: Now) -> Option<Binding> {
+    let token = lock.held().and_then(|held| held.token);
     lock.remove(owner, waiters(state, lock));
-    unbind(state, lock, owner)
+    let binding = unbind(state, lock, owner)?;
+    if Some(binding.token) != token {
+        // It belongs to an earlier hold of this owner, which ended without the module's knowledge.
+        report_lost(state, &binding, LossReason::Changed, now);
+        return None;
+    }
+    Some(binding)
 }
 
 /// Removes the binding of a hold, and returns it.
@@ -390,7 +397,7 @@ fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
             0 => {
                 // If another client has lowered the count, the hold that ends here was bound before this grant.
                 let bound = state.bindings.id(lock.db(), &revoked.key.name, &revoked.owner);
-                let binding = end_hold(state, &mut lock, owner.as_text()).filter(|_| bound != revoked.binding);
+                let binding = end_hold(state, &mut lock, owner.as_text(), now).filter(|_| bound != revoked.binding);
                 report_all_lost(state, binding, LossReason::Changed, now);
             }
             left => {
@@ -419,7 +426,7 @@ pub fn release_bound(state: &mut State, ctx: Ctx, binding: &Binding, now: Now) {
         let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return false };
         let is_held = lock.held().is_some_and(|held| held.token == Some(binding.token));
         if is_held {
-            end_hold(state, &mut lock, owner.as_text());
+            end_hold(state, &mut lock, owner.as_text(), now);
         }
         is_held
     });

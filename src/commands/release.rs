@@ -132,7 +132,7 @@ fn release_hold(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Op
     let holds = holds_left(lock, options)?;
     count(|it| &mut it.releases);
     if holds == 0 {
-        holds::end_hold(state, lock, owner);
+        holds::end_hold(state, lock, owner, now);
         return Some(0);
     }
     // If the owner names a count, undelivered grants may undo nothing of it. Otherwise they may undo at most the holds

@@ -395,3 +395,19 @@ fn idle_session_gets_no_events() {
     });
     fixture.is_not_lost();
 }
+
+/// The lock was overwritten by another lock that the same owner holds. On Redis 7.0 the release comes before the module
+/// has looked at it.
+#[test]
+fn release_of_overwriting_hold_reports_loss_of_bound_hold() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let lost = session.get_token(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    let other = client.get_token("LOCK.ACQUIRE elsewhere owner");
+    client.send_lines(&["RENAME elsewhere key", &format!("LOCK.RELEASE key owner TOKEN {other}")]);
+    assert_eq!(client.read().unwrap(), Value::Okay);
+    assert_eq!(client.read().unwrap(), Value::Int(1));
+    assert_eq!(session.event(), Event::lost("key", "owner", lost, "changed"));
+    session.assert_no_event(&mut client);
+}

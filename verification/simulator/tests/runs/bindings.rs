@@ -54,6 +54,21 @@ fn renamed_hold_stays_when_ephemeral_connection_closes() {
     );
 }
 
+/// Another hold of its owner has taken the place of the bound one, and is released.
+#[test]
+fn bound_hold_is_lost_when_overwriting_hold_is_released() {
+    breaks_nothing(
+        "s LOCK.ACQUIRE k1 o WATCHDOG
+         b LOCK.ACQUIRE k2 o
+         +1
+         b RENAME k2 k1
+         a LOCK.RELEASE k1 o TOKEN @b
+         +1
+         s LOCK.EVENTS
+         +1",
+    );
+}
+
 /// A renewal over any connection keeps it. `UNBIND` ends the binding.
 #[test]
 fn renewal_without_flags_keeps_binding() {

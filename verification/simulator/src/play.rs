@@ -215,6 +215,9 @@ impl Player {
     }
 
     fn slot(&mut self, slot: u16, moves: SlotChange) -> Result<(), Violation> {
+        if matches!(moves, SlotChange::Moves | SlotChange::Goes) {
+            self.checker.slot_moved(slot);
+        }
         if moves == SlotChange::Goes {
             self.arrivals.push(Arrival::SlotTaken(slot));
             let arrivals = std::mem::take(&mut self.arrivals);

@@ -103,8 +103,14 @@ impl Checker {
                 }
                 Some(later) if later.at > position => {}
                 binding if is_its => {
-                    let received = self.position;
-                    *binding = Some(Binding { is_unsure: true, ..Binding::of(request, (position, received), ends) });
+                    let earlier = binding.filter(|it| it.client == request.client);
+                    let new = Binding::of(request, (position, self.position), ends);
+                    *binding = Some(Binding {
+                        watchdog: new.watchdog || earlier.is_some_and(|it| it.watchdog),
+                        ephemeral: new.ephemeral || earlier.is_some_and(|it| it.ephemeral),
+                        is_unsure: true,
+                        ..new
+                    });
                 }
                 _ => {}
             }
@@ -218,10 +224,14 @@ impl Checker {
         // Another request raised the token. It is the same hold, unless that one ended unseen.
         let is_raised_since = |it: &&Belief| before.is_none() && it.token < token && self.fences.contains(&token);
         let binding_before = self.beliefs.get(&hold).filter(is_raised_since).and_then(|it| it.binding);
-        // (Nor has the hold ended that this renewal raised, although it might have, and what binds it is unknown.)
-        let is_raised_here = before.is_none() && request.fence == Some(token);
-        let binds_it = || is_raised_here && self.requested_bindings.contains_key(&hold);
-        let binding_before = binding_before.or_else(|| binds_it().then_some(binding));
+        // (What binds a hold whose grant is not on record is unknown: that of a raised token might have ended, and a token that
+        // another command wrote may be less than that of an earlier hold.)
+        let is_not_on_record = before.is_none() && (renews || self.fences.contains(&token));
+        let binds_it = || is_not_on_record && self.requested_bindings.contains_key(&hold);
+        // (Nor is it known what its replicas have confirmed.)
+        let is_replicated = self.replicated.contains(&(hold.1.clone(), hold.2.clone()));
+        let unknown = Binding { confirmed: is_replicated.then_some(0), ..binding };
+        let binding_before = binding_before.or_else(|| binds_it().then_some(unknown));
         let binding_before = binding_before.map(|binding| Binding { is_unsure: true, ..binding });
         let old_binding = before.as_ref().and_then(|it| it.binding).or(binding_before);
         let mut raises = before.as_mut().map_or_else(Vec::new, |it| std::mem::take(&mut it.raises));

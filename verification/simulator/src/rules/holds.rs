@@ -48,11 +48,14 @@ impl Checker {
 
     /// The requests without an outcome that may bind a hold so that it ends early: where each began, when, and the request. Of
     /// connections that have just closed, only those whose lease was not over at the `last` iteration: a hold that was still there
-    /// did not end by that. (Unless it has an earlier lease, which goes on, or the watchdog has renewed it since.)
+    /// did not end by that. (Unless nothing could be written, it has an earlier lease, which goes on, or the watchdog has renewed it
+    /// since.)
     pub(super) fn undecided_bindings(&self, last: u64) -> Vec<(Position, u64, Request)> {
         let seen_at = node(|node| node.millis().saturating_sub(node.clock.mono.saturating_sub(last) / 1000));
         let undecided = self.undecided().filter(|(at, open, it)| {
-            let lasted = self.has_stepped || open.at + it.lease.unwrap_or(30_000) + HANDLED_WITHIN >= seen_at;
+            let lasted = self.has_stepped
+                || self.was_blocked(last)
+                || open.at + it.lease.unwrap_or(30_000) + HANDLED_WITHIN >= seen_at;
             let goes_on = |((_, key, owner), belief): (&Hold, &Belief)| {
                 let is_watched = belief.binding.is_some_and(|binding| binding.watchdog);
                 belief.since < *at && (it.ephemeral || is_watched) && it.concerns(key, owner)
@@ -118,9 +121,6 @@ impl Checker {
             let is_unconfirmed = belief.binding.is_some_and(is_past)
                 || undecided.iter().any(has_bound)
                 || belief.possible_moves.iter().any(may_have_bound);
-            // (If nothing can be written, what the request of a closed connection has ended is still there.)
-            let ends_later =
-                is_blocked && undecided.iter().any(|it| self.closed.contains(&it.2.client) && has_bound(it));
             // A greater token belongs to a request that has no reply yet. It is another hold, unless `FENCE` named the
             // token. If the lease of this hold was over by then, or what replicas have confirmed of it, the other hold's
             // deadline must not be taken for its own.
@@ -135,7 +135,10 @@ impl Checker {
                 Cause::ExpiryChanged(on, expiry_changed) => on == db && expiry_changed == key,
                 _ => false,
             };
-            let is_over = belief.deadline.is_some_and(|at| at < now) || is_unconfirmed || causes().any(changes_expiry);
+            let is_over = belief.had_expired
+                || belief.deadline.is_some_and(|at| at < now)
+                || is_unconfirmed
+                || causes().any(changes_expiry);
             let has_requested = |client: u64| {
                 let of_hold = self.requested_bindings.iter().filter(|((_, name, who), _)| (name, who) == (key, owner));
                 of_hold.flat_map(|(_, requesters)| requesters.keys()).any(|asker| *asker == client)
@@ -259,9 +262,8 @@ impl Checker {
                 let is_over =
                     is_unconfirmed || holder.token.is_none() || lags && belief.deadline.is_some_and(|at| at < now);
                 belief.ended_unreported |= is_over && !bound.is_some_and(is_session);
-                if let Some(binding) = belief.binding.as_mut().filter(|_| ends_later) {
-                    binding.confirmed = Some(0);
-                }
+                // (While nothing can be written, it is still there.)
+                belief.had_expired |= is_unconfirmed && is_blocked;
                 if lags {
                     continue;
                 }
@@ -278,6 +280,8 @@ impl Checker {
                 if stays_over && !is_bound() {
                     // (It stays over when its connection closes.)
                     belief.had_expired |= belief.deadline.is_some_and(|at| at < now);
+                    // (An earlier expiry of its key still counts.)
+                    belief.deadline = belief.deadline.into_iter().chain(holder.deadline).min();
                 } else if !was_over {
                     belief.deadline = holder.deadline;
                 }
@@ -462,7 +466,8 @@ impl Checker {
                 && !self.written_by_others.contains(&(*db, key.clone()))
                 // (While a slot migrates, only expiry ends the hold.)
                 && !self.expiry_changed.contains(key)
-                // (When its slot has moved, the hold is unbound.)
+                // (When its slot has moved, the hold is unbound, even if the slot has come back since.)
+                && !self.moved_slots.contains(&slot_of(key))
                 && node(|node| node.serves(*db, key))
             {
                 return Err(Violation::new(EPHEMERAL, format!("{}: {belief:?}", show(hold))));

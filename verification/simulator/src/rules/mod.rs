@@ -225,6 +225,8 @@ pub struct Checker {
     /// Holds with an `unbound` event, and the number of such events for each session, key and owner.
     unbound: BTreeMap<(u64, Bytes, Bytes, u64), Position>,
     times_unbound: BTreeMap<(u64, Bytes, Bytes), usize>,
+    /// Slots that another node served for a while.
+    moved_slots: BTreeSet<u16>,
     /// Keys that other commands wrote. The module promises less about them.
     written_by_others: BTreeSet<(i32, Bytes)>,
     /// Keys whose expiry another command changed, in any database. The watchdog does not renew earlier because of that.
@@ -327,6 +329,11 @@ impl Checker {
         self.deliveries_are_unknown = true;
     }
 
+    /// Another node serves this slot now.
+    pub fn slot_moved(&mut self, slot: u16) {
+        self.moved_slots.insert(slot);
+    }
+
     /// The replicas were replaced. The new ones have everything that was written until now.
     pub fn replicas_changed(&mut self) {
         // Confirmations that were requested before are requested again from the new replicas, but later, and with them those that
@@ -413,7 +420,7 @@ impl Checker {
     }
 
     /// Whether nothing could be written before this time (monotonic, µs), and the module may not have looked again since.
-    fn was_blocked(&self, time: u64) -> bool {
+    pub(super) fn was_blocked(&self, time: u64) -> bool {
         self.blocked_at > 0 && time <= self.blocked_at + HANDLED_WITHIN * 1000
     }
 

@@ -31,8 +31,8 @@ pub(super) struct Belief {
     /// that were bound at the step.
     pub(super) follows: Option<u64>,
     pub(super) has_stepped: bool,
-    /// It was bound, and expired while its key could not be removed, before a clock step: it ends as soon as writes are
-    /// possible, whatever its key says.
+    /// It was bound, and expired while its key could not be removed, by what its replicas have confirmed or before a
+    /// clock step: it ends as soon as writes are possible, whatever its key says.
     pub(super) had_expired: bool,
     /// It was over while its connection was no session: no event reports that.
     pub(super) ended_unreported: bool,

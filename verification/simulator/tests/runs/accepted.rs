@@ -1160,6 +1160,84 @@ fn accepted_runs_violate_no_invariant() {
          !slot k1 goes
          c LOCK.ACQUIRE k2 o1 REPLICAS 1 SESSION $s
          c LOCK.ACQUIRE k1 o1",
+        // A grant that was received after a clock step and a change of the role, and whose key another command gave a
+        // shorter expiry.
+        "t LOCK.ACQUIRE k0 o2
+         b LOCK.ACQUIRE k0 o1 WAIT 20 SESSION $t
+         +0
+         e LOCK.RELEASE k0 o2
+         e REPLICAOF 127.0.0.1 1
+         c REPLICAOF NO ONE
+         c LOCK.ACQUIRE k0 o1
+         a PEXPIRE k0 1
+         t LOCK.EVENTS WAIT 0
+         !clock 60000",
+        // A renewal raises an ephemeral hold's token before its grant is received, after a release that found
+        // nothing.
+        "d LOCK.ACQUIRE k0 o3 LIMIT 3
+         b LOCK.SESSION REPLACES $s
+         a LOCK.ACQUIRE k0 o1
+         c LOCK.RELEASE k0 o0
+         b LOCK.ACQUIRE k0 o2 WAIT 20
+         b !vanish
+         a LOCK.ACQUIRE k0 o0 SHARED EPHEMERAL WAIT 0
+         b LOCK.RENEW k0 o0 FENCE 1800001200331754
+         +0
+         +20
+         c LOCK.RENEW k0 o0",
+        // The late reply to a re-entry without flags, about an ephemeral hold whose token another client has raised
+        // since.
+        "t LOCK.ACQUIRE k0 o2 EPHEMERAL
+         +0
+         t !stop-reading
+         t LOCK.ACQUIRE k0 o2
+         b LOCK.RENEW k0 o2 FENCE 1800000000974491
+         +400
+         t !resume-reading
+         d EVAL return_redis.call(unpack(ARGV)) 0 LOCK.ACQUIRE k0 o2 WATCHDOG SESSION $t",
+        // A hold that another key's name brought, with an old token; its owner binds it with replicas and learns of
+        // it by a renewal.
+        r"!replicas 20 0
+         e LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $s
+         a LOCK.MRELEASE 2 k1 k0 o0 ALL
+         +0
+         b LOCK.ACQUIRE k1 o0
+         d LOCK.ACQUIRE k2 o0
+         e RENAME k0 k1
+         a LOCK.ACQUIRE k1 o0 LEASE 50 REPLICAS 1 SESSION $s
+         d RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         +400
+         s LOCK.EVENTS WAIT 0
+         e LOCK.MRENEW 2 k1 k0 o0 LEASE 30000",
+        // A request with replicas whose reply its client never receives has bound the hold, and writes are refused
+        // when that would be over.
+        "a LOCK.MACQUIRE 1 k0 o2 LEASE 400
+         !replicas 20 2000 never
+         s LOCK.ACQUIRE k0 o2 LEASE 2000 REPLICAS 1 SESSION *
+         a LOCK.ACQUIRE k1 o2 SESSION $s
+         +1200
+         b PERSIST k0
+         +1
+         !misconf on
+         +1200
+         +1
+         s !end
+         +1
+         !misconf off
+         +400",
+        // The slot of an ephemeral hold moves away, which unbinds the hold, and comes back before its session has
+        // read that.
+        "a LOCK.ACQUIRE k0 o1
+         s LOCK.ACQUIRE k0 o1 LEASE 50 EPHEMERAL WATCHDOG
+         +400
+         !slot k0 unowned
+         s LOCK.EVENTS WAIT 0
+         +0
+         !slot k0 moves
+         +400
+         !slot k0 comes
+         s !end
+         +400",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -201,13 +201,12 @@ impl Checker {
     pub(super) fn apply_heartbeat(&mut self, session: u64, said: &str, (began, request): (Position, u64)) {
         let Some(sure) = said.split(' ').nth(2).and_then(|sure| sure.parse::<u64>().ok()) else { return };
         let is_late = node(|node| node.generation == Generation::Redis70);
-        let open = self.connections.values().flat_map(|it| it.open.iter()).filter(|open| open.began.is_some());
-        let unacknowledged: Vec<&Request> =
-            open.flat_map(|it| &it.runs).chain(self.abandoned.iter().map(|(_, it)| it)).collect();
+        let abandoned = self.abandoned.iter().map(|(_, request)| request);
+        let undecided: Vec<Request> = self.undecided().map(|(.., it)| it).chain(abandoned).cloned().collect();
         for ((_, key, owner), belief) in &mut self.beliefs {
-            // A request without a received reply may have changed the lease.
+            // A request without a received outcome may have changed the lease, or what replicas must confirm.
             let is_its = |binding: &Binding| binding.client == session && binding.watchdog && !binding.is_unsure;
-            let is_known = !unacknowledged.iter().any(|request| request.concerns(key, owner));
+            let is_known = !undecided.iter().any(|request| request.concerns(key, owner));
             // The heartbeat may have been composed before the last renewal. If the client read late, another command
             // may have changed the expiry since.
             let is_current =

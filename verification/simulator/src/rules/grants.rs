@@ -127,6 +127,9 @@ impl Checker {
         let is_again = |it: &&Belief| self.set_back > 0 && (it.token == token || !may_be_another());
         let known = self.beliefs.get(&hold).or_else(|| self.expired_holds.get(&hold).filter(is_again));
         let mut before = known.filter(is_raised).cloned();
+        // (It was over, and reported lost, but still there: another command has changed its expiry.)
+        let over = before.clone().filter(|it| it.deadline.is_some_and(|at| at < open.at));
+        self.expired_holds.extend(over.map(|it| (hold.clone(), it)));
         if let Some(before) = &mut before {
             let since = before.since;
             let since = |(at, _): &&(Position, Cause)| *at > since;

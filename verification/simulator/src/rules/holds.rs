@@ -104,9 +104,11 @@ impl Checker {
             let has_bound = |(began, at, it): &(Position, u64, Request)| {
                 // (A renewal with a lease may shorten it.)
                 let sets = it.command.contains("renew") && it.lease.is_some();
-                let promised = if since < *began && !sets { belief.promised } else { 0 };
+                // (A later request with a lease may have raised the promise since.)
+                let later = requested_since(*began);
+                let promised = if since < *began && !sets && later.is_none() { belief.promised } else { 0 };
                 let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
-                let confirmed = requested_since(*began).map_or(confirmed, |at| at.min(confirmed));
+                let confirmed = later.map_or(confirmed, |at| at.min(confirmed));
                 it.replicas > 0 && it.binds() && it.concerns(key, owner) && (confirmed < now || may_be_any)
             };
             // (Or a request that may have received the outcome of a similar one.)

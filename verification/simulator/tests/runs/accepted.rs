@@ -1238,6 +1238,33 @@ fn accepted_runs_violate_no_invariant() {
          !slot k0 comes
          s !end
          +400",
+        // A release with a lease prolongs a hold that a request without an outcome has bound with replicas.
+        "!replicas 2000 20
+         c LOCK.MACQUIRE 1 k0 o1 LEASE 400
+         c LOCK.ACQUIRE k0 o1 LEASE 2000 SESSION $s
+         s LOCK.ACQUIRE k0 o1 LEASE 400 REPLICAS 1 SESSION *
+         +400
+         b LOCK.RELEASE k0 o1 LEASE 60000",
+        // A heartbeat comes before the outcome of a request that makes the hold depend on replicas.
+        "!replicas never 2000 20
+         a LOCK.ACQUIRE k0 o2 REPLICAS 1
+         +0
+         s LOCK.ACQUIRE k1 o1 LEASE 50 WATCHDOG
+         s LOCK.EVENTS WAIT 0
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
+         b LOCK.ACQUIRE k1 o1 LEASE 50 REPLICAS 1 SESSION $s",
+        // A hold expires while clients are paused; another command then prolongs it, and its owner enters it again
+        // and releases it.
+        "s LOCK.ACQUIRE k0 o1 LIMIT 3
+         d LOCK.ACQUIRE k0 o3
+         c LOCK.ACQUIRE k0 o0 LEASE 50 LIMIT 3 SESSION $s
+         +20
+         a CLIENT PAUSE 50
+         c PERSIST k0
+         c LOCK.ACQUIRE k0 o0 LIMIT 3
+         d LOCK.ACQUIRE k0 o1
+         +1200
+         c LOCK.RELEASE k0 o0 ALL",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -391,6 +391,10 @@ impl Checker {
             // (Nor need the key have followed the clock step.)
             let is_of_now = is_of_now && !(belief.has_stepped && may_be_left);
             let is_of_now = is_of_now && !causes().any(|(_, cause)| withdraws(cause));
+            // (Nor is it known whether the release came first if a connection with an undelivered grant has just closed.)
+            let is_undelivered =
+                |request: &Request| self.closed.contains(&request.client) && request.concerns(key, owner);
+            let is_of_now = is_of_now && !self.abandoned.iter().any(|(_, request)| is_undelivered(request));
             if !found.is_empty() && is_of_now && !is_over && !had_expired && found.iter().all(is_release) {
                 self.released.insert((hold.clone(), belief.token));
             }

@@ -1265,6 +1265,15 @@ fn accepted_runs_violate_no_invariant() {
          d LOCK.ACQUIRE k0 o1
          +1200
          c LOCK.RELEASE k0 o0 ALL",
+        // An owner releases one of two holds in the iteration in which the grant of the other is revoked.
+        "a LOCK.ACQUIRE k0 o1
+         c LOCK.ACQUIRE k0 o0 WAIT 0
+         +0
+         a LOCK.RELEASE k0 o1
+         s LOCK.ACQUIRE k0 o0
+         b LOCK.RELEASE k0 o0
+         b CLIENT KILL ID #c
+         a LOCK.ACQUIRE k0 o1 SESSION $s",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

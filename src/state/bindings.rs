@@ -10,6 +10,7 @@ use crate::lock::{ByOwner, Deadline, KeyMap, Limit, LockKey, Millis, Owner, Toke
 use crate::server::discarded::Discarded;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// How a hold is bound to its connection.
@@ -34,7 +35,7 @@ impl BindingFlags {
 }
 
 /// Identifies a binding. Later bindings have greater ids, and no id is used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BindingId(pub u64);
 
 impl BindingId {
@@ -267,8 +268,9 @@ pub struct Bindings {
     ends: u64,
     reads: Read,
     steps: SharedClockSteps,
-    /// The first binding whose key may lag behind a step of the clock. The keys of earlier bindings do not lag.
-    first_lagging: Option<BindingId>,
+    /// The bindings whose keys may lag behind a step of the clock: earlier ones have followed it, later ones were made
+    /// after it.
+    lagging: Range<BindingId>,
     live: Tables,
     /// Bindings that were due, but could not be renewed then: the server took no writes, or the session had not read.
     /// They are due at once.
@@ -597,12 +599,12 @@ impl Bindings {
     pub fn stepped(&mut self, by: i64) {
         let ClockSteps { total: before, count } = self.steps.0.get();
         self.steps.0.set(ClockSteps { total: before.saturating_add(by), count: count.wrapping_add(1) });
-        self.first_lagging = Some(BindingId(0));
+        self.lagging = BindingId::FIRST..self.next_id();
     }
 
     /// Whether the key of any binding may still lag behind a step of the clock.
     pub fn any_lags(&self) -> bool {
-        self.first_lagging.is_some_and(|from| self.live.by_id.range(from..).next().is_some())
+        self.from(self.lagging.start, self.lagging.end).is_some()
     }
 
     /// Whether the key of this binding lags behind a step of the clock.
@@ -617,8 +619,8 @@ impl Bindings {
 
     /// Takes the next binding whose key may lag behind a step of the clock.
     pub fn next_lagging(&mut self) -> Option<BindingId> {
-        let next = self.live.by_id.range(self.first_lagging?..).next().map(|(id, _)| *id);
-        self.first_lagging = next.map(|BindingId(id)| BindingId(id.wrapping_add(1)));
+        let next = self.from(self.lagging.start, self.lagging.end);
+        self.lagging.start = next.map_or(self.lagging.end, |BindingId(id)| BindingId(id.wrapping_add(1)));
         next
     }
 

@@ -231,9 +231,10 @@ impl Checker {
         // another command wrote may be less than that of an earlier hold.)
         let is_not_on_record = before.is_none() && (renews || self.fences.contains(&token));
         let binds_it = || is_not_on_record && self.requested_bindings.contains_key(&hold);
-        // (Nor is it known what its replicas have confirmed.)
+        // (Nor is it known since when, how, and what its replicas have confirmed.)
         let is_replicated = self.replicated.contains(&(hold.1.clone(), hold.2.clone()));
-        let unknown = Binding { confirmed: is_replicated.then_some(0), ..binding };
+        let confirmed = is_replicated.then_some(0);
+        let unknown = Binding { at: 0, watchdog: true, ephemeral: true, confirmed, ..binding };
         let binding_before = binding_before.or_else(|| binds_it().then_some(unknown));
         let binding_before = binding_before.map(|binding| Binding { is_unsure: true, ..binding });
         let old_binding = before.as_ref().and_then(|it| it.binding).or(binding_before);

@@ -1209,6 +1209,24 @@ fn accepted_runs_violate_no_invariant() {
          +400
          s LOCK.EVENTS WAIT 0
          e LOCK.MRENEW 2 k1 k0 o0 LEASE 30000",
+        // The same; the renewal itself binds the hold, which may have been ephemeral.
+        "b LOCK.ACQUIRE k1 o1
+         b !stop-reading
+         b LOCK.ACQUIRE k0 o1
+         a LOCK.ACQUIRE k0 o1 EPHEMERAL SESSION $s
+         b LOCK.ACQUIRE k1 o0 WAIT 20
+         b LOCK.RELEASE k0 o1
+         b LOCK.RENEW k0 o1 FENCE 1800001200283987 WATCHDOG SESSION $s
+         a LOCK.ACQUIRE k1 o0 WAIT 0",
+        // The same; the grant with replicas comes after the renewal of which it is known.
+        "!replicas 2000 20 2000
+         d LOCK.ACQUIRE k0 o2 REPLICAS 1 SESSION $t
+         +120
+         a LOCK.RENEW k0 o2 LEASE 50
+         +3
+         +20
+         b LOCK.RENEW k0 o2 SESSION $t
+         t LOCK.EVENTS",
         // A request with replicas whose reply its client never receives has bound the hold, and writes are refused
         // when that would be over.
         "a LOCK.MACQUIRE 1 k0 o2 LEASE 400

@@ -235,3 +235,26 @@ fn step_back_does_not_restore_an_expired_bound_hold_after_refused_writes() {
          !clock -60000",
     );
 }
+
+/// The key of a hold that was bound after a step has none to follow: what happens to it is reported at once.
+#[test]
+fn loss_of_hold_bound_after_a_step_is_reported_in_pause() {
+    breaks_nothing(
+        r"d RESTORE k0 400
+         e CLIENT PAUSE 1000
+         b LOCK.ACQUIRE k2 o0
+         d LOCK.ACQUIRE k2 o0 $s
+         +0
+         e LOCK.ACQUIRE k1 o1
+         b CLIENT PAUSE 5
+         a PERSIST k0
+         a DEBUG SLEEP 0.5
+         d LOCK.ACQUIRE k0 o0
+         a CLIENT PAUSE 1000
+         d CLIENT PAUSE 1000
+         e CLIENT PAUSE 1000
+         e LOCK.ACQUIRE k1 o1 SESSION $s
+         !clock -60000
+         e RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE",
+    );
+}

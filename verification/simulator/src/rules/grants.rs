@@ -28,20 +28,17 @@ impl Checker {
         self.replied.iter().any(|(_, it)| it.wait.is_some() && binds(it))
     }
 
-    /// The database of a hold that was requested in `db`. The databases may have been swapped since.
-    pub(super) fn current_db(&self, (request, db): (Position, i32), key: &[u8], owner: &[u8], token: u64) -> i32 {
-        let there = |db: i32| node(|node| stored::read(node, db, key).of(owner)?.token);
-        let later = |(at, _): &&(Position, Cause)| *at > request;
-        let other = |(_, cause): &(Position, Cause)| match cause {
-            Cause::Swapped(one, two) if *one == db => Some(*two),
-            Cause::Swapped(one, two) if *two == db => Some(*one),
+    /// The database of a hold that was requested in `db`. `None`: two databases were swapped since, and neither has this
+    /// token; it may have been raised, or the hold has ended and what is there is another one of this owner.
+    fn current_db(&self, (request, db): (Position, i32), key: &[u8], owner: &[u8], token: u64) -> Option<i32> {
+        let other = |(at, cause): &(Position, Cause)| match cause {
+            Cause::Swapped(one, two) if *at > request && *one == db => Some(*two),
+            Cause::Swapped(one, two) if *at > request && *two == db => Some(*one),
             _ => None,
         };
-        let others: Vec<i32> = [db].into_iter().chain(self.causes.iter().filter(later).filter_map(other)).collect();
-        let is_it = |other: &&i32| there(**other) == Some(token);
-        // (A later request may have raised its token.)
-        let is_raised = |other: &&i32| there(**other).is_some_and(|it| self.fences.contains(&it));
-        others.iter().find(is_it).or_else(|| others.iter().find(is_raised)).copied().unwrap_or(db)
+        let others: Vec<i32> = self.causes.iter().filter_map(other).collect();
+        let is_there = |db: &i32| node(|node| stored::read(node, *db, key).of(owner)?.token) == Some(token);
+        if others.is_empty() { Some(db) } else { [db].into_iter().chain(others).find(is_there) }
     }
 
     /// Whether a request without a received reply may have bound a hold.
@@ -72,8 +69,8 @@ impl Checker {
         key: &[u8],
         token: u64,
     ) {
-        let hold =
-            (self.current_db((position, open.db), key, &request.owner, token), key.to_vec(), request.owner.clone());
+        let Some(db) = self.current_db((position, open.db), key, &request.owner, token) else { return };
+        let hold = (db, key.to_vec(), request.owner.clone());
         // A late reply about a hold that has ended since. (A queued request is granted later than it was sent, but
         // never under the token of a hold that had ended by then.)
         let is_old = |(ended, of): &(Position, u64)| *ended > position && (request.wait.is_none() || *of == token);
@@ -190,6 +187,7 @@ impl Checker {
             let ended = ended.map(|(at, _)| *at).min();
             let is_acquired_again = ended.is_some_and(|ended| {
                 self.undecided().any(|(at, _, it)| at > ended && acquires(it))
+                    || self.waits.iter().any(|wait| wait.latest > ended && acquires(&wait.request))
                     || self.abandoned.iter().any(|(_, it)| acquires(it))
             });
             if is_another || is_acquired_again {

@@ -58,7 +58,7 @@ impl Checker {
                 || open.at + it.lease.unwrap_or(30_000) + HANDLED_WITHIN >= seen_at;
             let goes_on = |((_, key, owner), belief): (&Hold, &Belief)| {
                 let is_watched = belief.binding.is_some_and(|binding| binding.watchdog);
-                belief.since < *at && (it.ephemeral || is_watched) && it.concerns(key, owner)
+                belief.since < *at && (it.ephemeral || it.watchdog || is_watched) && it.concerns(key, owner)
             };
             (it.replicas > 0 || it.ephemeral)
                 && (lasted || !self.closed.contains(&it.client) || self.beliefs.iter().any(goes_on))

@@ -1292,6 +1292,50 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.RELEASE k0 o0
          b CLIENT KILL ID #c
          a LOCK.ACQUIRE k0 o1 SESSION $s",
+        // The client of a watched hold with replicas has vanished, and these are gone when the hold ends with its
+        // connection.
+        "!replicas 0 2000 never
+         e LOCK.MRELEASE 1 k0
+         b LOCK.ACQUIRE k0 o1 $s
+         s !vanish
+         e LOCK.ACQUIRE k0 o0 LEASE 50
+         s LOCK.ACQUIRE k0 o0 LEASE 2000
+         +1200
+         s LOCK.ACQUIRE k0 o0 LEASE 400 REPLICAS 1 WATCHDOG
+         +120
+         e LOCK.ACQUIRE k0 o2 WAIT 0
+         e LOCK.SESSION REPLACES $s
+         +400
+         s LOCK.EVENTS WAIT 0
+         !replicas",
+        // An owner holds a lock in two databases, which are swapped, and the tokens of both holds are raised.
+        "s LOCK.ACQUIRE k0 o0 LIMIT 3
+         c SWAPDB 0 1
+         s LOCK.ACQUIRE k0 o2 SHARED
+         b LOCK.ACQUIRE k0 o1
+         a LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $t
+         +1
+         b LOCK.RELEASE k0 o1
+         +1200
+         d LOCK.RENEW k0 o0 FENCE 1800000060960294
+         b SWAPDB 0 1
+         a LOCK.RENEW k0 o0 FENCE 1800000060186772
+         t LOCK.EVENTS WAIT 0",
+        // A session's request, which took over the place of an earlier one, is granted after that one's hold was
+        // forced.
+        "c CLIENT PAUSE 1000
+         b LOCK.RELEASE k0 o0
+         a REPLICAOF NO ONE
+         c LOCK.ACQUIRE k0 o0
+         a LOCK.MACQUIRE 1 k0 o1
+         b LOCK.RELEASE k0 o0
+         b LOCK.ACQUIRE k0 o0 WAIT 300
+         c LOCK.MACQUIRE 1 k0 o1 WAIT 0 SESSION $s
+         s LOCK.ACQUIRE k0 o0 SHARED
+         a LOCK.RELEASE k0 o1 ALL
+         a LOCK.ACQUIRE k0 o1 LIMIT 2 WAIT 300 SESSION $s
+         a LOCK.FORCE k0
+         a LOCK.RENEW k0 o1 FENCE 1800001200489924",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

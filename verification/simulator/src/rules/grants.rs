@@ -28,17 +28,22 @@ impl Checker {
         self.replied.iter().any(|(_, it)| it.wait.is_some() && binds(it))
     }
 
-    /// The database of a hold that was requested in `db`. `None`: two databases were swapped since, and neither has this
-    /// token; it may have been raised, or the hold has ended and what is there is another one of this owner.
-    fn current_db(&self, (request, db): (Position, i32), key: &[u8], owner: &[u8], token: u64) -> Option<i32> {
+    /// The database of a hold that was requested in `db`. Otherwise, the databases that were swapped since, of which none
+    /// has this token: it may have been raised, or the hold has ended and what is there is another one of this owner.
+    fn current_db(&self, (request, db): (Position, i32), hold: (&[u8], &[u8]), token: u64) -> Result<i32, Vec<i32>> {
+        let (key, owner) = hold;
         let other = |(at, cause): &(Position, Cause)| match cause {
             Cause::Swapped(one, two) if *at > request && *one == db => Some(*two),
             Cause::Swapped(one, two) if *at > request && *two == db => Some(*one),
             _ => None,
         };
-        let others: Vec<i32> = self.causes.iter().filter_map(other).collect();
-        let is_there = |db: &i32| node(|node| stored::read(node, *db, key).of(owner)?.token) == Some(token);
-        if others.is_empty() { Some(db) } else { [db].into_iter().chain(others).find(is_there) }
+        let dbs: Vec<i32> = [db].into_iter().chain(self.causes.iter().filter_map(other)).collect();
+        let is_there = |db: &&i32| node(|node| stored::read(node, **db, key).of(owner)?.token) == Some(token);
+        match dbs.iter().find(is_there) {
+            Some(there) => Ok(*there),
+            None if dbs.len() == 1 => Ok(db),
+            None => Err(dbs),
+        }
     }
 
     /// Whether a request without a received reply may have bound a hold.
@@ -69,7 +74,17 @@ impl Checker {
         key: &[u8],
         token: u64,
     ) {
-        let Some(db) = self.current_db((position, open.db), key, &request.owner, token) else { return };
+        let db = match self.current_db((position, open.db), (key, &request.owner), token) {
+            Ok(db) => db,
+            Err(dbs) => {
+                for db in dbs.into_iter().filter(|_| request.binds()) {
+                    let possible = Binding::of(request, (position, self.position), open.at);
+                    let belief = self.beliefs.get_mut(&(db, key.to_vec(), request.owner.clone()));
+                    belief.into_iter().for_each(|belief| belief.note_possible_binding(possible));
+                }
+                return;
+            }
+        };
         let hold = (db, key.to_vec(), request.owner.clone());
         // A late reply about a hold that has ended since. (A queued request is granted later than it was sent, but
         // never under the token of a hold that had ended by then.)
@@ -90,26 +105,8 @@ impl Checker {
         let ends = open.at + request.lease.unwrap_or_else(|| self.default_lease(&hold, request));
         if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
             // A late reply about a hold that has ended since, or about this one, bound before its token was raised.
-            let is_its = request.binds() && self.fences.contains(&newer.token);
-            match &mut newer.binding {
-                // It may keep the flags that an earlier request of the same connection named.
-                Some(later) if is_its && later.at > position && later.client == request.client => {
-                    later.watchdog |= request.watchdog;
-                    later.ephemeral |= request.ephemeral;
-                    later.is_unsure = true;
-                }
-                Some(later) if later.at > position => {}
-                binding if is_its => {
-                    let earlier = binding.filter(|it| it.client == request.client);
-                    let new = Binding::of(request, (position, self.position), ends);
-                    *binding = Some(Binding {
-                        watchdog: new.watchdog || earlier.is_some_and(|it| it.watchdog),
-                        ephemeral: new.ephemeral || earlier.is_some_and(|it| it.ephemeral),
-                        is_unsure: true,
-                        ..new
-                    });
-                }
-                _ => {}
+            if request.binds() && self.fences.contains(&newer.token) {
+                newer.note_possible_binding(Binding::of(request, (position, self.position), ends));
             }
             return;
         }

@@ -106,6 +106,17 @@ impl Belief {
         self.binding
             .map(|binding| Binding { is_unsure: binding.is_unsure || !self.possible_moves.is_empty(), ..binding })
     }
+
+    /// Records that an earlier request may have bound the hold. A binding of the same connection has the flags of both.
+    pub(super) fn note_possible_binding(&mut self, earlier: Binding) {
+        let same = self.binding.filter(|it| it.client == earlier.client);
+        let is_later = self.binding.is_some_and(|it| it.at > earlier.at);
+        if let Some(newest) = if is_later { same } else { Some(earlier) } {
+            let has = |flag: fn(&Binding) -> bool| flag(&earlier) || same.is_some_and(|it| flag(&it));
+            let (watchdog, ephemeral) = (has(|it| it.watchdog), has(|it| it.ephemeral));
+            self.binding = Some(Binding { watchdog, ephemeral, is_unsure: true, ..newest });
+        }
+    }
 }
 
 /// An event that may end a hold.

@@ -1336,6 +1336,15 @@ fn accepted_runs_violate_no_invariant() {
          a LOCK.ACQUIRE k0 o1 LIMIT 2 WAIT 300 SESSION $s
          a LOCK.FORCE k0
          a LOCK.RENEW k0 o1 FENCE 1800001200489924",
+        // Databases are swapped before the reply is received that makes a hold ephemeral, whose token is raised.
+        "a LOCK.ACQUIRE k3 o0
+         c LOCK.ACQUIRE k0 o0
+         b LOCK.ACQUIRE k3 o1 WAIT 0
+         b LOCK.RENEW k0 o0 FENCE 1800000060721130
+         b SWAPDB 0 1
+         +20
+         a LOCK.ACQUIRE k3 o1 WAIT 0
+         c LOCK.ACQUIRE k0 o0 EPHEMERAL",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

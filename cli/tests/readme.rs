@@ -1,4 +1,4 @@
-//! Runs the README's examples.
+//! Runs the examples of the guide and of the README.
 
 use std::env;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::process::Command;
 use support::{Server, workspace};
 
 #[test]
-fn readme_session_runs_as_printed() {
+fn guide_session_runs_as_printed() {
     let server = Server::start();
-    let readme = std::fs::read_to_string(workspace().join("cli/README.md")).unwrap();
+    let readme = std::fs::read_to_string(workspace().join("docs/clients/command.md")).unwrap();
     let blocks = readme.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
     let mut steps = 0;
     let blocks: Vec<String> = blocks.map(|block| format!("\n{block}")).collect();

@@ -13,7 +13,7 @@ from servers import Server, close_all
 HERE = Path(__file__).parent.parent
 EXAMPLES = [
     pytest.param(source, id=f"{file}-{number}")
-    for file in ("README.md", "../../README.md")
+    for file in ("README.md", "../../docs/clients/python.md", "../../README.md")
     for number, source in enumerate(re.findall(r"```python\n(.*?)```", (HERE / file).read_text(), re.DOTALL), 1)
 ]
 

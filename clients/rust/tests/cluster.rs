@@ -144,7 +144,7 @@ async fn wait_includes_the_look_up_of_the_slot_map() {
 #[tokio::test]
 async fn documented_rights_suffice() {
     let cluster = Cluster::start(2);
-    let (_, needed) = include_str!("../README.md").split_once("client's ACL user needs").unwrap();
+    let (_, needed) = include_str!("../../../docs/clients/rust.md").split_once("client's ACL user needs").unwrap();
     let (needed, _) = needed.split_once("\n\n").unwrap();
     let quoted: Vec<&str> = needed.split('`').skip(1).step_by(2).filter(|words| words.starts_with('+')).collect();
     for node in 0..2 {

@@ -253,7 +253,7 @@ assert!(error.to_string().contains("forced"));
 #[test]
 fn every_readme_example_is_run() {
     let here = include_str!("readme.rs");
-    for (readme, number) in [("clients/rust/README.md", 18), ("README.md", 1)] {
+    for (readme, number) in [("docs/clients/rust.md", 18), ("clients/rust/README.md", 1), ("README.md", 1)] {
         let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();
         let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert_eq!(examples.len(), number);

@@ -86,9 +86,12 @@ impl Checker {
                         .for_each(|wait| wait.request.forget_terms());
                 }
                 // Only a request with `REPLICAS` can lack confirmations. A request that needs an outcome is preferred
-                // to one that may have been a repetition.
+                // to one that may have been a repetition. (But what a renewal does not find, it does not find at once.)
                 let lacks_replicas = String::from_utf8_lossy(detail.bytes()).contains(" replicas confirmed ");
-                let rank = |wait: &Wait| (lacks_replicas && wait.request.replicas == 0, wait.is_optional);
+                let rank = |wait: &Wait| {
+                    let began = wait.open.began.filter(|_| is_of_renewal);
+                    (lacks_replicas && wait.request.replicas == 0, began, wait.is_optional)
+                };
                 let fitting = self.waits.iter().enumerate().filter(|(_, wait)| fits(wait));
                 let Some((at, _)) = fitting.min_by_key(|(_, wait)| rank(wait)) else {
                     return Err(Violation::new(

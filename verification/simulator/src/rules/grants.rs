@@ -77,10 +77,18 @@ impl Checker {
         let db = match self.current_db((position, open.db), (key, &request.owner), token) {
             Ok(db) => db,
             Err(dbs) => {
-                for db in dbs.into_iter().filter(|_| request.binds()) {
-                    let possible = Binding::of(request, (position, self.position), open.at);
-                    let belief = self.beliefs.get_mut(&(db, key.to_vec(), request.owner.clone()));
-                    belief.into_iter().for_each(|belief| belief.note_possible_binding(possible));
+                if request.binds() {
+                    self.perhaps_bound.insert((key.to_vec(), request.owner.clone()));
+                }
+                for db in dbs {
+                    let Some(belief) = self.beliefs.get_mut(&(db, key.to_vec(), request.owner.clone())) else {
+                        continue;
+                    };
+                    belief.raises.clear();
+                    belief.limit = u32::MAX;
+                    if request.binds() {
+                        belief.note_possible_binding(Binding::of(request, (position, self.position), open.at));
+                    }
                 }
                 return;
             }
@@ -152,17 +160,19 @@ impl Checker {
                 }
             }
         }
-        if let Some(before) = before.as_mut().filter(|before| before.token == token) {
-            // It was released, and another command has written it again: the new one is not bound.
-            let causes =
-                || self.causes.iter().chain(&self.lasting).filter(|(at, _)| *at > before.since && *at < position);
+        // It was released, and another command has written it again: the new one is not bound.
+        let is_rewritten = before.as_ref().filter(|before| before.token == token).is_some_and(|before| {
+            let (first, last) = (position.min(before.since), position.max(before.since));
+            let causes = || self.causes.iter().chain(&self.lasting).filter(|(at, _)| (first + 1..last).contains(at));
             let releases = |cause: &Cause| cause.releases(key, &request.owner);
             let writes = |cause: &Cause| matches!(cause, Cause::Written(_, written, false) if written == key);
             let released = causes().filter(|(_, cause)| releases(cause)).map(|(at, _)| *at).min();
-            if released.is_some_and(|released| causes().any(|(at, cause)| *at > released && writes(cause))) {
-                before.binding.iter_mut().for_each(|binding| binding.is_unsure = true);
-            }
+            released.is_some_and(|released| causes().any(|(at, cause)| *at > released && writes(cause)))
+        });
+        if let Some(Binding { is_unsure, .. }) = before.as_mut().and_then(|it| it.binding.as_mut()) {
+            *is_unsure |= is_rewritten;
         }
+        let is_before = before.as_ref().is_some_and(|before| before.since > position);
         if let Some(before) = before.as_mut().filter(|before| before.token != token) {
             // If another command has written the key since, the raised token may belong to another hold, which is not
             // bound.
@@ -213,6 +223,7 @@ impl Checker {
             it.client == request.client && it.ephemeral && !request.ephemeral && it.concerns(key, &request.owner)
         };
         let is_unsure = request.is_unsure
+            || is_rewritten && is_before
             || self.role_changed() > position
             || self.has_concurrent_binding(request, key)
             || self.undecided().any(|(.., it)| may_be_ephemeral(it))
@@ -224,8 +235,10 @@ impl Checker {
         let binding_before = self.beliefs.get(&hold).filter(is_raised_since).and_then(|it| it.binding);
         // (What binds a hold whose grant is not on record is unknown: that of a raised token might have ended, and a token that
         // another command wrote may be less than that of an earlier hold.)
-        let is_not_on_record = before.is_none() && (renews || self.fences.contains(&token));
-        let binds_it = || is_not_on_record && self.requested_bindings.contains_key(&hold);
+        let is_perhaps_bound = self.perhaps_bound.contains(&(hold.1.clone(), hold.2.clone()));
+        let is_requested = self.requested_bindings.contains_key(&hold);
+        let may_be_bound = is_perhaps_bound || is_requested && (renews || self.fences.contains(&token));
+        let binds_it = || before.is_none() && may_be_bound;
         // (Nor is it known since when, how, and what its replicas have confirmed.)
         let is_replicated = self.replicated.contains(&(hold.1.clone(), hold.2.clone()));
         let confirmed = is_replicated.then_some(0);

@@ -355,7 +355,10 @@ impl Checker {
             // (A node does not renew holds in slots that it does not serve.)
             let is_served =
                 |node: &mut Node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key), false).is_none());
-            let is_left_alone = !self.renewals_are_delayed && !self.expiry_changed.contains(key) && node(is_served);
+            let is_left_alone = !self.renewals_are_delayed
+                && !self.expiry_changed.contains(key)
+                && !self.moved_slots.contains(&slot_of(key))
+                && node(is_served);
             // (A renewal without a received reply may have ended the watch.)
             let renews = |cause: &Cause| match cause {
                 Cause::Own(by, on, _) => on == db && by.command.contains("renew") && by.concerns(key, owner),

@@ -220,6 +220,8 @@ pub struct Checker {
     requested_bindings: BTreeMap<Hold, BTreeMap<u64, usize>>,
     /// Connections, keys, owners and tokens of holds that one of several like requests may have made ephemeral.
     perhaps_ephemeral: BTreeSet<(u64, Bytes, Bytes, u64)>,
+    /// Keys and owners of holds that a request has bound in one of two swapped databases.
+    perhaps_bound: BTreeSet<(Bytes, Bytes)>,
     /// Keys and owners that a request with `REPLICAS` named.
     replicated: BTreeSet<(Bytes, Bytes)>,
     /// Holds with an `unbound` event, and the number of such events for each session, key and owner.

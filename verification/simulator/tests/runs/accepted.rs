@@ -1345,6 +1345,70 @@ fn accepted_runs_violate_no_invariant() {
          +20
          a LOCK.ACQUIRE k3 o1 WAIT 0
          c LOCK.ACQUIRE k0 o0 EPHEMERAL",
+        // Two renewals by one session, of which the earlier finds that its owner does not hold one of its locks.
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o0
+         a LOCK.ACQUIRE k0 o1 WAIT 0
+         b LOCK.ACQUIRE k3 o1
+         b LOCK.MRENEW 3 k3 k1 k0 o1 LEASE 50 REPLICAS 1 SESSION $t
+         a LOCK.ACQUIRE k1 o1 EPHEMERAL
+         +0
+         a EVAL return_redis.call(unpack(ARGV)) 0 LOCK.ACQUIRE k3 o1 REPLICAS 1 SESSION $t
+         b LOCK.RENEW k0 o0 LEASE 50
+         +1200
+         a LOCK.RELEASE k3 o1
+         a !end
+         b LOCK.RENEW k1 o1 REPLICAS 1 SESSION $t",
+        // Databases are swapped before a waiter's grant is received that binds a hold, whose token is then raised.
+        r"!replicas 20 never 20
+         c RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         a SWAPDB 0 1
+         c LOCK.ACQUIRE k0 o2 WAIT 0
+         a LOCK.ACQUIRE k0 o0 EPHEMERAL REPLICAS 1 WAIT 0
+         +0
+         b SWAPDB 0 1
+         +20
+         c LOCK.ACQUIRE k0 o0 WAIT 20
+         c LOCK.RENEW k0 o0 LEASE 50 FENCE 1800001200260041
+         a LOCK.ACQUIRE k0 o0
+         +20
+         a LOCK.ACQUIRE k0 o0",
+        // The slot of a watched hold moves away and comes back, so that the hold is not renewed.
+        "c LOCK.ACQUIRE k0 o1 LEASE 400 SESSION $s
+         +1200
+         a LOCK.ACQUIRE k0 o1 LEASE 50 WATCHDOG SESSION $s
+         +20
+         s LOCK.EVENTS WAIT 50
+         !slot k0 moves
+         +1
+         !slot k0 comes",
+        // A hold expires in a pause; the next one's token is raised, and databases are swapped, before its grant is
+        // received.
+        "a LOCK.ACQUIRE k0 o0 LEASE
+         b LOCK.ACQUIRE k0 o0 LEASE
+         c LOCK.ACQUIRE k0 o1 LEASE 2000
+         +120
+         a LOCK.ACQUIRE k0 o1 LEASE 50
+         +1200
+         s LOCK.ACQUIRE k0 o1 LEASE
+         a CLIENT PAUSE 1000
+         a LOCK.ACQUIRE k0 o1
+         b LOCK.RENEW k0 o1 FENCE 1800001200622772
+         c SWAPDB 0 1
+         +1200",
+        // A session receives the grant of a hold that was released and written again by another command since.
+        r"!replicas 2000 20 20
+         d RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         a LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s
+         a LOCK.ACQUIRE k0 o1 WAIT 300
+         +120
+         a LOCK.ACQUIRE k0 o0
+         b LOCK.RELEASE k0 o0
+         b LOCK.RELEASE k0 o0
+         c RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         +120
+         s LOCK.EVENTS
+         b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

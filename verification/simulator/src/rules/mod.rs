@@ -379,7 +379,9 @@ impl Checker {
             let is_late = |it: Binding| self.steps.iter().any(|at| (it.at..it.received).contains(at));
             // (And one that expired hidden: a step back does not prolong it.)
             let is_ended = |it: Binding| may_be_hidden || is_late(it);
-            if !is_bound && belief.binding.is_some_and(is_ended) && belief.deadline.is_some_and(|at| at < before) {
+            let confirmed = belief.binding.and_then(|binding| binding.confirmed);
+            let is_over = belief.deadline.into_iter().chain(confirmed).any(|at| at < before);
+            if !is_bound && belief.binding.is_some_and(is_ended) && is_over {
                 (belief.deadline, belief.had_expired) = (Some(0), may_be_hidden);
                 continue;
             }

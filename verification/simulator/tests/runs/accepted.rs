@@ -1409,6 +1409,17 @@ fn accepted_runs_violate_no_invariant() {
          +120
          s LOCK.EVENTS
          b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE",
+        // What replicas have confirmed of a hold ends while writes are refused, before the clock is set back.
+        "!replicas 0 never
+         s LOCK.EVENTS WAIT 50
+         a LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +1200
+         !clock -200
+         b LOCK.ACQUIRE k0 o0
+         +0
+         !misconf on
+         +1200
+         !clock -60000",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -14,9 +14,6 @@ pub mod stalls;
 pub mod sweep;
 pub mod undelivered;
 
-#[cfg(test)]
-mod tests;
-
 pub use bindings::{Binding, BindingFlags, BindingId, Bindings, NewBinding};
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use pending::{
@@ -525,3 +522,6 @@ impl State {
         self.bindings.retire_all(&mut self.discarded);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,17 +48,16 @@ impl Checker {
 
     /// The requests without an outcome that may bind a hold so that it ends early: where each began, when, and the request. Of
     /// connections that have just closed, only those whose lease was not over at the `last` iteration: a hold that was still there
-    /// did not end by that. (Unless nothing could be written, it has an earlier lease, which goes on, or the watchdog has renewed it
-    /// since.)
+    /// did not end by that. (Unless nothing could be written, it has another lease, which goes on, or the watchdog has renewed it since.)
     pub(super) fn undecided_bindings(&self, last: u64) -> Vec<(Position, u64, Request)> {
         let seen_at = node(|node| node.millis().saturating_sub(node.clock.mono.saturating_sub(last) / 1000));
-        let undecided = self.undecided().filter(|(at, open, it)| {
+        let undecided = self.undecided().filter(|(_, open, it)| {
             let lasted = self.has_stepped
                 || self.was_blocked(last)
                 || open.at + it.lease.unwrap_or(30_000) + HANDLED_WITHIN >= seen_at;
             let goes_on = |((_, key, owner), belief): (&Hold, &Belief)| {
                 let is_watched = belief.binding.is_some_and(|binding| binding.watchdog);
-                belief.since < *at && (it.ephemeral || it.watchdog || is_watched) && it.concerns(key, owner)
+                (it.ephemeral || it.watchdog || is_watched) && it.concerns(key, owner)
             };
             (it.replicas > 0 || it.ephemeral)
                 && (lasted || !self.closed.contains(&it.client) || self.beliefs.iter().any(goes_on))

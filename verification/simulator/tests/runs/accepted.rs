@@ -1420,6 +1420,13 @@ fn accepted_runs_violate_no_invariant() {
          !misconf on
          +1200
          !clock -60000",
+        // A hold that a request without a received reply made ephemeral has got a longer lease since, and ends with its
+        // session.
+        "a !stop-reading
+         a LOCK.ACQUIRE k1 o1 LEASE 50 EPHEMERAL SESSION $s
+         b LOCK.ACQUIRE k1 o1 HOLDS 1
+         +120
+         b LOCK.SESSION REPLACES $s",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

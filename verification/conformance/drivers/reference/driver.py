@@ -1,20 +1,25 @@
-"""A client of the basic profile over plain sockets, written from docs/client-protocol.md alone, as a driver of the suite.
+"""A client of the basic profile over plain sockets, written from docs/client-protocol.md alone: a driver of the suite.
 
 Comments name the rules that it follows. It supports one server, and has no limit on connections (B29 to B32).
 """
 
+import contextlib
 import json
+import math
 import os
 import random
+import select
 import socket
 import sys
 import threading
 import time
-from urllib.parse import urlsplit
 
 PASSING = "LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED READONLY UNBLOCKED SUPERSEDED"
 PASSING_TEXTS = "too many waiters", "being confirmed", "max number of clients"
 ENDS = {"release": "released", "renew": "renewed", "check": "held"}
+# How a call fails, by the first word of the error.
+FAILS = {"DEADLOCK": "deadlock", "WRONGTYPE": "wrong-type", "UNCONFIRMED": "no-replicas", "NOREPLICAS": "no-replicas"}
+FAILS |= {"gone": "lost", "expired": "lost"}
 
 
 def now():
@@ -22,384 +27,297 @@ def now():
 
 
 def ms(seconds):
-    return max(1, int(seconds * 1000 + 0.999))  # B2
+    return max(1, math.ceil(seconds * 1000 - 1e-6))  # B2
 
 
 def say(**line):
-    sys.stdout.write(json.dumps({**line, "at": time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}) + "\n")
-    sys.stdout.flush()
+    print(json.dumps({**line, "at": time.monotonic_ns() // 1000}) + "\n", end="", flush=True)
 
 
 class Refused(Exception):
-    """An error reply."""
-
-    def passes(self):
-        return str(self).split()[0] in PASSING.split() or any(text in str(self) for text in PASSING_TEXTS)
+    """An error reply, or the reason of a loss."""
 
 
-class Lost(Exception):
-    """A hold is lost, for this reason."""
+def passes(reply):
+    """Whether this is an error after which a request is repeated."""
+    is_listed = str(reply).partition(" ")[0] in PASSING.split() or any(text in str(reply) for text in PASSING_TEXTS)
+    return isinstance(reply, OSError) or (isinstance(reply, Refused) and is_listed)
+
+
+def is_nil(reply):
+    """Whether this reply says that the hold is gone."""
+    return reply is None or "WRONGTYPE" in str(reply) or (isinstance(reply, list) and None in reply)
 
 
 class Connection:
-    def __init__(self, address, timeout):
-        self.socket, self.buffer, self.is_fresh = socket.create_connection(address, timeout), b"", True
+    """A connection, which is closed when nothing refers to it any more."""
 
-    def send(self, *words):
-        parts = [b"$%d\r\n%s\r\n" % (len(word), word) for word in (str(word).encode() for word in words)]
-        self.socket.sendall(b"*%d\r\n" % len(parts) + b"".join(parts))
+    def __init__(self, address, seconds):
+        self.socket = socket.create_connection(address, max(seconds, 0.01))
+        self.file = self.socket.makefile("rb")
+        self.poll = select.poll()
+        self.poll.register(self.socket, select.POLLIN)
 
-    def read(self, until):
-        """The next reply. TimeoutError: it has not arrived, and can be read later."""
-        while True:
-            try:
-                reply, used = parse(self.buffer, 0)
-                self.buffer, self.is_fresh = self.buffer[used:], False
-                return reply
-            except IndexError:
-                self.socket.settimeout(max(until - now(), 0.001))
-                data = self.socket.recv(65536)
-                if not data:
-                    raise ConnectionError("end of file") from None
-                self.buffer += data
+    def send(self, *commands):
+        for words in commands:
+            parts = [b"$%d\r\n%s\r\n" % (len(word), word) for word in (str(word).encode() for word in words)]
+            self.socket.sendall(b"*%d\r\n" % len(parts) + b"".join(parts))
 
+    def has_input(self, seconds):
+        """Whether a reply, or the end of the connection, arrives in time."""
+        return bool(self.poll.poll(max(seconds, 0) * 1000))
 
-def parse(data, at):
-    """A reply and its end. IndexError: it is incomplete."""
-    end = data.find(b"\r\n", at)
-    if end < 0:
-        raise IndexError
-    kind, rest, at = data[at : at + 1], data[at + 1 : end], end + 2
-    if kind in b"-+:":
-        return Refused(rest.decode()) if kind == b"-" else int(rest) if kind == b":" else rest, at
-    if rest == b"-1":
-        return None, at
-    if kind == b"$":
-        return data[at : at + int(rest)], at + int(rest) + 2 if data[at + int(rest) + 1] else at
-    items = [None] * int(rest)
-    for index in range(len(items)):
-        items[index], at = parse(data, at)
-    return items, at
+    def read(self, seconds):
+        """The next reply. OSError: it does not arrive in time, or the connection breaks."""
+        self.socket.settimeout(max(seconds, 0.001))
+        line = self.file.readline()
+        if not line:
+            raise ConnectionError("end of file")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"-":
+            return Refused(rest.decode())
+        if kind == b"$" and rest != b"-1":
+            return self.file.read(int(rest) + 2)[:-2]
+        if kind == b"*" and rest != b"-1":
+            return [self.read(seconds) for _ in range(int(rest))]
+        return int(rest) if kind == b":" else None if rest == b"-1" else rest
 
 
 class Client:
-    def __init__(self, address):
-        self.address, self.idle, self.pause, self.holds = address, [], 0.0, set()
-        self.is_greeted, self.is_closed, self.all, self.background = False, False, [], []
-        threading.Thread(target=self.keep, daemon=True).start()
+    """The connections, and the calls of the suite that are not about one hold."""
 
-    def connection(self, seconds):
-        try:
-            return self.idle.pop()
-        except IndexError:
-            made = Connection(self.address, max(seconds, 0.01))
-            self.all.append(made)
-            if self.is_closed:
-                made.socket.close()
-            return made
+    def __init__(self):
+        self.idle, self.named, self.is_closed = [], {}, False
 
-    def ask(self, seconds, *commands, again=True):
-        """The replies to a pipeline. An error closes the connection (B23); a closed idle one is replaced immediately, once (B28)."""
-        end, connection = now() + seconds, self.connection(seconds)
+    def open(self, url):
+        self.close()
+        self.address, self.is_greeted, self.pause = url.split("/")[2].split(":"), False, 0.0
+
+    def close(self):
+        """Ends all acquisitions, and releases all holds (B38)."""
+        self.is_closed = True
+        for hold in self.named.values():
+            hold.thread.join(5)
+        self.idle.clear()
+
+    def threads(self):
+        return {"outcome": "ok", "count": threading.active_count()}
+
+    def take(self, seconds):
+        """An idle connection that the server has not closed (B28), or a new one."""
+        with contextlib.suppress(IndexError):
+            while (found := self.idle.pop()).has_input(0):
+                pass
+            return found
+        return Connection(self.address, seconds)
+
+    def put(self, connection):
+        if not self.is_closed:
+            self.idle.append(connection)
+
+    def ask(self, seconds, *commands):
+        """The replies to a pipeline, or the error that broke its connection in place of each (B23)."""
+        end = now() + seconds
         try:
-            for command in commands:
-                connection.send(*command)
-            replies = [connection.read(end) for _ in commands]
+            connection = self.take(seconds)
+            connection.send(*commands)
+            replies = [connection.read(end - now()) for _ in commands]
+            self.put(connection)
+            return replies
         except OSError as error:
-            connection.socket.close()
-            if connection.is_fresh or isinstance(error, TimeoutError) or not again:
-                raise
-            self.drop_idle()
-            return self.ask(end - now(), *commands)
-        self.idle.append(connection)
-        return replies
-
-    def drop_idle(self):
-        while self.idle:
-            self.idle.pop().socket.close()
+            # The traceback would refer to the connection.
+            return [error.with_traceback(None) for _ in commands]
 
     def greet(self):
         """Checks the protocol version, once (B26)."""
         [reply] = self.ask(1.0, ("LOCK.VERSION",))
-        if isinstance(reply, Refused):
-            raise reply if reply.passes() else Refused(f"is the module Holdfast loaded, and new enough? {reply}")
+        if isinstance(reply, Exception):
+            raise reply if passes(reply) else Refused(f"is the module Holdfast loaded, and new enough? {reply}")
         about = dict(zip(reply[::2], reply[1::2]))
-        if not about[b"protocol"][0] <= 4 <= about[b"protocol"][1]:
-            old = "this client" if about[b"protocol"][0] > 4 else "the server's module"
+        lowest, highest = about[b"protocol"][:2]
+        if not lowest <= 4 <= highest:
+            old = "this client" if lowest > 4 else "the server's module"
             raise Refused(f"{old} is too old: protocol 4 here, version {about[b'version'].decode()} there")
         self.is_greeted = True
 
-    def rest(self, lease):
-        """The pause: it doubles, with jitter, up to a limit (B27)."""
-        self.drop_idle()
+    def rest(self, error, lease):
+        """The pause: it doubles, with jitter, up to a limit (B27). Other connections may have broken, too."""
+        if isinstance(error, OSError) or str(error).startswith(("READONLY", "UNBLOCKED")):
+            self.idle.clear()
         self.pause = min(max(self.pause * 2, 0.02), 1.0, lease / 16)
         time.sleep(self.pause * random.uniform(0.5, 1.0))
-        return 0.0
 
-    def keep(self):
-        """The timer of all holds. Renewals that are due share a pipeline (B14, B15)."""
-        while not self.is_closed:
-            due = [hold for hold in list(self.holds) if hold.is_renewed and now() >= hold.due]
-            if due:
-                self.renew(due)
-            for hold in list(self.holds):
-                if now() >= hold.certain:
-                    hold.lose("expired")
-            time.sleep(0.005)
-
-    def renew(self, due):
-        sent = now()
+    def call(self, id, call, hold=None, **options):
         try:
-            replies = self.ask(min(hold.silence for hold in due), *[hold.renewal(hold.lease) for hold in due])
-        except OSError as error:
-            replies = [error] * len(due)
-        for hold, reply in zip(due, replies):
-            try:
-                hold.renewed(reply, sent, hold.lease)
-            except (Refused, Lost, OSError):
-                hold.due = now() + min(0.02, hold.lease / 16)
-
-    def close(self):
-        self.is_closed = True
-        for connection in self.all:
-            connection.socket.close()
+            outcome = getattr(self.named.get(hold, self), call)(**options) or {"outcome": ENDS.get(call, "ok")}
+        except (Refused, OSError) as error:
+            kind = "connection" if isinstance(error, OSError) else FAILS.get(str(error).partition(" ")[0], "server")
+            outcome = {"outcome": kind, "reason": str(error), "text": f"{options}: {error}"}
+        say(id=id, **outcome)
+        if call == "acquire":
+            made = self.named[hold]
+            made.keep() if "fence" in outcome else made.withdraw()
 
 
 class Hold:
-    def __init__(self, client, name, keys, lease=None, watched=False, limit=1, shared=False, replicas=0):
-        self.client, self.name, self.keys = client, name, keys
-        self.lease, self.is_renewed = (lease or 10_000) / 1000, watched or not lease
+    def __init__(self, client, thread, hold, keys, lease=None, watched=False, limit=1, shared=False, replicas=0, **_):
+        self.client, self.thread, self.name, self.keys = client, thread, hold, keys
+        self.lease, self.renewed_at = (lease or 10_000) / 1000, 0.25 if watched or not lease else math.inf
         self.limit = ["SHARED"] if shared else ["LIMIT", limit] if limit != 1 else []
         self.replicas = ["REPLICAS", replicas] if replicas else []
-        self.owner, self.broke, self.why, self.pending, self.sent = os.urandom(16).hex(), False, None, [], 0.0  # B1
-        self.silence, self.cancelled = min(max(self.lease / 8, 0.05), 1.0) + bool(replicas), None  # B23
-        self.is_over = threading.Event()
+        self.silence = min(max(self.lease / 8, 0.05), 1.0) + bool(replicas)  # B23
+        self.owner, self.broke, self.loss, self.pending, self.sent = os.urandom(16).hex(), False, None, None, 0.0  # B1
+        self.is_cancelled, self.is_held = False, False
 
     def command(self, verb, *words):
         head = [f"LOCK.{verb}"] if len(self.keys) == 1 else [f"LOCK.M{verb}", len(self.keys)]
         return (*head, *self.keys, self.owner, *words)
 
-    def acquire(self, wait):
-        """Waits for at most this many seconds; 0: not at all. Returns whether the lock is held."""
-        began, silent_at, until = now(), 0.0, now() + wait
-        try:
-            while not self.cancelled:
-                try:
-                    if not self.client.is_greeted:
-                        self.client.greet()
-                    if now() >= silent_at and (now() < until or not self.sent):  # B11, B12
-                        self.ask_for(wait, until, began)
-                        silent_at = self.sent + (2.0 if wait else self.silence)
-                    if not self.pending or now() >= (until + 0.25 if wait else silent_at):  # B13
-                        if not wait:
-                            raise TimeoutError("no reply, so the outcome is unknown")
-                        return False
-                    reply = self.pending[-1].read(min(silent_at, now() + 0.1) if wait else silent_at)
-                except TimeoutError:
-                    if not wait and now() >= silent_at:
-                        raise
+    def acquire(self, wait=None, **_):
+        """Waits for at most `wait` ms; 0: not at all."""
+        began, ask_at = now(), 0.0
+        until = began + (31_536_000 if wait is None else wait / 1000 or self.silence)
+        while not (self.is_cancelled or self.client.is_closed) and now() < until + 0.25 * bool(self.pending):  # B13
+            try:
+                if not self.client.is_greeted:
+                    self.client.greet()
+                if ask_at <= now() < until:  # B11, B12
+                    self.ask_for(wait, until, began)
+                    ask_at = self.sent + 2.0 + bool(self.replicas)
+                if not self.pending or not self.pending.has_input(min(until + 0.25 - now(), 0.05)):
                     continue
-                except (OSError, Refused) as error:
-                    is_dead = bool(self.pending) and not self.pending[-1].is_fresh  # it was closed while it was idle (B28)
-                    self.drop(self.pending[-1] if self.pending else None)
-                    if is_dead:
-                        self.client.drop_idle()
-                        self.sent, silent_at = self.sent if wait else 0.0, 0.0
-                        continue
-                    if now() >= until or isinstance(error, Refused) and not error.passes():
-                        raise
-                    silent_at = self.client.rest(self.lease)
-                    continue
-                self.client.idle.append(self.pending.pop())
-                if reply is None:
-                    return False
-                if not isinstance(reply, Refused):
-                    self.client.pause, self.fence = 0.0, reply[0]
-                    self.set_certain(self.sent + reply[1] / 1000)  # B6; B4: more elements are ignored
-                    if self.certain - now() < self.lease / 2:  # B8
-                        self.renew(self.lease)
-                    self.client.holds.add(self)
-                    return True
-                if not reply.passes() or now() >= until:
-                    raise reply
-                silent_at = self.client.rest(self.lease)
-        finally:
-            if self not in self.client.holds and (self.pending or self.broke):
-                self.client.background.append(threading.Thread(target=self.withdraw, daemon=True))
-                self.client.background[-1].start()
-            self.is_over.set()
+                reply, self.pending, ask_at = self.settle(self.pending), None, 0.0
+            except (OSError, Refused) as error:
+                reply, ask_at = error, 0.0
+            if isinstance(reply, list):
+                self.fence = reply[0]  # B4: more elements are ignored.
+                self.set_certain(self.sent + reply[1] / 1000, self.lease)  # B6
+                if self.certain - now() < self.lease / 2:  # B8
+                    reply = self.extend(self.lease)
+                    self.broke |= isinstance(reply, Exception) or is_nil(reply)
+            if passes(reply) and wait != 0 and now() < until:
+                self.client.rest(reply, self.lease)
+                continue
+            self.must_hold(reply)
+            self.is_held = not is_nil(reply)
+            return {"outcome": "held", "fence": self.fence} if self.is_held else {"outcome": "not-granted"}
+        if wait == 0 and now() >= until:
+            raise TimeoutError("no reply, so the outcome is unknown")
+        return {"outcome": "not-granted" if now() >= until else "cancelled"}
 
     def ask_for(self, wait, until, began):
-        connection = self.client.connection(self.silence)
+        """Sends ACQUIRE, and reads the reply to the request that it supersedes."""
         words = ["HOLDS", 1, "LEASE", ms(self.lease), *self.limit, *self.replicas, "WITHWAITED"]  # B3
-        words += ["WAIT", ms(min(until - now(), 3600))] if wait else []  # B2, B10
-        words += ["WAITED", ms(now() - began)] if wait and self.sent else []
-        self.sent = now()
-        self.pending.append(connection)
-        connection.send(*self.command("ACQUIRE", *words))
-        for old in self.pending[:-1]:
+        words += ["WAIT", ms(min(until - now(), 3600))] if wait != 0 else []  # B2, B10
+        words += ["WAITED", ms(now() - began)] if wait != 0 and self.sent else []
+        old, self.pending, self.sent = self.pending, self.client.take(self.silence), now()
+        with contextlib.suppress(OSError):  # Then there is no reply, either.
+            self.pending.send(self.command("ACQUIRE", *words))
+        if old:
             self.settle(old)
 
-    def settle(self, old):
-        """Reads a pending reply. The connection can be used again, or is closed (B11, B20)."""
+    def settle(self, pending):
+        """The reply to an ACQUIRE, or an error. The connection can be used again, or is closed (B11, B20)."""
         try:
-            reply = old.read(now() + 1.0)
-            self.pending.remove(old)
-            self.client.idle.append(old)
-            return reply
-        except OSError:
-            return self.drop(old)
+            reply = pending.read(1.0)
+            self.client.put(pending)
+        except OSError as error:
+            self.broke, reply = True, error.with_traceback(None)
+        return ConnectionError(f"no reply to ACQUIRE: {reply}") if isinstance(reply, (bytes, int)) else reply
 
-    def drop(self, connection):
-        if connection in self.pending:
-            self.broke = True
-            self.pending.remove(connection)
-            connection.socket.close()
+    def cancel(self):
+        self.is_cancelled = True
 
     def withdraw(self):
-        """B20, B21."""
-        answers, end = 0, now() + self.lease
-        while now() < end and answers < (2 if self.broke else 1):
-            try:
-                [reply] = self.client.ask(self.silence, self.command("RELEASE", "ALL"))
-            except OSError:
-                self.client.rest(self.lease)
+        """Ends what an acquisition without a grant may have left at the server (B20, B21)."""
+        answers, least, end = 0, bool(self.pending), now() + self.lease
+        while now() < end and answers < max(least, 2 * self.broke):
+            [reply] = self.client.ask(self.silence, self.command("RELEASE", "ALL"))
+            if isinstance(reply, Exception):
+                self.client.rest(reply, self.lease)
                 continue
-            overtaken = [isinstance(self.settle(one), list) for one in list(self.pending)]
-            answers = 0 if any(overtaken) else answers + (not isinstance(reply, Refused))
+            late, self.pending = self.pending and self.settle(self.pending), None
+            answers = 0 if isinstance(late, list) else answers + 1
             time.sleep(1.0 if self.broke and answers == 1 else 0.02)
 
-    def set_certain(self, began):
-        self.certain, self.due = began + self.lease * 0.99, began + self.lease / 4
+    def keep(self):
+        """Renews the hold until it ends (B14)."""
+        while self.is_held and not self.client.is_closed:
+            if now() >= self.certain:
+                self.lose("expired")
+            elif now() >= self.due and isinstance(reply := self.extend(self.lease), Exception):
+                self.client.rest(reply, self.lease)
+            time.sleep(0.005)
+        if self.is_held:
+            with contextlib.suppress(Refused, OSError):
+                self.release()
+
+    def extend(self, lease):
+        """Sends RENEW. Returns the reply."""
+        sent = now()
+        self.certain = min(self.certain, sent + lease * 0.99)
+        renewal = self.command("RENEW", "TOKEN", self.fence, "LEASE", ms(lease), *self.replicas)
+        [reply] = self.client.ask(self.silence, renewal)
+        self.broke |= isinstance(reply, OSError)
+        if is_nil(reply):
+            self.lose("gone")
+        elif not isinstance(reply, Exception):
+            self.set_certain(sent, lease)
+        return reply
+
+    def set_certain(self, began, lease):
+        self.client.pause, self.lease = 0.0, lease
+        self.certain, self.due = began + lease * 0.99, began + lease * self.renewed_at
 
     def lose(self, why):
-        self.client.holds.discard(self)
-        if self.why is None:
-            self.why = why
+        if self.is_held:
+            self.is_held, self.loss = False, Refused(why)
             say(lost=self.name, reason=why)
 
-    def renewal(self, lease):
-        return self.command("RENEW", "TOKEN", self.fence, "LEASE", ms(lease), *self.replicas)
+    def must_hold(self, reply):
+        """Raises the loss, if there was one, or this error."""
+        for error in (self.loss, reply):
+            if isinstance(error, Exception):
+                raise error
 
     def renew(self, lease):
-        sent = now()
-        try:
-            [reply] = self.client.ask(self.silence, self.renewal(lease))
-        except OSError as error:
-            reply = error
-        self.renewed(reply, sent, lease)
-
-    def renewed(self, reply, sent, lease):
-        self.broke = self.broke or isinstance(reply, OSError)
-        if is_nil(reply) or "WRONGTYPE" in str(reply):
-            self.lose("gone")
-            raise Lost("gone")
-        if isinstance(reply, Exception):
-            raise reply
-        self.lease = lease
-        self.set_certain(sent)
+        self.must_hold(self.extend(lease / 1000))
 
     def release(self):
-        was_lost, first, attempts = self.why, now(), 0
-        self.client.holds.discard(self)  # B16
+        self.is_held, first, attempts = False, now(), 0  # B16
         while True:
-            commands = [self.command("RELEASE", "TOKEN", self.fence), self.command("RELEASE", "ALL")]  # B18
-            attempts += 1
-            try:
-                reply = self.client.ask(self.silence, *commands[: 1 + bool(self.broke or self.pending)], again=False)[0]
-                reply = None if "WRONGTYPE" in str(reply) else reply  # it was overwritten
-                if not isinstance(reply, Refused):
-                    break
-                if not reply.passes():
-                    raise reply
-            except OSError:
-                self.broke = True
-                if now() > min(first + 5, self.certain):
-                    raise
-            self.client.rest(self.lease)
-        if was_lost or is_nil(reply) and (attempts == 1 or first >= self.certain):  # B17
-            raise Lost(was_lost or "gone")
+            commands = [self.command("RELEASE", "TOKEN", self.fence), self.command("RELEASE", "ALL")]
+            reply = self.client.ask(self.silence, *commands[: 1 + self.broke])[0]  # B18
+            attempts += not isinstance(reply, ConnectionRefusedError)  # It was not sent.
+            if not passes(reply) or now() > min(first + 5, self.certain):
+                break
+            self.broke |= isinstance(reply, OSError)
+            self.client.rest(reply, self.lease)
+        if is_nil(reply) and (attempts == 1 or first >= self.certain):  # B17
+            self.loss = self.loss or Refused("gone")
+        self.must_hold(None if is_nil(reply) else reply)
 
     def check(self):
         """B9."""
-        if self.why or now() >= self.certain:
-            raise Lost(self.why or "expired")
-        for key in self.keys:
-            [info] = self.client.ask(1.0, ("LOCK.INFO", key))
+        if now() >= self.certain:
+            self.lose("expired")
+        for info in self.client.ask(1.0, *[("LOCK.INFO", key) for key in self.keys]):
             holders = dict(zip(info[::2], info[1::2]))[b"holders"] if isinstance(info, list) else []
-            if not any(self.owner.encode() in holder and self.fence in holder for holder in holders):
+            is_ours = any(self.owner.encode() in holder and self.fence in holder for holder in holders)
+            if not is_ours and (is_nil(info) or isinstance(info, list)):
                 self.lose("gone")
-        if self.why:
-            raise Lost(self.why)
+            self.must_hold(info)
 
 
-def is_nil(reply):
-    return reply is None or isinstance(reply, list) and None in reply
-
-
-class Driver:
-    client = None
-
-    def open(self, url):
-        self.close()
-        self.client, self.holds = Client((urlsplit(url).hostname, urlsplit(url).port)), {}
-
-    def asked(self, hold, wait=None, **terms):
-        """From now on the request can be cancelled, even before its thread runs."""
-        self.holds[hold] = Hold(self.client, hold, **terms)
-
-    def acquire(self, hold, wait=None, **terms):
-        made = self.holds[hold]
-        is_held = made.acquire(31_536_000 if wait is None else wait / 1000)
-        return {"outcome": "held", "fence": made.fence} if is_held else {"outcome": made.cancelled or "not-granted"}
-
-    def cancel(self, hold):
-        self.holds[hold].cancelled = "cancelled"
-
-    def threads(self):
-        return {"outcome": "ok", "count": threading.active_count()}
-
-    def close(self):
-        """Cancels all waits and releases all holds (B38)."""
-        if self.client is None:
-            return
-        for hold in list(self.holds):
-            self.cancel(hold)
-            self.holds[hold].is_over.wait(5)
-        for thread in self.client.background:
-            thread.join(5)
-        for hold in list(self.client.holds):
-            try:
-                hold.release()
-            except (Refused, Lost, OSError):
-                pass
-        self.client.close()
-
-    def call(self, id, call, arguments):
-        try:
-            if call in ("release", "renew", "check"):
-                hold, lease = self.holds[arguments.pop("hold")], [one / 1000 for one in arguments.values()]
-                outcome = getattr(hold, call)(*lease)
-            else:
-                outcome = getattr(self, call)(**arguments)
-            outcome = outcome or {"outcome": ENDS.get(call, "ok")}
-        except Lost as lost:
-            outcome = {"outcome": "lost", "reason": str(lost), "text": f"lost: {lost}"}
-        except (Refused, OSError) as error:
-            kinds = {"DEADLOCK": "deadlock", "WRONGTYPE": "wrong-type", "UNCONFIRMED": "no-replicas", "NOREPLICAS": "no-replicas"}
-            kind = kinds.get(str(error).split()[0], "server") if isinstance(error, Refused) else "connection"
-            outcome = {"outcome": kind, "text": f"{arguments}: {error}"}
-        say(id=id, **outcome)
-
-
-driver = Driver()
+client = Client()
 for text in sys.stdin:
     line = json.loads(text)
-    call = (line.pop("id"), line.pop("call"), line)
-    if call[1] == "acquire":
-        driver.asked(**line)
-    if call[1] in ("acquire", "release", "renew", "check"):
-        threading.Thread(target=driver.call, args=call, daemon=True).start()
+    thread = threading.Thread(target=client.call, kwargs=line, daemon=True)
+    if line["call"] == "acquire":
+        client.is_closed = False  # After close(), it is used again.
+        client.named[line["hold"]] = Hold(client, thread, **line)
+    if line["call"] in ("acquire", *ENDS):
+        thread.start()
     else:
-        driver.call(*call)
-driver.close()
+        client.call(**line)
+client.close()

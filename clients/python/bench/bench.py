@@ -1,6 +1,6 @@
 """Compares the locks with those of other libraries, on one server in one run, and prints tables.
 
-usage: bench.py [--quick] [uncontended] [crowd] [holders] [redlock] [election]
+usage: bench.py [--quick] [uncontended] [handoff] [crowd] [holders] [import] [redlock] [election]
 
 HOLDFAST_MODULE: the module. HOLDFAST_SERVER: the server's program (redis-server).
 """
@@ -8,8 +8,10 @@ HOLDFAST_MODULE: the module. HOLDFAST_SERVER: the server's program (redis-server
 import argparse
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import logging
+import multiprocessing
 import queue
 import random
 import resource
@@ -145,6 +147,66 @@ def pairs_table(title, times):
         for name, all_ in times.items()
     ]
     table(title, ("", "median", "of redis-py's"), rows)
+
+
+# One client waits for the lock that another one releases.
+
+
+def moment():
+    """When the release begins: the same part of a polling interval must not come again and again."""
+    return random.uniform(0.005, 0.105)
+
+
+def handed_off(port, rounds):
+    """Microseconds from the call of release until the acquire of a client that waits returns."""
+
+    def acquire(lock):
+        lock.acquire()
+        return time.perf_counter()
+
+    def release(lock):
+        begin = time.perf_counter()
+        lock.release()
+        return begin
+
+    times = collections.defaultdict(list)
+    for name, make in Threads.ways.items():
+        with contextlib.ExitStack() as stack:
+            # redis-py's locks are held by a thread.
+            threads = [stack.enter_context(concurrent.futures.ThreadPoolExecutor(1)) for _ in range(2)]
+            clients = [stack.enter_context(Threads.client(port, 10)) for _ in range(2)]
+            ours = [stack.enter_context(Threads.ours(client)) for client in clients]
+            locks = [make(client, one, f"hand-off:{name}") for client, one in zip(clients, ours, strict=True)]
+            threads[0].submit(acquire, locks[0]).result()
+            for holder, waiter in [(0, 1), (1, 0)] * rounds:
+                granted = threads[waiter].submit(acquire, locks[waiter])
+                time.sleep(moment())
+                released = threads[holder].submit(release, locks[holder])
+                times[name].append((granted.result() - released.result()) * 1e6)
+            threads[0].submit(release, locks[0]).result()
+    return times
+
+
+async def handed_off_tasks(port, rounds):
+    async def acquire(lock):
+        await lock.acquire()
+        return time.perf_counter()
+
+    times = collections.defaultdict(list)
+    for name, make in Tasks.ways.items():
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Tasks.client(port, 10)) for _ in range(2)]
+            ours = [await stack.enter_async_context(Tasks.ours(client)) for client in clients]
+            locks = [make(client, one, f"hand-off:{name}") for client, one in zip(clients, ours, strict=True)]
+            await acquire(locks[0])
+            for holder, waiter in [(0, 1), (1, 0)] * rounds:
+                granted = asyncio.create_task(acquire(locks[waiter]))
+                await asyncio.sleep(moment())
+                begin = time.perf_counter()
+                await locks[holder].release()
+                times[name].append((await granted - begin) * 1e6)
+            await locks[0].release()
+    return times
 
 
 # Many threads or tasks on ten locks, until each has finished its turns.
@@ -438,16 +500,37 @@ def holders(port, count, lease, seconds):
 
 def many_holders(quick):
     server = Server()
+    # Each in a process of its own: memory that another one had freed would be used again.
+    processes = multiprocessing.get_context("spawn")
     try:
         heads = ("locks", "connections", "server, each", "client, each", "renewals/s", "server CPU", "lost")
         counts, lease, seconds = ((100,), 2, 2) if quick else ((1_000, 10_000), 10, 20)
-        table(
-            f"Locks held by one process, lease {lease} s",
-            heads,
-            [holders(server.port, n, lease, seconds) for n in counts],
-        )
+        rows = []
+        for count in counts:
+            with processes.Pool(1) as pool:
+                rows.append(pool.apply(holders, (server.port, count, lease, seconds)))
+        table(f"Locks held by one process, lease {lease} s", heads, rows)
     finally:
         server.close()
+
+
+# How long it takes to import the package, beside redis-py.
+
+IMPORT = "import time; start = time.perf_counter(); import {0}; print(time.perf_counter() - start)"
+
+
+def imports(quick):
+    times = collections.defaultdict(list)
+    for _ in range(3 if quick else 30):
+        for name in ("redis", "redis, holdfast", "redis, holdfast, holdfast.asyncio"):
+            command = [sys.executable, "-c", IMPORT.format(name)]
+            times[name].append(float(subprocess.run(command, capture_output=True, check=True).stdout) * 1e3)
+    base = statistics.median(times["redis"])
+    rows = [
+        (f"import {name}", f"{statistics.median(all_):.0f} ms", f"{statistics.median(all_) - base:.1f} ms")
+        for name, all_ in times.items()
+    ]
+    table("Imports", ("", "median", "beyond import redis"), rows)
 
 
 # How long an election has no leader.
@@ -508,7 +591,7 @@ def election(quick):
     )
 
 
-SECTIONS = ("uncontended", "crowd", "holders", "redlock", "election")
+SECTIONS = ("uncontended", "handoff", "crowd", "holders", "import", "redlock", "election")
 
 
 def main():
@@ -521,10 +604,12 @@ def main():
         arguments.error(f"unknown section {unknown.pop()}; there are {', '.join(SECTIONS)}")
     load = Path("/proc/loadavg").read_text().split()[0]
     print(f"redis-py {redis.__version__}, Python {sys.version.split()[0]}, load {load}")
-    if "uncontended" in sections or "crowd" in sections:
+    if {"uncontended", "handoff", "crowd"} & set(sections):
         one_server(quick, sections)
     if "holders" in sections:
         many_holders(quick)
+    if "import" in sections:
+        imports(quick)
     if "redlock" in sections:
         redlock(quick)
     if "election" in sections:
@@ -540,6 +625,12 @@ def one_server(quick, sections):
             pairs_table("Threads: acquire and release, uncontended", uncontended(server.port, rounds, pairs))
             pairs_table(
                 "asyncio: acquire and release, uncontended", asyncio.run(uncontended_tasks(server.port, rounds, pairs))
+            )
+        if "handoff" in sections:
+            hand_offs = 5 if quick else 100
+            pairs_table("Threads: hand-off to a client that waits", handed_off(server.port, hand_offs))
+            pairs_table(
+                "asyncio: hand-off to a client that waits", asyncio.run(handed_off_tasks(server.port, hand_offs))
             )
         if "crowd" not in sections:
             return
@@ -559,4 +650,5 @@ def one_server(quick, sections):
             server.close()
 
 
-main()
+if __name__ == "__main__":
+    main()

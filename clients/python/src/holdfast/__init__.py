@@ -9,7 +9,7 @@ from typing import Any
 from ._api import ElectionBase, HoldBase, HoldfastBase, LockBase, ReentrantBase
 from ._api import Leader as Leader
 from ._api import ReadWriteLock as ReadWriteLock
-from ._engine import EXIT_TIME, RELEASE_TIME, Engine
+from ._engine import RELEASE_TIME
 from ._engine import Hooks as Hooks
 from ._io import Threads, run
 from ._rules import Name
@@ -107,7 +107,7 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
     _hold, _lock, _reentrant_lock, _election = Hold, Lock, ReentrantLock, Election
 
     def __init__(self, redis: Any, *, max_connections: int = 32, hooks: Hooks | None = None) -> None:
-        super().__init__(redis, Threads(), max_connections, hooks, _release_at_exit)
+        super().__init__(redis, Threads(), max_connections, hooks)
 
     def leader(self, name: Name) -> Leader | None:
         """The leader now; None: there is none."""
@@ -140,7 +140,3 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _release_at_exit(engine: Engine) -> None:
-    run(engine.close(EXIT_TIME))

@@ -262,12 +262,12 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     _reentrant_lock: type[ReentrantT]
     _election: type[ElectionT]
 
-    def __init__(self, client: Any, io: Any, max_connections: int, hooks: Hooks | None, close: Any) -> None:
+    def __init__(self, client: Any, io: Any, max_connections: int, hooks: Hooks | None) -> None:
         if not isinstance(client, io.clients):
             allowed = " or ".join(map(_class_name, io.clients))
             raise TypeError(f"redis must be a {allowed}, got a {_class_name(type(client))}")
         self._engine = Engine(Source(client), io, max_connections, hooks)
-        self._at_exit = functools.partial(_release_at_exit, weakref.ref(self._engine), close)
+        self._at_exit = functools.partial(_release_at_exit, weakref.ref(self._engine))
         atexit.register(self._at_exit)
 
     def lock(
@@ -376,8 +376,8 @@ def _terms(name: Name | Sequence[Name], *terms: Any, **more: Any) -> Terms:
     return Terms(tuple(map(rules.encode, names)), names[0] if len(names) == 1 else names, *terms, **more)
 
 
-def _release_at_exit(engine: weakref.ref[Engine], close: Callable[[Engine], None]) -> None:
+def _release_at_exit(engine: weakref.ref[Engine]) -> None:
     """A normal exit of the program releases what it holds (B38)."""
     found = engine()
     if found is not None and not found.is_closed and found.grants:
-        close(found)
+        found.close_at_exit()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from . import _rules as rules
-from ._io import Address, Source
+from ._io import Address, Source, Threads, run
 from ._pool import LONGEST_PAUSE, RELEASE, RENEW, REST, Pool
 from ._rules import BATCH, GRACE, LOOK_AGAIN, Grant, NotSent, Silence, State, Terms, Verdict, Words, judge, now, pack
 from .errors import HoldfastError, LockLostError, LossReason, NotAcquiredError, NotHeldError, WrongTypeError
@@ -104,12 +104,6 @@ class Engine:
         """Raises HoldfastError if this object is closed."""
         if self.is_closed:
             raise HoldfastError("this Holdfast object is closed")
-
-    def adopt(self, other: Engine) -> None:
-        """Takes over the holds of another engine, over connections of its own."""
-        self.grants, self.router.slots = other.grants, other.router.slots
-        for grant in self.grants:
-            grant.pool = None
 
     def new_pool(self, address: Address | None) -> Pool:
         """Makes the pool of a node."""
@@ -256,9 +250,7 @@ class Engine:
             self.router.doubt(grant.asked[-1].pool)
         if grant.waits and grant.slot is not pool:
             self._leave_slot(grant)
-            grant.slot = pool
-            if not pool.take_slot(grant):
-                grant.slot = None
+            grant.slot = pool if pool.take_slot(grant) else None
         if grant.waits and grant.slot is None and was_sent:
             # It has no connection of its own: one such request at a time (B30).
             await poll.enter_async_context(self._turn(POLLS, grant))
@@ -851,6 +843,16 @@ class Engine:
             finally:
                 if batch[0].pool is not None:
                     pool.close()
+
+    def close_at_exit(self) -> None:
+        """Closes this at the end of the program. An event loop has ended then, and with it its connections."""
+        engine = self
+        if not isinstance(self.io, Threads):
+            engine = Engine(self.source, Threads(), 3, self.hooks)
+            engine.grants, engine.router.slots = self.grants, self.router.slots
+            for grant in self.grants:
+                grant.pool = None
+        run(engine.close(EXIT_TIME))
 
     async def close(self, seconds: float = EXIT_TIME) -> None:
         """Releases all holds, withdraws all acquisitions, and closes the connections."""

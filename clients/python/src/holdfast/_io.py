@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import redis
 import redis.asyncio
@@ -171,16 +171,6 @@ async def _disconnect(raw: Any) -> None:
         await raw.disconnect(nowait=True)
 
 
-# An event loop has only weak references to its tasks.
-_tasks: set[asyncio.Task[Any]] = set()
-
-
-def _start(work: Work) -> None:
-    task = asyncio.get_running_loop().create_task(_quietly(work))
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-
-
 class Threads:
     """Threads: events are those of `threading`, and everything blocks."""
 
@@ -263,6 +253,8 @@ class Tasks:
     # The clients of redis-py whose connections it can open.
     clients = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
     event = staticmethod(asyncio.Event)
+    # An event loop has only weak references to its tasks.
+    _tasks: ClassVar[set[asyncio.Task[Any]]] = set()
     # What a callback may raise without ending the task of the client that called it. SystemExit ends the loop.
     callback_errors = (Exception, asyncio.CancelledError)
 
@@ -282,12 +274,14 @@ class Tasks:
 
     def spawn(self, work: Work) -> bool:
         """Starts `work` in the background."""
-        _start(work)
+        task = asyncio.get_running_loop().create_task(_quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return True
 
     async def background(self, work: Work) -> None:
         """Starts `work` in the background."""
-        _start(work)
+        self.spawn(work)
 
     async def gather(self, works: Sequence[Work]) -> list[Any]:
         """Runs all at the same time. Returns the results, with errors as elements."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import itertools
 import random
 import threading
 from collections.abc import Awaitable, Callable
@@ -23,17 +22,16 @@ RESERVED = 2
 HANGING = 1.0
 
 
-@dataclasses.dataclass(order=True)
+@dataclasses.dataclass(eq=False)
 class _Ticket:
     """A caller that waits for a connection."""
 
     priority: int
-    number: int
-    event: Any = dataclasses.field(compare=False)
+    event: Any
     # From when on a connection may be opened for it.
-    open_at: float = dataclasses.field(compare=False)
-    line: Any = dataclasses.field(default=None, compare=False)
-    error: BaseException | None = dataclasses.field(default=None, compare=False)
+    open_at: float
+    line: Any = None
+    error: BaseException | None = None
 
 
 class Pool:
@@ -47,7 +45,6 @@ class Pool:
         self._idle: list[Any] = []
         self._lines: set[Any] = set()
         self._tickets: list[_Ticket] = []
-        self._numbers = itertools.count()
         self._opening = 0
         # The threads or tasks of the attempts to connect.
         self.attempts: set[Any] = set()
@@ -75,8 +72,9 @@ class Pool:
             if self._idle:
                 return self._idle.pop()
             open_at = min(self._paused_until, now() + pause) if self._is_outage else 0.0
-            ticket = _Ticket(priority, next(self._numbers), self._io.event(), open_at)
-            bisect.insort(self._tickets, ticket)
+            ticket = _Ticket(priority, self._io.event(), open_at)
+            # Behind those of the same priority.
+            bisect.insort(self._tickets, ticket, key=lambda one: one.priority)
         try:
             while not ticket.event.is_set() and now() < end:
                 await self._open_if_allowed()

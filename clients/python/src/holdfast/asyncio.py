@@ -9,9 +9,9 @@ from typing import Any
 from ._api import ElectionBase, HoldBase, HoldfastBase, LockBase, ReentrantBase
 from ._api import Leader as Leader
 from ._api import ReadWriteLock as ReadWriteLock
-from ._engine import EXIT_TIME, RELEASE_TIME, Engine
+from ._engine import RELEASE_TIME
 from ._engine import Hooks as Hooks
-from ._io import Tasks, Threads, run
+from ._io import Tasks
 from ._rules import Name
 
 
@@ -97,7 +97,7 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
     _hold, _lock, _reentrant_lock, _election = Hold, Lock, ReentrantLock, Election
 
     def __init__(self, redis: Any, *, max_connections: int = 32, hooks: Hooks | None = None) -> None:
-        super().__init__(redis, Tasks(), max_connections, hooks, _release_at_exit)
+        super().__init__(redis, Tasks(), max_connections, hooks)
 
     async def leader(self, name: Name) -> Leader | None:
         """The leader now; None: there is none."""
@@ -128,10 +128,3 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _release_at_exit(engine: Engine) -> None:
-    # The event loop has ended, and with it the connections. New ones block.
-    blocking = Engine(engine.source, Threads(), 3, engine.hooks)
-    blocking.adopt(engine)
-    run(blocking.close(EXIT_TIME))

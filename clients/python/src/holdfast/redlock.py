@@ -29,17 +29,23 @@ def majority(servers: int) -> int:
     return servers // 2 + 1
 
 
+async def _each(parts: dict[Engine, Grant], verb: str, *args: Any) -> list[Any]:
+    """Calls a method of the engines with their grants, all at once. Returns the results, with errors as elements."""
+    calls = [functools.partial(getattr(engine, verb), grant, *args) for engine, grant in parts.items()]
+    found: list[Any] = await next(iter(parts)).io.gather(calls) if parts else []
+    return found
+
+
 class _Hold(HoldBase):
     """A lock that is held at a majority of servers. A server counts while its own hold is certain."""
 
     def __init__(self, lock: _RedLock[Any], parts: dict[Engine, Grant], fence: int) -> None:
         self._lock = lock
-        self._io = lock._io
         self._parts = parts
         self._is_over = False
         self.name = lock.name
         self.fence = fence
-        self.lost = self._io.event()
+        self.lost = lock._io.event()
         for grant in parts.values():
             grant.listener = self._look
         self._look()
@@ -54,14 +60,9 @@ class _Hold(HoldBase):
         if self.remaining() <= 0 and not self._is_over:
             self.lost.set()
 
-    async def _each(self, verb: str, *args: Any) -> list[Any]:
-        calls = [functools.partial(getattr(engine, verb), grant, *args) for engine, grant in self._parts.items()]
-        found: list[Any] = await self._io.gather(calls)
-        return found
-
     async def _each_while_held(self, verb: str, *args: Any) -> None:
         self._must_hold()
-        found = await self._each(verb, *args)
+        found = await _each(self._parts, verb, *args)
         self._must_hold()
         if found.count(None) < self._lock.needed:
             # It is held, so what keeps a majority from confirming that is not a loss.
@@ -83,7 +84,7 @@ class _Hold(HoldBase):
         if self._is_over:
             return
         was_held, self._is_over = self.is_held(), True
-        found = await self._each("release", timeout)
+        found = await _each(self._parts, "release", timeout)
         gone = sum(isinstance(one, LockLostError) for one in found)
         if not was_held or gone > len(self._lock.engines) - self._lock.needed:
             raise LockLostError(self.name, self.fence, LossReason.GONE)
@@ -168,10 +169,8 @@ class _RedLock(LockBase[HoldT]):
             return None
         # The fence: the greatest token, which is sent to all that have granted.
         fence = max(grant.token for grant in parts.values())
-        calls = [
-            functools.partial(engine.raise_token, grant, fence, self._server_timeout) for engine, grant in parts.items()
-        ]
-        confirmed = zip(parts.values(), await self._io.gather(calls), strict=True)
+        found = await _each(parts, "raise_token", fence, self._server_timeout)
+        confirmed = zip(parts.values(), found, strict=True)
         counting = [grant for grant, is_confirmed in confirmed if is_confirmed is True and grant.remaining() > 0]
         return fence if len(counting) >= self.needed else None
 
@@ -192,8 +191,7 @@ class _RedLock(LockBase[HoldT]):
         return True
 
     async def _release_parts(self, parts: dict[Engine, Grant]) -> None:
-        calls = [functools.partial(one.release, grant, self._server_timeout) for one, grant in parts.items()]
-        for result in await self._io.gather(calls):
+        for result in await _each(parts, "release", self._server_timeout):
             if isinstance(result, Exception):
                 logger.debug("lock %r: the release at one of its servers failed: %s", self.name, result)
 

@@ -137,7 +137,7 @@ class ReentrantBase(LockBase[HoldT]):
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
         me = self._engine.io.me()
         grant = self._mine[me][0]._grant if me in self._mine else None
-        if grant and (grant.state in (State.RELEASING, State.RELEASED) or grant.is_forked):
+        if grant and (grant.state in (State.RELEASING, State.RELEASED) or grant.reason is LossReason.FORKED):
             # It was released by the hold itself, or the parent of this process holds it.
             del self._mine[me]
         if me in self._mine:
@@ -154,9 +154,7 @@ class ReentrantBase(LockBase[HoldT]):
         return await self._acquire(None)
 
     async def _release(self) -> None:
-        hold = self._leave()
-        if self._engine.io.me() not in self._mine:
-            await hold._release(RELEASE_TIME)
+        await self._exit(None)
 
     async def _exit(self, error: BaseException | None) -> None:
         hold = self._leave()

@@ -97,6 +97,8 @@ class Engine:
 
     def forked(self) -> None:
         """The child of a fork holds nothing. Its parent's connections are forgotten, not closed (B39)."""
+        for grant in (*self.grants, *self._asking):
+            grant.state, grant.reason = State.LOST, LossReason.FORKED
         _of_parents.append((self.router, self.grants))
         self._start()
 
@@ -700,8 +702,6 @@ class Engine:
 
     def must_hold(self, grant: Grant) -> None:
         """Raises LockLostError if a loss is known, NotHeldError if the hold was released. Asks no server."""
-        if grant.is_forked:
-            raise LockLostError(grant.terms.name, grant.token, LossReason.FORKED)
         if grant.certain <= now():
             self.lost(grant, LossReason.EXPIRED)
         if grant.reason is not None:
@@ -754,7 +754,7 @@ class Engine:
         """
         if grant.state is State.RELEASED:
             return
-        if self.is_closed or grant.is_forked:
+        if self.is_closed or grant.reason is LossReason.FORKED:
             self.must_hold(grant)
         self.enter()
         if grant.certain <= now():

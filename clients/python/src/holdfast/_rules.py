@@ -251,7 +251,6 @@ class Grant:
     owner: bytes = b""
     state: State = State.WAITING
     began: float = dataclasses.field(default_factory=now)
-    pid: int = dataclasses.field(default_factory=os.getpid)
     # When the caller's time is over.
     until: float = math.inf
     # Until when a reply is waited for (B13).
@@ -363,14 +362,9 @@ class Grant:
         left = self.certain - now()
         return left if COUNTS_SUSPEND else min(left, self.wall - time.time())
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether a parent of this process has acquired it."""
-        return self.pid != os.getpid()
-
     def remaining(self) -> float:
         """For how long no other client can hold the lock; 0: it is not held."""
-        return max(self.left(), 0.0) if self.state is State.HELD and not self.is_forked else 0.0
+        return max(self.left(), 0.0) if self.state is State.HELD else 0.0
 
     def is_released(self, reply: Any) -> bool:
         """Whether the reply to RELEASE with the token means released; if not, the hold had been lost (B17)."""

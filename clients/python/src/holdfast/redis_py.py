@@ -20,7 +20,7 @@ from ._engine import logger
 from ._io import run
 from ._rules import Grant, Terms
 from .asyncio import Holdfast as AsyncHoldfast
-from .errors import NotAcquiredError, NotHeldError, WrongTypeError
+from .errors import LossReason, NotAcquiredError, NotHeldError, WrongTypeError
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -101,7 +101,7 @@ class _Base:
 
     async def _owned(self) -> bool:
         grant: Grant | None = getattr(self.local, "grant", None)
-        if grant is None or grant.is_forked:
+        if grant is None or grant.reason is LossReason.FORKED:
             return False
         return any(holder["owner"] == grant.owner for holder in await self._holders())
 

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -80,8 +79,11 @@ func primary(client rueidis.Client) (string, error) {
 	return "", errors.New("holdfast: rueidis knows no primary")
 }
 
-// fresh is how long a map of slots is not read again after it was read.
-const fresh = 100 * time.Millisecond
+// slotCount is the number of slots of a cluster.
+const slotCount = 16384
+
+// A slotMap has the address of the node that serves each slot, "" if none does.
+type slotMap [slotCount]string
 
 // A cluster caches the map of slots, and reads it again when it was wrong.
 type cluster struct {
@@ -90,47 +92,34 @@ type cluster struct {
 	reading sync.Mutex
 }
 
-type slotMap struct {
-	ranges []slots
-	read   time.Time
-}
-
-type slots struct {
-	first, last uint16
-	addr        string
-}
-
 func (c *cluster) locate(ctx context.Context, key string, stale bool) (string, error) {
 	known := c.known.Load()
 	if stale || known == nil { // other look-ups use the known map meanwhile
 		var err error
-		if known, err = c.refresh(ctx); err != nil {
+		if known, err = c.refresh(ctx, known); err != nil {
 			return "", err
 		}
 	}
-	slot := slotOf(key)
-	for _, r := range known.ranges {
-		if r.first <= slot && slot <= r.last {
-			return r.addr, nil
-		}
+	command := c.client.B().Ping().Build().SetSlot(key) // is never sent: rueidis computes the slot
+	slot := command.Slot() % slotCount
+	if known[slot] == "" {
+		return "", fmt.Errorf("holdfast: no node serves slot %d", slot)
 	}
-	return "", fmt.Errorf("holdfast: no node serves slot %d", slot)
+	return known[slot], nil
 }
 
-// refresh reads the map, unless another look-up has just done so.
-func (c *cluster) refresh(ctx context.Context) (*slotMap, error) {
+// refresh reads the map that replaces a wrong one, unless another look-up has just done so.
+func (c *cluster) refresh(ctx context.Context, wrong *slotMap) (*slotMap, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
-	known := c.known.Load()
-	if known == nil || time.Since(known.read) > fresh {
-		ranges, err := c.read(ctx)
-		if err != nil {
-			return nil, err
-		}
-		known = &slotMap{ranges, time.Now()}
+	if known := c.known.Load(); known != wrong {
+		return known, nil
+	}
+	known, err := c.read(ctx)
+	if err == nil {
 		c.known.Store(known)
 	}
-	return known, nil
+	return known, err
 }
 
 // nodeTimeout is how long one of several nodes may take to reply with the map.
@@ -138,18 +127,18 @@ const nodeTimeout = time.Second
 
 // read asks a node for the map. A node whose host is not in the map has the host that it was asked at. Which node rueidis
 // asks is unknown, so read then asks each by its address until one replies.
-func (c *cluster) read(ctx context.Context) ([]slots, error) {
-	ranges, err := parse(c.client.Do(ctx, c.client.B().ClusterSlots().Build()), "")
+func (c *cluster) read(ctx context.Context) (*slotMap, error) {
+	known, err := parse(c.client.Do(ctx, c.client.B().ClusterSlots().Build()), "")
 	if !errors.Is(err, errNoHost) {
-		return ranges, err
+		return known, err
 	}
 	for addr, node := range c.client.Nodes() {
 		host, _, _ := net.SplitHostPort(addr)
 		limited, cancel := context.WithTimeout(ctx, nodeTimeout)
-		ranges, err = parse(node.Do(limited, c.client.B().ClusterSlots().Build()), host)
+		known, err = parse(node.Do(limited, c.client.B().ClusterSlots().Build()), host)
 		cancel()
 		if err == nil {
-			return ranges, nil
+			return known, nil
 		}
 	}
 	return nil, err
@@ -158,12 +147,12 @@ func (c *cluster) read(ctx context.Context) ([]slots, error) {
 var errNoHost = errors.New("holdfast: a node of the cluster has no host")
 
 // parse parses a map of slots. A node without a host gets the host that is passed.
-func parse(result rueidis.RedisResult, host string) ([]slots, error) {
+func parse(result rueidis.RedisResult, host string) (*slotMap, error) {
 	reply, err := result.ToArray()
 	if err != nil {
 		return nil, err
 	}
-	ranges := make([]slots, 0, len(reply))
+	var known slotMap
 	for _, item := range reply {
 		fields, err := item.ToArray()
 		if err != nil || len(fields) < 3 {
@@ -180,28 +169,10 @@ func parse(result rueidis.RedisResult, host string) ([]slots, error) {
 		if named = cmp.Or(named, host); named == "" {
 			return nil, errNoHost
 		}
-		ranges = append(ranges, slots{uint16(first), uint16(last), net.JoinHostPort(named, strconv.FormatInt(port, 10))})
-	}
-	return ranges, nil
-}
-
-// slotOf returns the slot of a key: CRC-16/XMODEM of its hash tag.
-func slotOf(key string) uint16 {
-	if _, rest, found := strings.Cut(key, "{"); found {
-		if tag, _, found := strings.Cut(rest, "}"); found && tag != "" {
-			key = tag
+		addr := net.JoinHostPort(named, strconv.FormatInt(port, 10))
+		for slot := max(first, 0); slot <= min(last, slotCount-1); slot++ {
+			known[slot] = addr
 		}
 	}
-	var crc uint16
-	for i := range len(key) {
-		crc ^= uint16(key[i]) << 8
-		for range 8 {
-			if crc&0x8000 != 0 {
-				crc = crc<<1 ^ 0x1021
-			} else {
-				crc <<= 1
-			}
-		}
-	}
-	return crc & 0x3fff
+	return &known, nil
 }

@@ -33,7 +33,11 @@ func (h *hanging) Do(ctx context.Context, _ rueidis.Completed) rueidis.RedisResu
 func TestLookUpUsesTheKnownMapWhileAnotherHangs(t *testing.T) {
 	client := &hanging{asked: make(chan struct{}, 1)}
 	c := &cluster{client: client}
-	c.known.Store(&slotMap{ranges: []slots{{0, 16383, "node:1"}}})
+	var known slotMap
+	for slot := range known {
+		known[slot] = "node:1"
+	}
+	c.known.Store(&known)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() { _, _ = c.locate(ctx, "k", true) }()

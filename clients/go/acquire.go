@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -22,8 +21,6 @@ const (
 // An acquisition is one call that requests a lock, with everything that follows until the lock is released or lost.
 type acquisition struct {
 	*request
-	client   *Client
-	route    *route
 	began    time.Time
 	until    time.Time    // when the caller's time ends
 	asked    time.Time    // when the last ACQUIRE was sent
@@ -38,9 +35,10 @@ type acquisition struct {
 // An attempt is an ACQUIRE that was sent, or could not be sent.
 type attempt struct {
 	answer
-	conn *conn
-	wait time.Duration
-	end  func() // ends the turn of a request that polls
+	conn    *conn // nil if it was not sent
+	command []string
+	wait    time.Duration
+	end     func() // ends the turn of a request that polls
 }
 
 // granted reports whether a reply is a token and the time that the request waited. Further elements are ignored.
@@ -67,9 +65,9 @@ func (c *Client) acquire(caller context.Context, names []string, wait time.Durat
 	defer cancel(nil)
 	defer context.AfterFunc(c.closing, func() { cancel(ErrClosed) })()
 
-	a := &acquisition{request: r, client: c, route: c.route(r), began: time.Now()}
+	a := &acquisition{request: r, began: time.Now()}
 	if a.until = a.began.Add(r.wait); r.wait == 0 {
-		a.until = a.began.Add(a.route.silence())
+		a.until = a.began.Add(a.silence())
 	} else if deadline, ok := ctx.Deadline(); ok {
 		a.until = earlier(a.until, deadline)
 	}
@@ -99,8 +97,7 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 		if sleep(ctx, earlier(a.resume, a.until)) != nil || !time.Now().Before(a.until) {
 			return nil, a.notAcquired(ctx)
 		}
-		t := a.ask(ctx)
-		if a.current == nil {
+		if t := a.ask(ctx); a.current == nil {
 			a.current = t
 		} else if t.err == nil { // the server moves the acquisition's place in the queue to t
 			a.supersede(a.current)
@@ -122,34 +119,33 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 // ask sends an ACQUIRE.
 func (a *acquisition) ask(ctx context.Context) *attempt {
 	t := &attempt{end: func() {}}
-	t.err = a.connect(ctx, t)
-	if t.err == nil {
+	if t.conn, t.err = a.connect(ctx, t); t.err == nil {
 		now := time.Now()
 		var waited time.Duration
 		if a.repeated {
 			waited = max(now.Sub(a.began), 1)
 		}
 		t.wait = min(t.wait, a.until.Sub(now))
+		t.command = a.request.acquire(t.wait, waited)
 		t.sent, a.asked, a.repeated = now, now, true
 		a.unread.Add(1)
 		_ = t.conn.SetWriteDeadline(now.Add(askAgain))
-		if err := t.conn.send(a.request.acquire(t.wait, waited)); err != nil { // part of it may have arrived
-			a.settle(t, nil, err, false)
+		if t.err = t.conn.send(t.command); t.err != nil { // part of it may have arrived
+			a.settle(t, false)
 		}
 	}
 	if t.err != nil {
-		t.answer = a.route.assess(t.answer)
+		t.answer = a.assess(t.answer)
 	}
 	return t
 }
 
 // connect gets a connection for a request, and decides how long the request may wait at the server.
-func (a *acquisition) connect(ctx context.Context, t *attempt) error {
+func (a *acquisition) connect(ctx context.Context, t *attempt) (*conn, error) {
 	limit := earlier(time.Now().Add(askAgain), a.until)
-	p, asking, err := a.route.locate(ctx, limit)
-	t.pool = p
-	if err != nil {
-		return err
+	p, redirected, err := a.locate(ctx, limit)
+	if t.pool = p; err != nil {
+		return nil, err
 	}
 	if a.wait != 0 {
 		t.wait = forever
@@ -157,67 +153,60 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) error {
 			if t.wait = 0; !a.asked.IsZero() {
 				end, _ := a.client.takeTurn(ctx, polls{}, limit)
 				if end == nil {
-					return errNoConnection
+					return nil, errNoConnection
 				}
 				t.end, t.wait = end, a.client.pollWait()
 			}
 		}
 	}
 	c, err := p.get(ctx, forOther, a.lease, limit)
-	if err == nil && (asking || a.given) {
+	if err == nil && (redirected || a.given) {
 		first := "PING" // such a request can't be repeated: it is sent only over a connection that has just replied
-		if asking {
+		if redirected {
 			first = "ASKING"
 		}
-		began := time.Now()
-		_ = c.SetWriteDeadline(limit)
-		if err = c.send([]string{first}); err == nil {
-			_, err = c.receive(ctx, limit)
-		}
-		if err != nil {
-			if ctx.Err() != nil {
-				err = errNoReply
-			}
-			p.put(c, began, err)
+		if reply := c.exchange(ctx, limit, []string{first}); reply.err != nil {
+			p.put(c, reply)
+			err = reply.err
 		}
 	}
 	if err == nil && (ctx.Err() != nil || !time.Now().Before(a.until)) {
-		p.put(c, time.Time{}, nil)
+		p.put(c, answer{})
 		err = errNoConnection
 	}
-	t.conn = c
 	if err != nil {
 		t.end()
 	}
-	return err
+	return c, err
 }
 
-// await reads the reply to the current request. It returns false if another request must take over its place in the queue.
+// await waits for the reply to the current request. It returns false if another request must take over its place in the
+// queue.
 func (a *acquisition) await(ctx context.Context) (replied bool, err error) {
 	t := a.current
-	again := time.Now().Add(askAgain + a.route.confirmation())
+	again := time.Now().Add(askAgain + a.confirmation())
 	end := a.until.Add(late)
 	if a.wait == 0 { // not a.until: the time for replicas is known only after the first connection
-		end = a.began.Add(a.route.silence())
+		end = a.began.Add(a.silence())
 	}
 	repeats := a.wait != 0 && again.Before(a.until)
 	if repeats {
 		end = again
 	}
-	reply, err := t.conn.receive(ctx, end)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	if !t.conn.arrives(ctx, end) {
 		switch {
 		case ctx.Err() != nil:
 			return false, a.notAcquired(ctx)
 		case !repeats:
-			a.last = err
+			a.last = errSilent
 			return false, a.notAcquired(ctx)
-		case a.place != nil: // a poll has no place in the queue: it failed
+		case a.place != nil:
 			return false, nil
 		}
+		t.err = errSilent // a poll has no place in the queue: it failed
 	}
-	a.settle(t, reply, err, a.ephemeral)
-	t.answer = a.route.assess(t.answer)
+	a.settle(t, a.ephemeral)
+	t.answer = a.assess(t.answer)
 	return true, nil
 }
 
@@ -237,35 +226,36 @@ func (a *acquisition) waitAt(p *pool) bool {
 	return a.place != nil
 }
 
-// settle notes the reply to a request, and returns its connection to the pool, or closes it if no reply came. A request
-// that keeps its connection takes it out of the pool if it is granted.
-func (a *acquisition) settle(t *attempt, reply any, err error, keeps bool) {
-	if err == nil && reply != nil && !granted(reply) && failure(reply) == nil {
-		err = fmt.Errorf("holdfast: protocol error: reply to ACQUIRE is neither a token nor nil: %v", reply)
+// settle reads the reply to a request, which has arrived unless the request has an error, and returns its connection to the
+// pool. A request that keeps its connection takes it out of the pool if it is granted.
+func (a *acquisition) settle(t *attempt, keeps bool) {
+	if t.err == nil {
+		_ = t.conn.SetDeadline(time.Now().Add(late)) // for the rest of the reply
+		t.replies, t.err = t.conn.receive(t.command)
 	}
-	t.err = err
-	if err == nil {
-		t.replies = []any{reply}
+	if t.err == nil {
 		a.unread.Add(-1)
 	}
 	t.end()
-	if keeps && granted(reply) {
+	if keeps && granted(t.reply()) {
 		t.pool.give(t.conn)
 	} else {
-		t.pool.put(t.conn, t.sent, err, t.replies...)
+		t.pool.put(t.conn, t.answer)
 	}
 }
 
-// finish reads a reply that the acquisition no longer waits for. It reports whether that is a grant.
+// finish waits for a reply that the acquisition does not act on. It reports whether that is a grant.
 func (a *acquisition) finish(t *attempt, deadline time.Time) bool {
-	reply, err := t.conn.receive(context.Background(), deadline)
-	a.settle(t, reply, err, false)
-	return granted(reply)
+	if !t.conn.arrives(context.Background(), deadline) {
+		t.err = errSilent
+	}
+	a.settle(t, false)
+	return granted(t.reply())
 }
 
-// supersede reads the reply to a request whose place in the queue was moved to another one, in the background.
+// supersede leaves a request whose place in the queue was moved to another one.
 func (a *acquisition) supersede(t *attempt) {
-	deadline := time.Now().Add(time.Second + a.route.confirmation())
+	deadline := time.Now().Add(time.Second + a.confirmation())
 	a.client.background(func() { a.finish(t, deadline) })
 }
 
@@ -319,7 +309,7 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 	items := t.reply().([]any)
 	h := newHold(a, integer(items[0]), t.sent.Add(ms(items[1])+sure(a.lease)))
 	if a.ephemeral {
-		h.conn = t.conn
+		a.conn = t.conn
 	}
 	if time.Until(h.certain) >= a.lease/2 {
 		return h, nil
@@ -331,6 +321,7 @@ func (a *acquisition) granted(ctx context.Context, t *attempt) (*hold, error) {
 		}
 	}
 	h.closeConn()
+	a.conn = nil
 	if a.given {
 		a.client.background(func() { a.discard(t) })
 	} else {
@@ -362,7 +353,7 @@ func (a *acquisition) withdraw() {
 	grantedLate := func() bool { // reads the reply to the current request
 		t := a.current
 		a.current = nil
-		end := earlier(a.asked.Add(a.lease), time.Now().Add(askAgain+a.route.confirmation()))
+		end := earlier(a.asked.Add(a.lease), time.Now().Add(askAgain+a.confirmation()))
 		return t != nil && a.finish(t, end)
 	}
 	if t := a.current; a.given { // RELEASE ALL could release a later hold of the same owner
@@ -392,7 +383,7 @@ func (a *acquisition) discard(t *attempt) {
 // repeatRelease sends a RELEASE, and repeats it until it is answered, for at most one lease after the last ACQUIRE.
 func (a *acquisition) repeatRelease(terms ...string) bool {
 	command := a.command("RELEASE", terms...)
-	r := repeat(a.client.ctx, a.asked.Add(a.lease), func() answer { return a.route.do(a.client.ctx, forRelease, command) })
+	r := repeat(a.client.ctx, a.asked.Add(a.lease), anyTimes, func() answer { return a.do(a.client.ctx, forRelease, command) })
 	if r.err != nil && !r.passing() {
 		a.client.config.Logger.Error("holdfast: cannot withdraw a request", "name", a.name(), "error", r.err)
 	}

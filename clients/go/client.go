@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,13 +62,16 @@ type Client struct {
 
 	mu    sync.Mutex
 	pools map[string]*pool
-	turns map[any]*turn
+	turns map[any][]chan struct{} // by key: the task that has the turn, and those that wait for it
 }
 
 // New returns a client. It connects when a lock is first used.
 func New(config Config) (*Client, error) {
 	if config.Addr == "" && config.Locate == nil {
 		return nil, errors.New("holdfast: Config needs Addr or Locate")
+	}
+	if config.Locate != nil {
+		config.Addr = ""
 	}
 	if config.Dial == nil {
 		config.Dial = dial
@@ -85,7 +89,7 @@ func New(config Config) (*Client, error) {
 	if config.Logger == nil {
 		config.Logger = slog.Default()
 	}
-	c := &Client{config: config, pools: map[string]*pool{}, turns: map[any]*turn{}}
+	c := &Client{config: config, pools: map[string]*pool{}, turns: map[any][]chan struct{}{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.closing, c.beginClosing = context.WithCancel(c.ctx)
 	return c, nil
@@ -123,20 +127,14 @@ func (c *Client) Close() error {
 	c.mu.Unlock()
 	done := make(chan struct{})
 	go func() { c.running.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(closeTimeout):
-	}
+	wait(context.Background(), time.Now().Add(closeTimeout), done)
 	c.mu.Lock()
 	c.cancel()
 	for _, p := range c.pools {
 		p.close()
 	}
 	c.mu.Unlock()
-	select {
-	case <-done:
-	case <-time.After(closeTimeout / 2):
-	}
+	wait(context.Background(), time.Now().Add(closeTimeout/2), done)
 	return nil
 }
 
@@ -181,50 +179,33 @@ func (c *Client) closeDead() {
 	}
 }
 
-// A turn is a lock within this client that grants waiters in order.
-type turn struct {
-	taken chan struct{}
-	users int // its holder and its waiters
-}
-
 // polls is the key of the turn that requests without a place at the server take to poll; those of mutexes are names.
 type polls struct{}
 
-// takeTurn waits for a turn: of a mutex by its name, or of polls. It returns the function that ends the turn, or nil if
-// ctx or the time ends first, and whether another task had the turn.
+// takeTurn waits for a turn: of a mutex by its name, or of polls. Turns of one key are taken in order. It returns the
+// function that ends the turn, or nil if ctx or the time ends first, and whether another task had the turn.
 func (c *Client) takeTurn(ctx context.Context, key any, until time.Time) (end func(), waited bool) {
+	own := make(chan struct{}) // closed when the turn begins
 	c.mu.Lock()
-	t := c.turns[key]
-	if t == nil {
-		t = &turn{taken: make(chan struct{}, 1)}
-		c.turns[key] = t
-	}
-	waited = t.users > 0
-	t.users++
+	waited = len(c.turns[key]) > 0
+	c.turns[key] = append(c.turns[key], own)
 	c.mu.Unlock()
-	leave := func() {
+	end = func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if t.users--; t.users == 0 {
+		i := slices.Index(c.turns[key], own)
+		queue := slices.Delete(c.turns[key], i, i+1)
+		if c.turns[key] = queue; len(queue) == 0 {
 			delete(c.turns, key)
+		} else if i == 0 {
+			close(queue[0])
 		}
 	}
-	end = func() { <-t.taken; leave() }
-	select {
-	case t.taken <- struct{}{}: // also if ctx has ended: the caller finds that out
-		return end, waited
-	default:
+	if waited && !wait(ctx, until, own) {
+		end()
+		return nil, true
 	}
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	select {
-	case t.taken <- struct{}{}:
-		return end, waited
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-	leave()
-	return nil, waited
+	return end, waited
 }
 
 // pollWait returns the WAIT of the request that has the turn to poll. The more requests are due, the shorter it is, so that
@@ -232,25 +213,14 @@ func (c *Client) takeTurn(ctx context.Context, key any, until time.Time) (end fu
 func (c *Client) pollWait() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return max(5*time.Millisecond, min(100*time.Millisecond, time.Second/time.Duration(c.turns[polls{}].users)))
+	return max(5*time.Millisecond, min(100*time.Millisecond, time.Second/time.Duration(len(c.turns[polls{}]))))
 }
 
-// await runs a request in a goroutine, and leaves it there if it does not end within 250 ms after ctx. The error is then
-// that of ctx.
-func await(ctx context.Context, request func() answer) answer {
-	done := make(chan answer, 1)
-	go func() { done <- request() }()
-	select {
-	case a := <-done:
-		return a
-	case <-ctx.Done():
-	}
-	select {
-	case a := <-done:
-		return a
-	case <-time.After(late):
-		return answer{err: endOf(ctx)}
-	}
+// extend returns a context that ends 250 ms after ctx, with the same error.
+func extend(ctx context.Context) (context.Context, context.CancelFunc) {
+	extended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(late, func() { cancel(endOf(ctx)) }) })
+	return extended, func() { stop(); cancel(nil) }
 }
 
 // endOf returns the error of ctx, and its cause if the application chose one. It returns nil if ctx has not ended.
@@ -266,20 +236,25 @@ func endOf(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// sleep waits until a time. If ctx ends first, sleep returns its error.
-func sleep(ctx context.Context, until time.Time) error {
-	wait := time.Until(until)
-	if wait <= 0 || ctx.Err() != nil {
-		return endOf(ctx)
-	}
-	timer := time.NewTimer(wait)
+// wait waits until a channel is closed, and reports whether it is. It ends at a time, or with ctx.
+func wait(ctx context.Context, until time.Time, done <-chan struct{}) bool {
+	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
+	case <-done:
+		return true
 	case <-timer.C:
-		return nil
 	case <-ctx.Done():
-		return endOf(ctx)
 	}
+	return false
+}
+
+// sleep waits until a time. If ctx ends first, sleep returns its error.
+func sleep(ctx context.Context, until time.Time) error {
+	if time.Now().Before(until) {
+		wait(ctx, until, nil)
+	}
+	return endOf(ctx)
 }
 
 func earlier(a, b time.Time) time.Time {

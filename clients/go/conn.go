@@ -1,74 +1,82 @@
 package holdfast
 
 import (
-	"bytes"
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 )
 
 // pipeline is the greatest number of renewals that are sent in one write.
 const pipeline = 256
 
-var (
-	errIncomplete = errors.New("incomplete reply")
-	crlf          = []byte("\r\n")
-	past          = time.Unix(1, 0)
-)
+const crlf = "\r\n"
 
-// A conn is a connection that carries one pipeline at a time. A read that failed with [os.ErrDeadlineExceeded] can be
-// continued: bytes that arrived stay in buf.
+// past is a deadline that ends a read at once.
+var past = time.Unix(1, 0)
+
+// A conn is a connection that carries one pipeline at a time.
 type conn struct {
 	net.Conn
-	buf  []byte // bytes that arrived and were not parsed
-	out  []byte // reused by send
+	pool *pool
+	in   *bufio.Reader
+	out  []byte // reused by exchange
 	used bool   // it has carried a request to its reply: if the next one fails, the connection may have ended while it was idle
 }
 
-// exchange sends commands in one pipeline and reads their replies. An error reply is a value, a [ServerError]. A reply
-// that cannot be one to its command is a failure of the connection. After a failure, exchange returns the replies that
-// were read before it.
-func (c *conn) exchange(commands ...[]string) ([]any, error) {
-	if err := c.send(commands...); err != nil {
-		return nil, err
-	}
-	replies := make([]any, 0, len(commands))
-	for _, command := range commands {
-		reply, err := c.read()
-		if err != nil {
-			return replies, err
-		}
-		if !answers(command, reply) {
-			return replies, fmt.Errorf("holdfast: protocol error: unexpected reply to %s: %v", command[0], reply)
-		}
-		replies = append(replies, reply)
-	}
-	return replies, nil
+func newConn(socket net.Conn, p *pool) *conn {
+	return &conn{Conn: socket, pool: p, in: bufio.NewReader(socket)}
 }
 
-// receive reads one reply, until a deadline or the end of ctx.
-func (c *conn) receive(ctx context.Context, deadline time.Time) (any, error) {
-	_ = c.SetReadDeadline(deadline) // fails only on a closed connection, as does the read that follows
+// exchange sends commands in one pipeline and reads their replies, until a deadline or the end of ctx. After a failure of
+// the connection, the answer has the replies that were read before it.
+func (c *conn) exchange(ctx context.Context, deadline time.Time, commands ...[]string) answer {
+	a := answer{pool: c.pool, sent: time.Now()}
+	a.err = c.during(ctx, deadline, func() (err error) {
+		if err = c.send(commands...); err == nil {
+			a.replies, err = c.receive(commands...)
+		}
+		return err
+	})
+	if errors.Is(a.err, os.ErrDeadlineExceeded) {
+		if a.err = errSilent; ctx.Err() != nil {
+			a.err = errNoReply
+		}
+	}
+	return a
+}
+
+// during runs fn, whose reads and writes fail with [os.ErrDeadlineExceeded] after a deadline or the end of ctx.
+func (c *conn) during(ctx context.Context, deadline time.Time, fn func() error) error {
+	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does what follows
 	interrupted := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(past); close(interrupted) })
-	reply, err := c.read()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(past); close(interrupted) })
+	err := fn()
 	if !stop() {
 		<-interrupted
 	}
-	return reply, err
+	return err
+}
+
+// arrives waits until anything arrives, or the connection fails. It returns false after a deadline or the end of ctx.
+func (c *conn) arrives(ctx context.Context, deadline time.Time) bool {
+	err := c.during(ctx, deadline, func() error { _, err := c.in.Peek(1); return err })
+	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 func (c *conn) send(commands ...[]string) error {
 	out := c.out[:0]
 	for _, command := range commands {
-		out = append(strconv.AppendInt(append(out, '*'), int64(len(command)), 10), "\r\n"...)
+		out = append(strconv.AppendInt(append(out, '*'), int64(len(command)), 10), crlf...)
 		for _, arg := range command {
-			out = append(strconv.AppendInt(append(out, '$'), int64(len(arg)), 10), "\r\n"...)
-			out = append(append(out, arg...), "\r\n"...)
+			out = append(strconv.AppendInt(append(out, '$'), int64(len(arg)), 10), crlf...)
+			out = append(append(out, arg...), crlf...)
 		}
 	}
 	c.out = out
@@ -76,76 +84,81 @@ func (c *conn) send(commands ...[]string) error {
 	return err
 }
 
-func (c *conn) read() (any, error) {
-	for {
-		reply, rest, err := parse(c.buf)
-		if err == nil {
-			c.buf = append(c.buf[:0], rest...)
-			return reply, nil
-		}
-		if !errors.Is(err, errIncomplete) {
-			return nil, err
-		}
-		size := len(c.buf)
-		c.buf = append(c.buf, make([]byte, max(512, size))...)
-		n, err := c.Read(c.buf[size:])
-		if c.buf = c.buf[:size+n]; n == 0 && err != nil {
-			return nil, fmt.Errorf("holdfast: no reply: %w", err)
+// receive reads the replies to commands, without those to ASKING. An error reply is a value, a [ServerError]. A reply that
+// cannot be one to its command is a failure of the connection.
+func (c *conn) receive(commands ...[]string) ([]any, error) {
+	replies := make([]any, 0, len(commands))
+	for _, command := range commands {
+		reply, err := read(c.in)
+		switch {
+		case err != nil:
+			return replies, err
+		case !answers(command, reply):
+			return replies, fmt.Errorf("holdfast: protocol error: unexpected reply to %s: %v", command[0], reply)
+		case command[0] != "ASKING":
+			replies = append(replies, reply)
 		}
 	}
+	return replies, nil
 }
 
 // watch calls ended when the connection ends between two requests. The returned function stops the watch, so that a
 // request can read the connection.
 func (c *conn) watch(ended func()) (stop func()) {
-	_ = c.SetDeadline(time.Time{})
+	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if _, err := c.read(); !errors.Is(err, os.ErrDeadlineExceeded) { // a reply that no request is waiting for counts as an end
+		if c.arrives(ctx, time.Time{}) { // a reply that no request is waiting for counts as an end
 			go ended()
 		}
 	}()
-	return func() { _ = c.SetReadDeadline(past); <-done }
+	return func() { cancel(); <-done }
 }
 
-// parse returns the first reply in b and the bytes that follow it. It returns errIncomplete if b ends within the reply.
-func parse(b []byte) (reply any, rest []byte, err error) {
-	line, rest, found := bytes.Cut(b, crlf)
-	if !found {
-		return nil, nil, errIncomplete
+// read reads one reply.
+func read(in *bufio.Reader) (any, error) {
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return nil, fmt.Errorf("holdfast: no reply: %w", err)
 	}
-	if len(line) == 0 {
-		return nil, nil, errors.New("holdfast: protocol error: empty line")
+	text, whole := strings.CutSuffix(line, crlf)
+	if !whole || text == "" {
+		return nil, fmt.Errorf("holdfast: protocol error: %q", line)
 	}
-	kind, text := line[0], line[1:]
+	kind, text := text[0], text[1:]
 	switch kind {
 	case '+':
-		return string(text), rest, nil
+		return text, nil
 	case '-':
-		return ServerError(text), rest, nil
+		return ServerError(text), nil
 	}
-	n, err := strconv.ParseInt(string(text), 10, 64)
+	n, err := strconv.ParseInt(text, 10, 64)
 	switch {
 	case err != nil:
 	case kind == ':':
-		return n, rest, nil
+		return n, nil
 	case (kind == '$' || kind == '*') && n < 0:
-		return nil, rest, nil
-	case kind == '$' && int64(len(rest)-len(crlf)) < n:
-		return nil, nil, errIncomplete
+		return nil, nil
 	case kind == '$':
-		return string(rest[:n]), rest[n+int64(len(crlf)):], nil
+		b, err := io.ReadAll(io.LimitReader(in, n+int64(len(crlf)))) // allocates only what arrives
+		if err == nil && int64(len(b))-int64(len(crlf)) != n {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, fmt.Errorf("holdfast: no reply: %w", err)
+		}
+		return string(b[:n]), nil
 	case kind == '*':
 		items := make([]any, 0, min(n, pipeline))
 		for range n {
-			var item any
-			if item, rest, err = parse(rest); err != nil {
-				return nil, nil, err
+			item, err := read(in)
+			if err != nil {
+				return nil, err
 			}
 			items = append(items, item)
 		}
-		return items, rest, nil
+		return items, nil
 	}
-	return nil, nil, fmt.Errorf("holdfast: protocol error: %q", line)
+	return nil, fmt.Errorf("holdfast: protocol error: %q", line)
 }

@@ -10,7 +10,7 @@ import (
 // dead reports whether the peer has closed an idle connection, or has sent anything over it: before the end, TLS sends an
 // alert, and a proxy may send its reason.
 func (c *conn) dead() bool {
-	if len(c.buf) > 0 {
+	if c.in.Buffered() > 0 {
 		return true
 	}
 	raw, ok := underlying(c.Conn).(syscall.Conn)

@@ -16,8 +16,7 @@ import (
 type hold struct {
 	*acquisition
 	token    int64
-	conn     *conn  // of an ephemeral hold
-	unwatch  func() // ends the watch of that connection
+	unwatch  func() // ends the watch of an ephemeral hold's connection
 	acquired time.Time
 	ctx      context.Context // ends when the lock is lost or released
 	cancel   context.CancelCauseFunc
@@ -25,7 +24,6 @@ type hold struct {
 	stop     context.CancelFunc
 	detach   func() bool   // undoes the release at the end of the client
 	lost     chan struct{} // closed if the lock is lost
-	renews   atomic.Bool   // the timer renews the lock
 	dropped  atomic.Bool   // the handle was garbage-collected
 
 	busy   chan struct{} // full while a request about this lock is under way; tests with synctest can't wait for a Mutex
@@ -33,10 +31,12 @@ type hold struct {
 	due    time.Time     // when the lock is renewed next
 	timer  *time.Timer
 
+	releaseBy time.Time // when the release is no longer repeated
+	lostAt    time.Time // when the first RELEASE was sent whose reply was lost
+
 	mu      sync.Mutex
 	certain time.Time // until then, no other client holds the lock
 	woken   bool      // a renewal because of the wall clock was requested and has not succeeded yet
-	outcome error     // what Release returns
 }
 
 // A Hold is a lock that this process holds. Its methods are safe for concurrent use.
@@ -46,10 +46,8 @@ type hold struct {
 type Hold struct{ *hold }
 
 func newHold(a *acquisition, token int64, certain time.Time) *hold {
-	h := &hold{acquisition: a, token: token, former: a.lease, certain: certain, acquired: time.Now(),
+	return &hold{acquisition: a, token: token, former: a.lease, certain: certain, acquired: time.Now(),
 		lost: make(chan struct{}), busy: make(chan struct{}, 1), unwatch: func() {}}
-	h.renews.Store(!a.manual)
-	return h
 }
 
 // establish hands a hold to the application.
@@ -58,8 +56,8 @@ func (h *hold) establish(caller context.Context) *Hold {
 	h.due = h.certain.Add(h.interval() - sure(h.lease)) // counted from when the lease began, not from when the reply was read
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(caller))
 	h.kept, h.stop = context.WithCancel(context.Background())
-	h.timer = time.AfterFunc(endless, func() { h.inTurn(h.attend) })
-	h.inTurn(func() { // which sets the timer afterwards
+	h.timer = time.AfterFunc(endless, func() { _ = h.inTurn(context.Background(), h.attend) })
+	_ = h.inTurn(context.Background(), func() { // which sets the timer afterwards
 		h.detach = context.AfterFunc(h.client.closing, func() { _ = (&Hold{h}).Release(context.Background()) })
 	})
 	handle := &Hold{h}
@@ -78,31 +76,40 @@ func (h *hold) establish(caller context.Context) *Hold {
 }
 
 // inTurn runs a task when no request about the lock is under way, and then sets the timer. It does nothing if the
-// release has begun or the lock is lost.
-func (h *hold) inTurn(task func()) {
-	h.beginTurn()
+// release has begun or the lock is lost. It returns the error of ctx if that ends before the turn.
+func (h *hold) inTurn(ctx context.Context, task func()) error {
+	if !h.beginTurn(ctx) {
+		return endOf(ctx)
+	}
 	defer h.endTurn()
 	if h.ended() != nil {
-		return
+		return nil
 	}
-	task()
-	if h.ctx.Err() != nil {
-		return
+	if task(); h.ctx.Err() != nil {
+		return nil
 	}
 	next := h.certain
-	if h.renews.Load() {
+	if !h.manual.Load() {
 		next = earlier(next, h.due)
 	}
 	h.timer.Reset(time.Until(next))
 	if h.conn != nil {
-		h.unwatch = h.conn.watch(func() { h.inTurn(func() { h.lose(ReasonDisconnected) }) })
+		h.unwatch = h.conn.watch(func() {
+			_ = h.inTurn(context.Background(), func() { h.lose(ReasonDisconnected) })
+		})
 	}
+	return nil
 }
 
-// beginTurn waits until no request about the lock is under way.
-func (h *hold) beginTurn() {
-	h.busy <- struct{}{}
-	h.unwatch()
+// beginTurn waits until no request about the lock is under way. It returns false if ctx ends first.
+func (h *hold) beginTurn(ctx context.Context) bool {
+	select {
+	case h.busy <- struct{}{}:
+		h.unwatch()
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (h *hold) endTurn() { <-h.busy }
@@ -113,7 +120,7 @@ func (h *hold) attend() {
 		h.lose(ReasonExpired)
 		return
 	}
-	if !h.renews.Load() { // Renew restarted the lease after the timer had fired
+	if h.manual.Load() { // Renew restarted the lease after the timer had fired
 		return
 	}
 	if h.dropped.CompareAndSwap(true, false) {
@@ -128,7 +135,11 @@ func (h *hold) renew(class priority, lease time.Duration) answer {
 		h.lease = lease
 		h.setCertain(earlier(h.certain, time.Now().Add(sure(lease))))
 	}
-	ctx, cancel := context.WithDeadline(h.kept, h.certain)
+	parent := h.kept
+	if h.conn != nil { // the end of the request would end its connection, and the hold with it
+		parent = context.Background()
+	}
+	ctx, cancel := context.WithDeadline(parent, h.certain)
 	defer cancel()
 	a := h.send(ctx, class, h.renewal())
 	switch {
@@ -194,37 +205,21 @@ func (h *hold) endings(rest time.Duration) (class priority, commands [][]string)
 	return forRenew, commands
 }
 
-// send sends commands about this hold, over its own connection if it is ephemeral. The answer is that of the first
-// command whose reply is not positive. If a request may still be on its way to the server, RELEASE ALL follows a RELEASE.
+// send sends commands about this hold. The answer is that of the first command whose reply is not positive. If a request
+// may still be on its way to the server, RELEASE ALL follows a RELEASE.
 func (h *hold) send(ctx context.Context, class priority, commands ...[]string) answer {
 	decisive := len(commands)
 	if class == forRelease && h.unread.Load() > 0 {
 		commands = append(commands, h.command("RELEASE", "ALL"))
 	}
-	var a answer
-	if h.conn == nil {
-		a = h.route.do(ctx, class, commands...)
-	} else {
-		a = answer{pool: h.client.pool(h.route.addr), sent: time.Now()}
-		deadline := a.sent.Add(h.route.silence())
-		if end, ok := ctx.Deadline(); ok {
-			deadline = earlier(deadline, end)
-		}
-		_ = h.conn.SetDeadline(deadline)
-		a.replies, a.err = h.conn.exchange(commands...)
-		if a.err != nil {
-			a.replies = nil
-			h.closeConn() // a late reply must not be read as that to another request
-		}
-		a = h.route.assess(a)
-	}
+	a := h.do(ctx, class, commands...)
 	if a.lost() && !h.given {
 		h.unread.Add(1)
 	}
 	for i := 0; a.err == nil && i < decisive; i++ {
 		a.err = failure(a.replies[i])
 		if a.confirmed = a.err == nil && positive(a.replies[i]); a.err != nil {
-			a = h.route.assess(a)
+			a = h.assess(a)
 		} else if !a.confirmed {
 			break
 		}
@@ -245,27 +240,36 @@ func (h *hold) closeConn() {
 	}
 }
 
-// release releases the lock or, if rest is positive, lets it expire after that time. It does nothing if the lock is lost.
-func (h *hold) release(rest time.Duration) {
-	h.beginTurn()
+// release releases the lock or, if rest is positive, lets it expire after that time. It returns false if ctx ends before
+// that is decided; the next call then continues.
+func (h *hold) release(ctx context.Context, rest time.Duration) bool {
+	if !h.beginTurn(ctx) {
+		return false
+	}
 	defer h.endTurn()
-	if h.ctx.Err() != nil {
-		return
+	if h.ctx.Err() != nil { // it is lost, but the server may still hold it
+		class, commands := h.endings(0)
+		h.send(ctx, class, commands...)
+		return true
+	}
+	if h.releaseBy.IsZero() {
+		h.releaseBy = time.Now().Add(h.lease)
 	}
 	class, commands := h.endings(rest)
-	a := repeat(h.client.ctx, time.Now().Add(h.lease), func() answer {
-		a := h.send(h.client.ctx, class, commands...)
-		if a.lost() && h.conn != nil { // there is no connection left to repeat it
-			a.verdict = fatal
-		}
-		return a
-	})
+	a := repeat(ctx, h.releaseBy, h.conn == nil, func() answer { return h.send(ctx, class, commands...) })
+	if h.lostAt.IsZero() {
+		h.lostAt = a.lostAt
+	}
+	disconnected := h.conn != nil && a.lost() // the server releases the lock when its connection ends
+	if a.passing() && !disconnected && ctx.Err() != nil && h.client.ctx.Err() == nil {
+		return false
+	}
 	gone := a.err == nil || a.verdict == overwritten
-	released := rest <= 0 && (h.conn != nil && a.lost() || // the server releases the lock when its connection ends
-		gone && a.lostAt.Before(h.certain) && !a.lostAt.IsZero()) // an earlier RELEASE, whose reply was lost, may have released it
+	released := rest <= 0 && (disconnected ||
+		gone && h.lostAt.Before(h.certain) && !h.lostAt.IsZero()) // an earlier RELEASE, whose reply was lost, may have released it
 	switch {
 	case a.confirmed, released:
-		h.end(nil)
+		h.end(fmt.Errorf("holdfast: lock %s %w", h.name(), errReleased))
 	case !gone:
 		h.end(fmt.Errorf("holdfast: cannot release lock %s: %w", h.name(), a.err))
 	case a.err != nil:
@@ -273,46 +277,35 @@ func (h *hold) release(rest time.Duration) {
 	default:
 		h.lose(ReasonGone)
 	}
+	return true
 }
 
 // lose reports the lock as lost.
 func (h *hold) lose(reason Reason) {
 	h.end(&LostError{h.name(), reason})
 	if len(h.names) > 1 { // the server may still hold the other names
-		go h.releaseLost()
+		go h.release(h.client.ctx, 0)
 	}
 }
 
-// releaseLost sends one RELEASE of a lost lock, which the server may still hold.
-func (h *hold) releaseLost() {
-	h.beginTurn()
-	defer h.endTurn()
-	class, commands := h.endings(0)
-	h.send(h.client.ctx, class, commands...)
-}
+// errReleased is the cause with which the context of a hold ends that was released.
+var errReleased = errors.New("was released")
 
-// end sets the outcome of the hold.
-func (h *hold) end(outcome error) {
+// end ends the hold. The cause is errReleased, a LostError, or why the lock could not be released.
+func (h *hold) end(cause error) {
 	defer h.client.running.Done()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.outcome = outcome
 	h.detach()
 	h.timer.Stop()
 	h.closeConn()
+	h.cancel(cause)
 	hooks := &h.client.config.Hooks
-	var loss *LostError
-	if errors.As(outcome, &loss) {
-		h.cancel(loss)
+	if loss := (*LostError)(nil); errors.As(cause, &loss) {
 		close(h.lost)
 		if hooks.Lost != nil {
 			go hooks.Lost(h.name(), loss.Reason)
 		}
-	} else {
-		h.cancel(fmt.Errorf("holdfast: lock %s was released", h.name()))
-		if hooks.Released != nil {
-			go hooks.Released(h.name(), time.Since(h.acquired))
-		}
+	} else if hooks.Released != nil {
+		go hooks.Released(h.name(), time.Since(h.acquired))
 	}
 }
 
@@ -342,7 +335,7 @@ func (h *Hold) Remaining() time.Duration {
 	defer h.mu.Unlock()
 	now := time.Now()
 	left := min(h.certain.Sub(now), h.certain.Round(0).Sub(now.Round(0))) // Round: by the wall clock, which advances during suspend
-	if left <= 0 && now.Before(h.certain) && h.renews.Load() && !h.woken {
+	if left <= 0 && now.Before(h.certain) && !h.manual.Load() && !h.woken {
 		h.woken = true
 		h.timer.Reset(0)
 	}
@@ -378,12 +371,8 @@ func (h *Hold) Check(ctx context.Context) error {
 		case slices.ContainsFunc(info.Holders, held), len(info.Holders) >= shown: // this holder may not be among those shown
 			continue
 		}
-		a := await(ctx, func() (a answer) {
-			h.inTurn(func() { h.lose(reason) })
-			return a
-		})
-		if a.err != nil {
-			return a.err
+		if err := h.inTurn(ctx, func() { h.lose(reason) }); err != nil {
+			return err
 		}
 	}
 	return h.ended()
@@ -398,12 +387,22 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if lease > 0 {
 		lease = max(lease, time.Millisecond)
 	}
-	a := repeat(ctx, time.Now().Add(endless), func() answer {
-		return await(ctx, func() (a answer) {
-			h.inTurn(func() { a = h.renew(forRenew, lease) })
+	var a answer
+	done := make(chan struct{})
+	go func() { // a request that is interrupted would end its connection, and an ephemeral hold with it
+		defer close(done)
+		a = repeat(ctx, time.Now().Add(endless), anyTimes, func() (a answer) {
+			_ = h.inTurn(context.Background(), func() { a = h.renew(forRenew, lease) })
 			return a
 		})
-	})
+	}()
+	extended, cancel := extend(ctx)
+	defer cancel()
+	select {
+	case <-done:
+	case <-extended.Done():
+		return context.Cause(extended)
+	}
 	if err := h.ended(); err != nil {
 		return err
 	}
@@ -411,7 +410,7 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 }
 
 // StopRenewing leaves renewal to [Hold.Renew] from now on, as [NoRenew] does.
-func (h *Hold) StopRenewing() { h.renews.Store(false) }
+func (h *Hold) StopRenewing() { h.manual.Store(true) }
 
 // Release releases the lock, also if ctx has ended. It returns a [*LostError] if the lock had been lost. If the release
 // takes until 250 ms after the end of ctx, Release returns the error of ctx, and the release continues in the background. A
@@ -424,17 +423,18 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	first := h.kept.Err() == nil
 	h.stop()
 	h.mu.Unlock()
-	switch {
-	case !first:
-	case h.ctx.Err() != nil:
-		go h.releaseLost()
-	default:
-		go h.release(d)
+	ctx, cancel := extend(ctx)
+	defer cancel()
+	if first && (h.ctx.Err() != nil || !h.release(ctx, d)) {
+		go h.release(h.client.ctx, d)
 	}
-	if a := await(ctx, func() answer { <-h.ctx.Done(); return answer{} }); a.err != nil {
-		return fmt.Errorf("holdfast: lock %s is being released in the background: %w", h.name(), a.err)
+	select {
+	case <-h.ctx.Done():
+	case <-ctx.Done():
+		return fmt.Errorf("holdfast: lock %s is being released in the background: %w", h.name(), context.Cause(ctx))
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.outcome
+	if cause := context.Cause(h.ctx); !errors.Is(cause, errReleased) {
+		return cause
+	}
+	return nil
 }

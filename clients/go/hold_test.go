@@ -207,7 +207,7 @@ func TestNoRenewIsNeverRenewedByTheTimer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}})
 		h := mustLock(t, f.client(), NoRenew())
-		h.inTurn(h.attend) // as the timer does that fires just before a Renew ends
+		_ = h.inTurn(context.Background(), h.attend) // as the timer does that fires just before a Renew ends
 		if n := len(f.sent("LOCK.RENEW")); n > 0 || !h.Held() {
 			t.Errorf("%d RENEWs, held: %v", n, h.Held())
 		}
@@ -310,6 +310,25 @@ func TestRenewalIsConfirmedWhenALaterReplyOfItsPipelineIsUnexpected(t *testing.T
 		first := f.sent("LOCK.RENEW")[0].command[1]
 		if len(sent) != 3 || sent[first] != 1 {
 			t.Errorf("sent %v, %s first", sent, first)
+		}
+	})
+}
+
+func TestRenewThatIsCancelledKeepsAnEphemeralHold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {func(received) string {
+			time.Sleep(late + 200*time.Millisecond)
+			return renewal
+		}}})
+		h := mustLock(t, f.client(), Ephemeral())
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		if err := h.Renew(ctx, 0); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 100*time.Millisecond+late {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		if err := h.Release(context.Background()); err != nil || len(f.sent("LOCK.RELEASE")) != 1 {
+			t.Errorf("%v, %v", err, f.sent("LOCK.RELEASE"))
 		}
 	})
 }

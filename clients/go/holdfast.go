@@ -263,16 +263,8 @@ const (
 func (c *Client) call(ctx context.Context, again bool, name string, command ...string) answer {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	return await(ctx, func() answer {
-		r := c.route(&request{names: []string{name}, lease: defaultLease})
-		return repeat(ctx, time.Now().Add(endless), func() answer {
-			a := r.do(ctx, forOther, command)
-			if a.lost() && !again {
-				a.verdict = fatal
-			}
-			return a
-		})
-	})
+	r := &request{client: c, addr: c.config.Addr, names: []string{name}, lease: defaultLease}
+	return repeat(ctx, time.Now().Add(endless), again, func() answer { return r.do(ctx, forOther, command) })
 }
 
 // fields reads a map, which RESP2 sends as a flat array.

@@ -37,7 +37,7 @@ type pool struct {
 	addr   string
 
 	mu       sync.Mutex
-	conns    map[*conn]bool // idle and busy, without those of ephemeral holds
+	conns    map[*conn]bool // idle and busy; an ephemeral hold keeps its own
 	idle     []*conn        // used last in, first out
 	opening  int
 	waits    int            // acquisitions that may wait at the server
@@ -104,13 +104,8 @@ func (p *pool) get(ctx context.Context, class priority, lease time.Duration, dea
 	p.queue = slices.Insert(p.queue, i, w)
 	p.serve()
 	p.mu.Unlock()
-	timer := time.NewTimer(time.Until(deadline))
-	defer timer.Stop()
-	select {
-	case <-w.ready:
+	if wait(ctx, deadline, w.ready) {
 		return w.conn, w.err
-	case <-ctx.Done():
-	case <-timer.C:
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,7 +218,7 @@ func (p *pool) dial(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: socket}
+	c := newConn(socket, p)
 	if err = p.prepare(ctx, c); err != nil {
 		_ = c.Close()
 		return nil, err
@@ -236,23 +231,22 @@ func (p *pool) prepare(ctx context.Context, c *conn) error {
 	if err != nil {
 		return err
 	}
-	_ = c.SetDeadline(time.Now().Add(connectTimeout))
-	replies, err := c.exchange(append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
-	if err != nil {
-		return err
+	a := c.exchange(ctx, time.Now().Add(connectTimeout), append(slices.Clone(setup), []string{"LOCK.VERSION"})...)
+	if a.err != nil {
+		return a.err
 	}
 	for i, command := range setup {
-		if err := failure(replies[i]); err != nil && command[0] != "CLIENT" {
+		if err := failure(a.replies[i]); err != nil && command[0] != "CLIENT" {
 			return err
 		}
 	}
-	reply := replies[len(setup)]
+	reply := a.replies[len(setup)]
 	var refusal ServerError
 	if err := failure(reply); errors.As(err, &refusal) && refusal.Code() == "NOPERM" {
 		return nil // a user with few rights may call LOCK.INFO, for example
 	} else if errors.Is(err, ErrModuleNotLoaded) {
-		replies, _ = c.exchange([]string{"LOCK.ACQUIRE"})
-		if len(replies) == 1 && errors.Is(failure(replies[0]), ErrModuleNotLoaded) {
+		known := c.exchange(ctx, time.Now().Add(connectTimeout), []string{"LOCK.ACQUIRE"})
+		if errors.Is(failure(known.reply()), ErrModuleNotLoaded) {
 			return err
 		}
 		return fmt.Errorf("%w: it does not know LOCK.VERSION, this client speaks protocol %d", ErrServerTooOld, protocol)
@@ -275,28 +269,30 @@ func (p *pool) prepare(ctx context.Context, c *conn) error {
 	return fmt.Errorf("%w: module %v speaks protocols %v, this client %d", err, version["version"], speaks, protocol)
 }
 
-// put returns a connection to the pool after a pipeline that was sent at this time. If err is not nil, put closes it. No
-// replies and no err mean that nothing was sent.
-func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
+// put returns a connection to the pool after a request, or closes it if the answer has an error of the connection. The
+// answer is zero if nothing was sent.
+func (p *pool) put(c *conn, a answer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case p.closed():
 		p.drop(c)
-	case err != nil:
+	case a.err != nil:
 		p.drop(c)
-		if verdictOf(err) == broken {
+		if verdictOf(a.err) == broken {
 			p.proven = false
-			if !c.used || errors.Is(err, os.ErrDeadlineExceeded) { // otherwise the connection may have ended while it was idle
-				p.fail(sent)
+			if !c.used || errors.Is(a.err, os.ErrDeadlineExceeded) { // otherwise the connection may have ended while it was idle
+				p.fail(a.sent)
 			}
 		}
 	default:
-		c.used = c.used || len(replies) > 0
-		if len(replies) > 0 && !slices.ContainsFunc(replies, func(reply any) bool { return failure(reply) != nil }) {
+		c.used = c.used || len(a.replies) > 0
+		if len(a.replies) > 0 && !slices.ContainsFunc(a.replies, func(reply any) bool { return failure(reply) != nil }) {
 			p.pause, p.failedAt = 0, time.Time{}
 		}
-		p.idle = append(p.idle, c)
+		if p.conns[c] {
+			p.idle = append(p.idle, c)
+		}
 	}
 	p.serve()
 }
@@ -322,41 +318,6 @@ func (p *pool) fail(began time.Time) {
 func (p *pool) resumeAt(lease time.Duration) time.Time {
 	pause := min(p.pause, max(lease/16, time.Millisecond))
 	return p.failedAt.Add(pause - rand.N(pause/4+1)) //nolint:gosec // jitter needs no secrecy
-}
-
-// do sends commands in one pipeline and reads their replies. It sends nothing once ctx has ended, and waits for replies
-// until the deadline or that of ctx.
-func (p *pool) do(ctx context.Context, class priority, lease time.Duration, deadline time.Time, commands ...[]string) answer {
-	silence := errSilent
-	if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
-		deadline, silence = end, errNoReply
-	}
-	c, err := p.get(ctx, class, lease, deadline)
-	if err != nil {
-		return answer{pool: p, err: err}
-	}
-	if ctx.Err() != nil {
-		p.put(c, time.Time{}, nil)
-		return answer{pool: p, err: errNoConnection}
-	}
-	a := p.exchange(c, deadline, silence, commands...)
-	if a.err != nil {
-		a.replies = nil // the pipeline is repeated as a whole
-	}
-	return a
-}
-
-// exchange sends commands over a connection of the pool. If a reply does not arrive in time, it fails with silence. After
-// a failure, the answer has the replies that were read before it.
-func (p *pool) exchange(c *conn, deadline time.Time, silence error, commands ...[]string) answer {
-	a := answer{pool: p, sent: time.Now()}
-	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does the write that follows
-	a.replies, a.err = c.exchange(commands...)
-	if errors.Is(a.err, os.ErrDeadlineExceeded) {
-		a.err = silence
-	}
-	p.put(c, a.sent, a.err, a.replies...)
-	return a
 }
 
 // A timedRenewal is a RENEW that waits for the next pipeline.
@@ -403,13 +364,14 @@ func (p *pool) sendRenewals() {
 			batch = slices.DeleteFunc(batch, func(r timedRenewal) bool { return r.ctx.Err() != nil })
 			a := answer{pool: p, err: err}
 			if err == nil && len(batch) == 0 {
-				p.put(c, time.Time{}, nil)
+				p.put(c, answer{})
 			} else if err == nil {
 				commands := make([][]string, len(batch))
 				for i, r := range batch {
 					commands[i] = r.command
 				}
-				a = p.exchange(c, deadline, errSilent, commands...)
+				a = c.exchange(p.client.ctx, deadline, commands...)
+				p.put(c, a)
 			}
 			for i, r := range batch {
 				own := a

@@ -3,6 +3,8 @@
 package holdfast
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -207,7 +209,7 @@ func TestRenewalsGoFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c := newFake(t, script{}).client()
 		p := c.pool("unused")
-		busy := &conn{Conn: fakeConn{}}
+		busy := newConn(fakeConn{}, p)
 		p.mu.Lock()
 		p.conns[busy] = true
 		p.opening = 31 // as many as may be opened
@@ -220,7 +222,7 @@ func TestRenewalsGoFirst(t *testing.T) {
 					t.Error(err)
 				}
 				order <- class
-				p.put(got, time.Now(), nil)
+				p.put(got, answer{})
 			}()
 			eventually(t, "it waits", func() bool {
 				p.mu.Lock()
@@ -228,7 +230,7 @@ func TestRenewalsGoFirst(t *testing.T) {
 				return slices.ContainsFunc(p.queue, func(w *waiter) bool { return w.class == class })
 			})
 		}
-		p.put(busy, time.Now(), nil)
+		p.put(busy, answer{})
 		for want := forRenew; want <= forOther; want++ {
 			if got := <-order; got != want {
 				t.Errorf("priority %d before %d", got, want)
@@ -398,13 +400,15 @@ func TestDroppedHoldIsLoggedAndStaysHeld(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
+func FuzzRead(f *testing.F) {
 	for _, seed := range []string{token, renewal, null, "-ERR x\r\n", "*2\r\n$1\r\na\r\n*-1\r\n", "$-1\r\n", "*1000000000\r\n", "\r\n"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		reply, rest, err := parse(b)
-		if err == nil && len(rest) >= len(b) {
+		rest := bytes.NewReader(b)
+		in := bufio.NewReader(rest)
+		reply, err := read(in)
+		if err == nil && in.Buffered()+rest.Len() >= len(b) {
 			t.Errorf("%v consumed nothing", reply)
 		}
 	})
@@ -418,7 +422,7 @@ func TestPutClosesTheConnectionWhenThePoolIsClosed(t *testing.T) {
 	p.mu.Lock()
 	done.Go(func() { p.client.cancel(); p.close() })
 	time.Sleep(5 * time.Millisecond)
-	done.Go(func() { p.put(&conn{Conn: ours}, time.Now(), nil) })
+	done.Go(func() { p.put(newConn(ours, p), answer{}) })
 	time.Sleep(5 * time.Millisecond)
 	p.mu.Unlock() // a Mutex with a waiter of more than 1 ms is handed to its waiters in order
 	p.mu.Lock()
@@ -534,7 +538,7 @@ func TestTimeoutOfACallerDoesNotCountAsAFailure(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer p.put(got, time.Time{}, nil)
+			defer p.put(got, answer{})
 		}
 		mustLock(t, c) // over a third connection
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
@@ -564,7 +568,7 @@ func TestCancellationBeforeTheRequestIsSentDoesNotCountAsAFailure(t *testing.T) 
 			taken = append(taken, got)
 		}
 		for _, got := range taken {
-			p.put(got, time.Time{}, nil)
+			p.put(got, answer{})
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		go func() { f.await("PING", 1); cancel() }()

@@ -8,21 +8,39 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
 // shortLease is the lease below which there is no time to repeat a renewal.
 const shortLease = 300 * time.Millisecond
 
-// A request has the names of the locks and the options.
+// A request has the names of the locks and the options, and what is known of the node that serves them. One goroutine at a
+// time sends it.
 type request struct {
-	names                     []string
-	lease, wait               time.Duration // Renew may change the lease; wait 0: do not wait
-	manual, ephemeral, shared bool          // manual: no renewal by the timer
-	replicas, limit           int           // limit 0: none was given
-	value, owner              string
-	given                     bool // the application chose the owner
-	err                       error
+	client            *Client
+	names             []string
+	lease, wait       time.Duration // Renew may change the lease; wait 0: do not wait
+	manual            atomic.Bool   // the timer does not renew the lock
+	ephemeral, shared bool
+	replicas, limit   int // limit 0: none was given
+	value, owner      string
+	given             bool // the application chose the owner
+	err               error
+
+	addr    string   // the node that serves the names, as far as is known
+	asking  string   // the node of the next request only, after -ASK
+	stale   bool     // addr must be looked up again
+	looking *located // a look-up that has begun
+	hops    int      // redirects, and SUPERSEDED, in a row
+	conn    *conn    // of an ephemeral hold
+}
+
+// A located is the outcome of a look-up.
+type located struct {
+	addr string
+	err  error
+	done chan struct{}
 }
 
 // An Option is an option of an acquisition.
@@ -32,7 +50,7 @@ type Option func(*request)
 func Lease(d time.Duration) Option { return func(r *request) { r.lease = d } }
 
 // NoRenew leaves renewal to [Hold.Renew]. By default the client renews a lock until it is released or lost.
-func NoRenew() Option { return func(r *request) { r.manual = true } }
+func NoRenew() Option { return func(r *request) { r.manual.Store(true) } }
 
 // Wait bounds the wait, as a deadline of the context does. If it is 0, the lock is only tried.
 func Wait(d time.Duration) Option { return func(r *request) { r.wait = max(d, 0) } }
@@ -66,7 +84,7 @@ func Value(v string) Option { return func(r *request) { r.value = v } }
 func Owner(owner string) Option { return func(r *request) { r.owner, r.given = owner, owner != "" } }
 
 func (c *Client) request(names []string, wait time.Duration, options []Option) (*request, error) {
-	r := &request{names: slices.Clone(names), lease: c.config.Lease, wait: wait}
+	r := &request{client: c, addr: c.config.Addr, names: slices.Clone(names), lease: c.config.Lease, wait: wait}
 	for _, option := range options {
 		option(r)
 	}
@@ -87,7 +105,7 @@ func (c *Client) request(names []string, wait time.Duration, options []Option) (
 		return nil, errors.New("holdfast: Owner is for TryLock only: a wait could not be repeated safely")
 	}
 	r.lease = max(r.lease, time.Millisecond) // the shortest that is sent
-	if r.lease < shortLease && !r.manual {
+	if r.lease < shortLease && !r.manual.Load() {
 		c.config.Logger.Warn("holdfast: the lease is too short to repeat a renewal", "name", r.name(), "lease", r.lease)
 	}
 	if !r.given {
@@ -154,12 +172,18 @@ func (r *request) acquire(wait, waited time.Duration) []string {
 	return r.command("ACQUIRE", append(terms, "WITHWAITED")...)
 }
 
-// answers reports whether this can be the reply to a RENEW or RELEASE: an error, or for each name nil or a number. The
-// number for RENEW is the token that the command names, or the next one. The replies to other commands are not checked.
+// answers reports whether this can be the reply to a command. For ACQUIRE, it is an error, nil or a grant. For RENEW and
+// RELEASE, it is an error, or for each name nil or a number. The number for RENEW is the token that the command names, or
+// the next one. The replies to other commands are not checked.
 func answers(command []string, reply any) bool {
 	verb, several := strings.CutPrefix(command[0], "LOCK.M")
 	verb = strings.TrimPrefix(verb, "LOCK.")
-	if verb != "RENEW" && verb != "RELEASE" || failure(reply) != nil {
+	switch {
+	case failure(reply) != nil:
+		return true
+	case verb == "ACQUIRE":
+		return reply == nil || granted(reply)
+	case verb != "RENEW" && verb != "RELEASE":
 		return true
 	}
 	names, first, items := 1, 1, []any{reply}

@@ -9,62 +9,34 @@ import (
 	"time"
 )
 
-// A route sends requests to the node that serves a key, and follows the key when it moves. One goroutine at a time
-// uses it.
-type route struct {
-	*request // names, lease and replicas
-	client   *Client
-
-	addr    string       // the node that serves the key, as far as is known
-	asking  string       // the node of the next request only, after -ASK
-	stale   bool         // addr must be looked up again
-	looking chan located // the outcome of a look-up that has begun
-	hops    int          // redirects, and SUPERSEDED, in a row
-}
-
-type located struct {
-	addr string
-	err  error
-}
-
-func (c *Client) route(q *request) *route {
-	r := &route{request: q, client: c}
-	if c.config.Locate == nil {
-		r.addr = c.config.Addr
+// locate returns the pool of the node for the next request, and whether it was redirected there by -ASK. If a look-up takes
+// more than a quarter of the time, the last known address is used.
+func (r *request) locate(ctx context.Context, deadline time.Time) (p *pool, redirected bool, err error) {
+	if r.conn != nil {
+		return r.conn.pool, false, nil
 	}
-	return r
-}
-
-// locate returns the pool of the node for the next request, and whether ASKING must go first. If a look-up takes more
-// than a quarter of the time, the last known address is used.
-func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking bool, err error) {
 	if addr := r.asking; addr != "" {
 		r.asking = ""
 		return r.client.pool(addr), true, nil
 	}
 	if locate := r.client.config.Locate; locate != nil && (r.addr == "" || r.stale) {
 		if r.looking == nil {
-			looking, stale := make(chan located, 1), r.client.moved.Swap(false) || r.stale
-			r.looking = looking
+			found, stale := &located{done: make(chan struct{})}, r.client.moved.Swap(false) || r.stale
+			r.looking = found
 			go func() {
 				ctx, cancel := context.WithTimeout(r.client.ctx, connectTimeout)
 				defer cancel()
-				addr, err := locate(ctx, r.names[0], stale)
-				looking <- located{addr, err}
+				found.addr, found.err = locate(ctx, r.names[0], stale)
+				close(found.done)
 			}()
 		}
 		if r.addr != "" {
 			deadline = time.Now().Add(time.Until(deadline) / 4)
 		}
-		timer := time.NewTimer(time.Until(deadline))
-		defer timer.Stop()
-		select {
-		case found := <-r.looking:
+		if found := r.looking; wait(ctx, deadline, found.done) {
 			if r.looking, err = nil, found.err; err == nil {
 				r.addr, r.stale = found.addr, false
 			}
-		case <-timer.C:
-		case <-ctx.Done():
 		}
 	}
 	if r.addr == "" {
@@ -74,12 +46,12 @@ func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking
 }
 
 // silence is the reply timeout of a request that does not wait.
-func (r *route) silence() time.Duration {
+func (r *request) silence() time.Duration {
 	return min(max(r.lease/8, 50*time.Millisecond), time.Second) + r.confirmation()
 }
 
 // confirmation is how much longer than others a request with REPLICAS may take.
-func (r *route) confirmation() time.Duration {
+func (r *request) confirmation() time.Duration {
 	if r.replicas == 0 || r.addr == "" {
 		return 0
 	}
@@ -89,34 +61,46 @@ func (r *route) confirmation() time.Duration {
 	return p.confirm
 }
 
-// do sends commands to the node of the key in one pipeline.
-func (r *route) do(ctx context.Context, class priority, commands ...[]string) answer {
+// do sends commands to the node of the names in one pipeline and reads their replies.
+func (r *request) do(ctx context.Context, class priority, commands ...[]string) answer {
 	deadline := time.Now().Add(r.silence())
-	p, asking, err := r.locate(ctx, deadline)
+	p, redirected, err := r.locate(ctx, deadline)
+	c := r.conn
+	if err == nil && c == nil {
+		if class == forTimer && !redirected && r.replicas == 0 {
+			return r.assess(p.renew(ctx, r.lease, deadline, commands[0]))
+		}
+		c, err = p.get(ctx, class, r.lease, deadline)
+	}
+	if err == nil && ctx.Err() != nil {
+		p.put(c, answer{})
+		err = errNoConnection
+	}
 	if err != nil {
-		return r.assess(answer{err: err})
+		return r.assess(answer{pool: p, err: err})
 	}
-	if class == forTimer && !asking && r.replicas == 0 {
-		return r.assess(p.renew(ctx, r.lease, deadline, commands[0]))
+	a := c.exchange(ctx, deadline, pipelined(redirected, commands...)...)
+	p.put(c, a)
+	if a.err != nil {
+		a.replies = nil // the pipeline is repeated as a whole
 	}
-	if !asking {
-		return r.assess(p.do(ctx, class, r.lease, deadline, commands...))
-	}
-	var asked [][]string
-	for _, command := range commands { // ASKING is for one command only
-		asked = append(asked, []string{"ASKING"}, command)
-	}
-	a := p.do(ctx, class, r.lease, deadline, asked...)
-	var replies []any
-	for i := 1; i < len(a.replies); i += 2 {
-		replies = append(replies, a.replies[i])
-	}
-	a.replies = replies
 	return r.assess(a)
 }
 
+// pipelined returns the commands of a pipeline: after -ASK, ASKING goes before each.
+func pipelined(redirected bool, commands ...[]string) [][]string {
+	if !redirected {
+		return commands
+	}
+	var all [][]string
+	for _, command := range commands {
+		all = append(all, []string{"ASKING"}, command)
+	}
+	return all
+}
+
 // assess decides whether and when a failed request may be repeated. At least every second repetition has a pause.
-func (r *route) assess(a answer) answer {
+func (r *request) assess(a answer) answer {
 	if a.err == nil {
 		a.err = failure(a.reply())
 	}
@@ -153,7 +137,7 @@ func (r *route) assess(a answer) answer {
 }
 
 // follow notes the node that a redirect names. SUPERSEDED names none.
-func (r *route) follow(a answer) {
+func (r *request) follow(a answer) {
 	words := strings.Fields(a.err.Error())
 	if len(words) < 3 || words[0] == "SUPERSEDED" {
 		return
@@ -172,8 +156,9 @@ func (r *route) follow(a answer) {
 	}
 }
 
-// repeat sends a request until it succeeds, fails for good, or the time is over.
-func repeat(ctx context.Context, until time.Time, ask func() answer) answer {
+// repeat sends a request until it succeeds, fails for good, or the time is over. If it may not be sent again after its
+// reply was lost, that is a failure for good.
+func repeat(ctx context.Context, until time.Time, again bool, ask func() answer) answer {
 	var lostAt time.Time
 	for {
 		a := ask()
@@ -181,12 +166,12 @@ func repeat(ctx context.Context, until time.Time, ask func() answer) answer {
 			lostAt = a.sent
 		}
 		a.lostAt = lostAt
-		if !a.passing() || a.at.After(until) || !time.Now().Before(until) {
-			return a
+		if a.passing() && (again || !a.lost()) && !a.at.After(until) && time.Now().Before(until) && sleep(ctx, a.at) == nil {
+			continue
 		}
-		if end := sleep(ctx, a.at); end != nil {
+		if end := endOf(ctx); end != nil && a.passing() {
 			a.err = errors.Join(end, a.err)
-			return a
 		}
+		return a
 	}
 }

@@ -533,12 +533,12 @@ func TestReleaseEndsWithTheLeaseIfNoConnectionIsFree(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer p.put(busy, time.Now(), nil)
+			defer p.put(busy, answer{})
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		began := time.Now()
-		if err := h.Release(ctx); !errors.Is(err, errNoConnection) || time.Since(began) > time.Second+h.route.silence() {
+		if err := h.Release(ctx); !errors.Is(err, errNoConnection) || time.Since(began) > time.Second+h.silence() {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 	})

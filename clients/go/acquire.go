@@ -97,11 +97,12 @@ func (a *acquisition) run(ctx context.Context) (*hold, error) {
 		if sleep(ctx, earlier(a.resume, a.until)) != nil || !time.Now().Before(a.until) {
 			return nil, a.notAcquired(ctx)
 		}
-		if t := a.ask(ctx); a.current == nil {
+		if t, former := a.ask(ctx), a.current; former == nil {
 			a.current = t
 		} else if t.err == nil { // the server moves the acquisition's place in the queue to t
-			a.supersede(a.current)
 			a.current = t
+			superseded := time.Now().Add(time.Second + a.confirmation())
+			a.client.background(func() { a.finish(former, superseded) })
 		}
 		if a.current.err == nil {
 			if replied, err := a.await(ctx); err != nil {
@@ -184,14 +185,11 @@ func (a *acquisition) connect(ctx context.Context, t *attempt) (*conn, error) {
 // queue.
 func (a *acquisition) await(ctx context.Context) (replied bool, err error) {
 	t := a.current
-	again := time.Now().Add(askAgain + a.confirmation())
-	end := a.until.Add(late)
+	end, repeats := a.until.Add(late), false
 	if a.wait == 0 { // not a.until: the time for replicas is known only after the first connection
 		end = a.began.Add(a.silence())
-	}
-	repeats := a.wait != 0 && again.Before(a.until)
-	if repeats {
-		end = again
+	} else if again := time.Now().Add(askAgain + a.confirmation()); again.Before(a.until) {
+		end, repeats = again, true
 	}
 	if !t.conn.arrives(ctx, end) {
 		switch {
@@ -251,12 +249,6 @@ func (a *acquisition) finish(t *attempt, deadline time.Time) bool {
 	}
 	a.settle(t, false)
 	return granted(t.reply())
-}
-
-// supersede leaves a request whose place in the queue was moved to another one.
-func (a *acquisition) supersede(t *attempt) {
-	deadline := time.Now().Add(time.Second + a.confirmation())
-	a.client.background(func() { a.finish(t, deadline) })
 }
 
 // decide returns the hold, the error with which the acquisition ends, or neither if it may ask again at a.resume.

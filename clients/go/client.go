@@ -218,6 +218,9 @@ func (c *Client) pollWait() time.Duration {
 
 // extend returns a context that ends 250 ms after ctx, with the same error.
 func extend(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Done() == nil {
+		return ctx, func() {}
+	}
 	extended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(late, func() { cancel(endOf(ctx)) }) })
 	return extended, func() { stop(); cancel(nil) }

@@ -55,6 +55,9 @@ func (c *conn) exchange(ctx context.Context, deadline time.Time, commands ...[]s
 // during runs fn, whose reads and writes fail with [os.ErrDeadlineExceeded] after a deadline or the end of ctx.
 func (c *conn) during(ctx context.Context, deadline time.Time, fn func() error) error {
 	_ = c.SetDeadline(deadline) // fails only on a closed connection, as does what follows
+	if ctx.Done() == nil {
+		return fn()
+	}
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(past); close(interrupted) })
 	err := fn()

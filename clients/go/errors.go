@@ -74,17 +74,13 @@ func (e ServerError) Code() string {
 // Is makes an error reply DEADLOCK match [ErrDeadlock].
 func (e ServerError) Is(target error) bool { return target == ErrDeadlock && e.Code() == "DEADLOCK" }
 
-func (e ServerError) unknownCommand() bool {
-	return strings.HasPrefix(string(e), "ERR unknown command") && strings.Contains(string(e), "LOCK.")
-}
-
 // failure returns the error that a reply is, or nil.
 func failure(reply any) error {
 	e, failed := reply.(ServerError)
 	switch {
 	case !failed:
 		return nil
-	case e.unknownCommand():
+	case strings.HasPrefix(string(e), "ERR unknown command") && strings.Contains(string(e), "LOCK."):
 		return fmt.Errorf("%w: %w", ErrModuleNotLoaded, e)
 	}
 	return e

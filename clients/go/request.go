@@ -137,18 +137,20 @@ func (r *request) mutex() bool { return len(r.names) == 1 && !r.shared && r.limi
 
 // command returns LOCK.<verb> or LOCK.M<verb> for these names and this owner.
 func (r *request) command(verb string, terms ...string) []string {
-	command := []string{"LOCK." + verb}
+	command := append(make([]string, 0, 3+len(r.names)+len(terms)), "LOCK."+verb)
 	if len(r.names) > 1 {
-		command = []string{"LOCK.M" + verb, strconv.Itoa(len(r.names))}
+		command = append(command[:0], "LOCK.M"+verb, strconv.Itoa(len(r.names)))
 	}
 	return append(append(append(command, r.names...), r.owner), terms...)
 }
 
 // acquire returns the command that requests the lock, with WAIT and WAITED only if these are not 0.
 func (r *request) acquire(wait, waited time.Duration) []string {
-	terms := []string{"HOLDS", "1"}
+	terms := make([]string, 0, 16)
 	if r.given {
-		terms = []string{"NEW"}
+		terms = append(terms, "NEW")
+	} else {
+		terms = append(terms, "HOLDS", "1")
 	}
 	terms = append(terms, "LEASE", millis(r.lease))
 	if wait > 0 {

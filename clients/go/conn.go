@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -25,13 +26,21 @@ var past = time.Unix(1, 0)
 type conn struct {
 	net.Conn
 	pool *pool
+	raw  syscall.RawConn // of the socket, below TLS; nil if it has none
 	in   *bufio.Reader
 	out  []byte // reused by exchange
 	used bool   // it has carried a request to its reply: if the next one fails, the connection may have ended while it was idle
 }
 
 func newConn(socket net.Conn, p *pool) *conn {
-	return &conn{Conn: socket, pool: p, in: bufio.NewReader(socket)}
+	c := &conn{Conn: socket, pool: p, in: bufio.NewReader(socket)}
+	if tls, ok := socket.(interface{ NetConn() net.Conn }); ok {
+		socket = tls.NetConn()
+	}
+	if s, ok := socket.(syscall.Conn); ok {
+		c.raw, _ = s.SyscallConn() // fails only on a closed connection, as does what follows
+	}
+	return c
 }
 
 // exchange sends commands in one pipeline and reads their replies, until a deadline or the end of ctx. After a failure of

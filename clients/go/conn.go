@@ -28,7 +28,7 @@ type conn struct {
 	pool *pool
 	raw  syscall.RawConn // of the socket, below TLS; nil if it has none
 	in   *bufio.Reader
-	out  []byte // reused by exchange
+	out  []byte // reused by send
 	used bool   // it has carried a request to its reply: if the next one fails, the connection may have ended while it was idle
 }
 

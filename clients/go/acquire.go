@@ -228,7 +228,6 @@ func (a *acquisition) waitAt(p *pool) bool {
 // pool. A request that keeps its connection takes it out of the pool if it is granted.
 func (a *acquisition) settle(t *attempt, keeps bool) {
 	if t.err == nil {
-		_ = t.conn.SetDeadline(time.Now().Add(late)) // for the rest of the reply
 		t.replies, t.err = t.conn.receive(t.command)
 	}
 	if t.err == nil {

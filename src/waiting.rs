@@ -148,7 +148,7 @@ pub fn wait(
     state: &mut State,
     ctx: Ctx,
     mut request: Request,
-    (names, locks): (&[TextRef], &[Lock]),
+    (names, locks): (&[TextRef], &mut [Lock]),
     (arrived, wait): (Millis, Wait),
     now: Now,
 ) -> Result<Replied, String> {
@@ -157,6 +157,10 @@ pub fn wait(
     let asking = deadlock::Request { id, owner: request.owner.clone(), keys: request.keys.clone() };
     deadlocks::refuse_cycle(state, ctx, &asking, request.client, now)?;
     request.reserve(state, None)?;
+    // If the clock were set back, an expired hold that is left would exist again, perhaps that of this owner.
+    for lock in locks.iter_mut() {
+        holds::end_expired(state, lock, now);
+    }
     let (requester, replied) = request.defer(state, ctx, names, now)?;
     let ticket = requester.ticket;
     let Request { keys, owner, terms, .. } = request;

@@ -66,7 +66,7 @@ impl Command for Acquire {
                     match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
                         Ok(Some(lock)) => lock,
                         // An owner without a hold queues behind the other requests, whatever else the key contains.
-                        Ok(None) => return acquisition.queue(&[name], &[]),
+                        Ok(None) => return acquisition.queue(&[name], &mut []),
                         Err(_) => return Err(WRONGTYPE.into()),
                     }
                 }
@@ -187,7 +187,7 @@ impl<'a, 'b> Acquisition<'a, 'b> {
 
     /// Queues the request for the locks of these names, if it may wait, if there is room, and if that closes no cycle
     /// of waits. Schedules the locks that were read (`locks`) to be examined when one of their leases ends.
-    fn queue(&mut self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
+    fn queue(&mut self, names: &[TextRef], locks: &mut [Lock]) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
         names.iter().for_each(|name| self.state.contended(ctx.db(), name.bytes()));
         if !self.may_wait() {

@@ -194,6 +194,20 @@ fn waiting_owner_reenters_hold_that_clock_step_restored() {
     );
 }
 
+/// A request that begins to wait ends the expired holds of its lock: after a step back, that of its owner would exist again.
+#[test]
+fn expired_hold_of_waiting_owner_is_not_restored() {
+    breaks_nothing(
+        "a LOCK.ACQUIRE k0 o3 LEASE 50
+         a LOCK.ACQUIRE k0 o0 LEASE 50 SHARED WAIT 0
+         b LOCK.ACQUIRE k0 o1 SHARED WAIT 0
+         +120
+         b LOCK.ACQUIRE k0 o0 WAIT 0
+         +0
+         !clock -60000",
+    );
+}
+
 /// The module's timer is set for the end of that lease, but the event loop waits by the monotonic clock.
 #[test]
 fn waiter_is_served_when_a_clock_step_ends_an_unbound_lease() {

@@ -268,8 +268,8 @@ pub struct Bindings {
     ends: u64,
     reads: Read,
     steps: SharedClockSteps,
-    /// The bindings whose keys may lag behind a step of the clock: earlier ones have followed it, later ones were made
-    /// after it.
+    /// The bindings whose keys may lag behind a step of the clock: earlier ones have followed it, later ones have none to
+    /// follow.
     lagging: Range<BindingId>,
     live: Tables,
     /// Bindings that were due, but could not be renewed then: the server took no writes, or the session had not read.
@@ -438,6 +438,9 @@ impl Bindings {
     fn add(&mut self, mut binding: Binding, now: Millis) {
         let id = self.next_id();
         self.next_id = self.next_id.wrapping_add(1);
+        if binding.applied_steps != self.steps.0.get() {
+            self.lagging.end = self.next_id(); // It replaces one that has yet to follow a step.
+        }
         binding.due = binding.next_due(self.steps.unstepped(now));
         self.live.add(id, binding);
     }

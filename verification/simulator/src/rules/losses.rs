@@ -15,7 +15,7 @@ impl Checker {
         for (session, db, key, owner, token, why) in std::mem::take(&mut self.unbound_events) {
             let is_bound_again = bound_again.contains(&(session, db, key.clone(), owner.clone(), token));
             let loss = (session, key.clone(), owner.clone(), token);
-            self.due_losses.remove(&loss);
+            self.note_reported(&loss);
             // Each `unbound` event needs a request of its own that had bound the hold.
             let times = self.times_unbound.entry((session, key.clone(), owner.clone())).or_default();
             *times += 1;
@@ -43,6 +43,12 @@ impl Checker {
         Ok(())
     }
 
+    /// Records that an event has reported this loss. (It may name a token that was raised before the client knew it.)
+    fn note_reported(&mut self, loss: &(u64, Bytes, Bytes, u64)) {
+        let is_fenced = self.fences.contains(&loss.3);
+        self.due_losses.retain(|it| it != loss && !(is_fenced && (&it.1, &it.2) == (&loss.1, &loss.2)));
+    }
+
     /// Processes `lost` events.
     pub(super) fn process_lost_events(&mut self) -> Result<(), Violation> {
         for (session, db, key, owner, token) in std::mem::take(&mut self.lost) {
@@ -57,8 +63,7 @@ impl Checker {
             if *times > 1 + self.steps_back && !written_by_others {
                 return Err(Violation::new(NOTIFIED, format!("second `lost` event: {loss:?}")));
             }
-            let is_fenced = |it: u64| self.fences.contains(&it);
-            self.due_losses.retain(|it| *it != loss && !(is_fenced(token) && (&it.1, &it.2) == (&loss.1, &loss.2)));
+            self.note_reported(&loss);
             if !written_by_others && self.released.contains(&((db, key.clone(), owner.clone()), token)) {
                 return Err(Violation::new(RELEASED, format!("{loss:?}")));
             }

@@ -1427,6 +1427,13 @@ fn accepted_runs_violate_no_invariant() {
          b LOCK.ACQUIRE k1 o1 HOLDS 1
          +120
          b LOCK.SESSION REPLACES $s",
+        // A hold is unbound whose raised token its session does not know yet.
+        "c LOCK.ACQUIRE k0 o1 SESSION $s
+         +400
+         !slot k0 migrates
+         b LOCK.RENEW k0 o1 FENCE 1800000060805889
+         b !stop-reading
+         b FLUSHALL",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -86,7 +86,8 @@ impl Checker {
                         .for_each(|wait| wait.request.forget_terms());
                 }
                 // Only a request with `REPLICAS` can lack confirmations. A request that needs an outcome is preferred
-                // to one that may have been a repetition. (But what a renewal does not find, it does not find at once.)
+                // to one that may have been a repetition. (A renewal of what its owner does not hold fails at once, so
+                // the earliest one is meant.)
                 let lacks_replicas = String::from_utf8_lossy(detail.bytes()).contains(" replicas confirmed ");
                 let rank = |wait: &Wait| {
                     let began = wait.open.began.filter(|_| is_of_renewal);

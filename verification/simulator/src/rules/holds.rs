@@ -48,7 +48,8 @@ impl Checker {
 
     /// The requests without an outcome that may bind a hold so that it ends early: where each began, when, and the request. Of
     /// connections that have just closed, only those whose lease was not over at the `last` iteration: a hold that was still there
-    /// did not end by that. (Unless nothing could be written, it has another lease, which goes on, or the watchdog has renewed it since.)
+    /// did not end by that. (Unless nothing could be written, it has another lease, which goes on, or the watchdog has
+    /// renewed it since.)
     pub(super) fn undecided_bindings(&self, last: u64) -> Vec<(Position, u64, Request)> {
         let seen_at = node(|node| node.millis().saturating_sub(node.clock.mono.saturating_sub(last) / 1000));
         let undecided = self.undecided().filter(|(_, open, it)| {
@@ -356,7 +357,7 @@ impl Checker {
                 |node: &mut Node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key), false).is_none());
             let is_left_alone = !self.renewals_are_delayed
                 && !self.expiry_changed.contains(key)
-                && !self.moved_slots.contains(&slot_of(key))
+                && !bound.is_some_and(|binding| binding.has_moved(&self.moved_slots, key))
                 && node(is_served);
             // (A renewal without a received reply may have ended the watch.)
             let renews = |cause: &Cause| match cause {
@@ -475,7 +476,7 @@ impl Checker {
                 // (While a slot migrates, only expiry ends the hold.)
                 && !self.expiry_changed.contains(key)
                 // (When its slot has moved, the hold is unbound, even if the slot has come back since.)
-                && !self.moved_slots.contains(&slot_of(key))
+                && !belief.binding.is_some_and(|binding| binding.has_moved(&self.moved_slots, key))
                 && node(|node| node.serves(*db, key))
             {
                 return Err(Violation::new(EPHEMERAL, format!("{}: {belief:?}", show(hold))));

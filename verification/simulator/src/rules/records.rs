@@ -1,7 +1,7 @@
 //! What the checker records of a run: holds as their owners know them, bindings, requests, waits.
 
 use super::Position;
-use crate::redis::Bytes;
+use crate::redis::{Bytes, slot_of};
 use crate::request::Request;
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -78,6 +78,11 @@ impl Binding {
             ephemeral: request.ephemeral,
             is_unsure: false,
         }
+    }
+
+    /// Whether the slot of its key has moved away since it was requested, which has unbound the hold.
+    pub(super) fn has_moved(&self, moves: &BTreeMap<u16, Position>, key: &[u8]) -> bool {
+        moves.get(&slot_of(key)).is_some_and(|at| *at >= self.at)
     }
 }
 

@@ -194,6 +194,24 @@ fn waiting_owner_reenters_hold_that_clock_step_restored() {
     );
 }
 
+/// Replicas confirm a re-entry, which is then bound anew, while its key can't follow a step.
+#[test]
+fn hold_that_is_bound_anew_while_writes_are_refused_follows_step() {
+    breaks_nothing(
+        "!replicas 20 never never
+         a CONFIG SET min-replicas-to-write 1
+         a LOCK.SESSION REPLACES $s
+         +1200
+         b LOCK.ACQUIRE k1 o0 EPHEMERAL
+         a LOCK.ACQUIRE k1 o0 REPLICAS 1
+         +0
+         !good 0
+         !clock 200
+         +20
+         +20",
+    );
+}
+
 /// A request that begins to wait ends the expired holds of its lock: after a step back, that of its owner would exist again.
 #[test]
 fn expired_hold_of_waiting_owner_is_not_restored() {

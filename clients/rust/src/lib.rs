@@ -1,5 +1,6 @@
 //! Distributed locks with Holdfast, a module for Redis and Valkey: [`Locks`] names a [`Lock`], and acquiring that
-//! returns a [`Guard`]. The guide (`docs/clients/rust.md`) has an example of each feature, and says what happens when something fails.
+//! returns a [`Guard`]. The guide (`docs/clients/rust.md`) has an example of each feature, and says what happens when
+//! something fails.
 //!
 //! `holdfast-core` decides; this crate does the I/O, runs the core's timer, and wakes callers. Its modules form layers,
 //! and a module uses only those after it: `several` (locks over several servers), `election` (candidates and the

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import queue
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import redis
@@ -467,10 +469,55 @@ def redlock(quick):
                 server.close()
 
 
-# Many locks of one process, which are renewed.
+# Many locks of one process.
 
 
-def holders(port, count, lease, seconds):
+def hold_with_holdfast(client, names, lease):
+    """Acquires the locks. Returns a function that says how many are lost."""
+    locks = holdfast.Holdfast(client)
+    held = [locks.lock(name, lease=lease).acquire() for name in names]
+    return lambda: sum(not hold.is_held() for hold in held)
+
+
+def hold_with_redis_py(client, names, _):
+    """The same with redis-py's own lock, which nothing renews: so it has a longer lease."""
+    held = [client.lock(name, timeout=LEASE) for name in names]
+    for lock in held:
+        lock.acquire()
+    return lambda: sum(not lock.owned() for lock in held)
+
+
+def hold_as_redisson_does(client, names, lease):
+    """The same by Redisson's scripts. Its watchdog renews up to 100 locks with one script, every third of the lease."""
+    acquire = client.register_script(
+        "if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then "
+        "redis.call('hincrby', KEYS[1], ARGV[2], 1) redis.call('pexpire', KEYS[1], ARGV[1]) return nil end "
+        "return redis.call('pttl', KEYS[1])"
+    )
+    renew = client.register_script(
+        "local renewed = 0 for i, key in ipairs(KEYS) do if redis.call('hexists', key, ARGV[i + 1]) == 1 then "
+        "redis.call('pexpire', key, ARGV[1]) renewed = renewed + 1 end end return renewed"
+    )
+    owner, milliseconds = f"{uuid.uuid4()}:1", lease * 1000
+    for name in names:
+        acquire(keys=[name], args=[milliseconds, owner])
+    lost = len(names)
+
+    def watchdog():
+        nonlocal lost
+        while True:
+            time.sleep(lease / 3)
+            batches = [names[at : at + 100] for at in range(0, len(names), 100)]
+            lost = len(names) - sum(renew(keys=keys, args=[milliseconds, *[owner] * len(keys)]) for keys in batches)
+
+    threading.Thread(target=watchdog, daemon=True).start()
+    return lambda: lost
+
+
+HOLDERS = {"holdfast": hold_with_holdfast, "redis-py": hold_with_redis_py, "redisson's way": hold_as_redisson_does}
+
+
+def holders(port, way, count, lease, seconds):
     """The cost of `count` locks that one process holds."""
     admin = redis.Redis(host=HOST, port=port)
 
@@ -479,39 +526,40 @@ def holders(port, count, lease, seconds):
         return float(cpu["used_cpu_sys_main_thread"]) + float(cpu["used_cpu_user_main_thread"])
 
     def renewals():
-        return admin.info("commandstats").get("cmdstat_lock.renew", {"calls": 0})["calls"]
+        calls = {command: stats["calls"] for command, stats in admin.info("commandstats").items()}
+        return calls.get("cmdstat_lock.renew", 0) + calls.get("cmdstat_pexpire", 0)
 
     memory, own = admin.info("memory")["used_memory"], resource.getrusage(resource.RUSAGE_SELF)
-    with holdfast.Holdfast(redis.Redis(host=HOST, port=port)) as locks:
-        held = [locks.lock(f"held:{number}", lease=lease).acquire() for number in range(count)]
-        cpu, calls, begin = server_cpu(), renewals(), time.perf_counter()
-        time.sleep(seconds)
-        length = time.perf_counter() - begin
-        return (
-            f"{count:,}",
-            f"{admin.info('clients')['connected_clients'] - 1}",
-            f"{(admin.info('memory')['used_memory'] - memory) / count:,.0f} B",
-            f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own.ru_maxrss) * 1024 / count:,.0f} B",
-            f"{(renewals() - calls) / length:,.0f}",
-            f"{(server_cpu() - cpu) / length:.2%}",
-            f"{sum(not hold.is_held() for hold in held)}",
-        )
+    lost = HOLDERS[way](redis.Redis(host=HOST, port=port), [f"{way}:{number}" for number in range(count)], lease)
+    cpu, calls, begin = server_cpu(), renewals(), time.perf_counter()
+    time.sleep(seconds)
+    length = time.perf_counter() - begin
+    return (
+        way,
+        f"{count:,}",
+        f"{admin.info('clients')['connected_clients'] - 1}",
+        f"{(admin.info('memory')['used_memory'] - memory) / count:,.0f} B",
+        f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own.ru_maxrss) * 1024 / count:,.0f} B",
+        f"{(renewals() - calls) / length:,.0f}",
+        f"{(server_cpu() - cpu) / length:.2%}",
+        f"{lost()}",
+    )
 
 
 def many_holders(quick):
-    server = Server()
-    # Each in a process of its own: memory that another one had freed would be used again.
+    # Each in a process and on a server of its own: memory that another one had freed would be used again.
     processes = multiprocessing.get_context("spawn")
-    try:
-        heads = ("locks", "connections", "server, each", "client, each", "renewals/s", "server CPU", "lost")
-        counts, lease, seconds = ((100,), 2, 2) if quick else ((1_000, 10_000), 10, 20)
-        rows = []
-        for count in counts:
+    heads = ("", "locks", "connections", "server, each", "client, each", "renewals/s", "server CPU", "lost")
+    counts, lease, seconds = ((100,), 2, 2) if quick else ((1_000, 10_000), 10, 20)
+    rows = []
+    for count, way in itertools.product(counts, HOLDERS):
+        server = Server()
+        try:
             with processes.Pool(1) as pool:
-                rows.append(pool.apply(holders, (server.port, count, lease, seconds)))
-        table(f"Locks held by one process, lease {lease} s", heads, rows)
-    finally:
-        server.close()
+                rows.append(pool.apply(holders, (server.port, way, count, lease, seconds)))
+        finally:
+            server.close()
+    table(f"Locks held by one process, lease {lease} s", heads, rows)
 
 
 # How long it takes to import the package, beside redis-py.

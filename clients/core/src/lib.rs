@@ -1,8 +1,7 @@
 //! The decisions of a Holdfast client, without sockets, threads and clock (*sans-I/O*).
 //!
 //! A [`Core`] is one client at one server. An *I/O driver* (tokio, threads, a simulator) gives it each event,
-//! with the time, as an [`Input`], and carries out the [`Output`]s in their order. Same inputs, same outputs:
-//! both are printed as lines of text (`text.rs`), so scripts of steps can be stored and compared.
+//! with the time, as an [`Input`], and carries out the [`Output`]s in their order. Same inputs, same outputs.
 //!
 //! It is *crash-only*. There is one pair of connections: one reads the events of the session, one carries the requests.
 //! A failure of either ends both. The next session begins with `LOCK.SESSION REPLACES`, so no earlier request takes
@@ -20,7 +19,6 @@ mod pair;
 mod resp;
 mod step;
 mod terms;
-mod text;
 
 pub use crate::core::Core;
 pub use claim::Moved;

@@ -3,6 +3,7 @@
 
 use crate::claim::Moved;
 use crate::{Bytes, Id, Limit, Millis, Reply, Terms, Wait};
+use std::fmt;
 
 /// Settings of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,9 +137,20 @@ pub enum LossReason {
     Disconnected,
 }
 
+impl fmt::Display for LossReason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Expired => "expired",
+            Self::Forced => "forced",
+            Self::Changed => "changed",
+            Self::Disconnected => "disconnected",
+        })
+    }
+}
+
 impl Limit {
     /// As a number: 0 for readers.
-    pub(crate) fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         match self {
             Self::One => 1,
             Self::Of(limit) => limit,

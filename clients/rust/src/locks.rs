@@ -209,7 +209,7 @@ impl Locks {
         let words = [command.as_bytes().to_vec(), keys.first().to_vec()];
         let reply = self.client.request(&keys, &words, PATIENT).await?;
         read(&reply).ok_or_else(|| {
-            let source = (redis::ErrorKind::UnexpectedReturnType, "unexpected reply", reply.to_string());
+            let source = (redis::ErrorKind::UnexpectedReturnType, "unexpected reply", format!("{reply:?}"));
             Error::Connection { server: String::new(), keys, source: source.into() }
         })
     }

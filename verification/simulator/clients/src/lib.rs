@@ -2,12 +2,13 @@
 //! that cuts, delays, drops and refuses, and the module.
 //!
 //! [`mod@plan`] makes a run from a number, [`network`] carries bytes, [`program`] uses the core, and [`run`] plays and
-//! checks it all.
+//! checks it all. [`text`] prints the core's steps, and reads them.
 
 pub mod network;
 pub mod plan;
 pub mod program;
 pub mod run;
+pub mod text;
 
 pub use plan::{Plan, plan};
 pub use run::{RunResult, play};

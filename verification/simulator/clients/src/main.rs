@@ -2,7 +2,7 @@
 //!
 //! `clients [--seed N] [--runs N | --minutes M] [--all]`: runs from this seed on; stops at the first violation and
 //! prints the reduced run (`--all`: continues, and prints each invariant once).
-//! `clients --seed N --steps FOLDER`: writes the steps of each client of this run as text (`clients/core/src/text.rs`).
+//! `clients --seed N --steps FOLDER`: writes the steps of each client of this run as text (`text.rs`).
 
 use simulator_clients::{Plan, RunResult, plan, play};
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! A program that uses a client, and what the client reported to it.
 
 use crate::plan::Act;
+use crate::text::Text;
 use holdfast_core::{Bytes, Core, Id, Input, LossReason, Outcome, Settings, Terms, Wait};
 use std::collections::BTreeMap;
 
@@ -57,7 +58,7 @@ impl Program {
         let settings =
             Settings { limit: LIMIT, grace: GRACE, unanswered: if seed.is_multiple_of(3) { 2 } else { 256 }, seed };
         Self {
-            steps: vec![settings.to_string()],
+            steps: vec![Text(&settings).to_string()],
             core: Core::new(settings),
             by: format!("c{client}.{run}:"),
             calls: BTreeMap::new(),
@@ -169,7 +170,7 @@ impl Program {
     /// A call has ended.
     pub fn ended(&mut self, call: Id, outcome: &Outcome) {
         let Some(open) = self.calls.remove(&call) else {
-            self.wrong = Some(format!("call {call} ended that nobody waits for: {outcome}"));
+            self.wrong = Some(format!("call {call} ended that nobody waits for: {outcome:?}"));
             return;
         };
         if let (Some((keys, terms)), Outcome::Granted(token)) = (open.asked, outcome) {
@@ -183,7 +184,7 @@ impl Program {
                 self.then = Some(self.asks(held.keys, held.terms, wait, open.bound.unwrap_or_default()));
             }
             (Outcome::NotHeld, Some(_), None) => {}
-            _ => self.wrong = Some(format!("the use of hold {hold} ended so: {outcome}")),
+            _ => self.wrong = Some(format!("the use of hold {hold} ended so: {outcome:?}")),
         }
     }
 

@@ -11,6 +11,7 @@
 use crate::network::{Micros, Network, Parcel};
 use crate::plan::{Act, LONG, Plan};
 use crate::program::{Held, Program};
+use crate::text::Text;
 use holdfast_core::{Channel, Input, Limit, Output};
 use simulator::config;
 use simulator::redis::event_loop::{Arrival, run_iteration, wakes_at};
@@ -456,13 +457,13 @@ impl Run {
         let closes = matches!(input, Input::Close { .. });
         let program = &mut self.programs[client];
         if self.keeps {
-            program.steps.push(format!("{ms} {input}"));
+            program.steps.push(format!("{ms} {}", Text(&input)));
         }
         program.core.step(ms, input);
         while let Some(output) = self.programs[client].core.take() {
             let program = &mut self.programs[client];
             if self.keeps {
-                program.steps.push(format!("> {output}"));
+                program.steps.push(format!("> {}", Text(&output)));
             }
             match output {
                 Output::Open { pair } => self.network.open(client, pair, now),
@@ -476,7 +477,7 @@ impl Run {
                     let bound = program.calls.get(&call).and_then(|open| open.bound);
                     let resumed = self.paused_until.get(&client).map_or(0, |until| until / 1000 + 1);
                     if let Some(bound) = bound.filter(|bound| ms > (*bound).max(resumed) + 1) {
-                        let what = format!("{}{call} ended at {ms}, and not by {bound}: {outcome}", program.by);
+                        let what = format!("{}{call} ended at {ms}, and not by {bound}: {outcome:?}", program.by);
                         return Err(Violation::new(ENDS, what));
                     }
                     program.ended(call, &outcome);

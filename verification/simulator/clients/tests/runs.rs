@@ -1,6 +1,7 @@
 //! Runs of clients beside the module violate no invariant, and their steps as text reproduce them.
 
-use holdfast_core::{Core, Input, Settings};
+use holdfast_core::Core;
+use simulator_clients::text::{Text, parse_input, parse_settings};
 use simulator_clients::{plan, play};
 
 /// The number of runs, each of one to four clients.
@@ -39,16 +40,16 @@ fn steps_read_from_text_reproduce_run() {
     for seed in 1..=50 {
         for (by, script) in play(&plan(seed), true).scripts.into_iter().filter(|(by, _)| by != "server") {
             let mut lines = script.iter();
-            let settings = lines.next().and_then(|line| Settings::parse(line)).expect("the settings come first");
+            let settings = lines.next().and_then(|line| parse_settings(line)).expect("the settings come first");
             let mut core = Core::new(settings);
             for line in lines {
-                let said = core.take().map(|output| format!("> {output}"));
+                let said = core.take().map(|output| format!("> {}", Text(&output)));
                 if line.starts_with('>') {
                     assert_eq!(said.as_ref(), Some(line), "seed {seed}, {by}");
                     continue;
                 }
                 assert_eq!(said, None, "seed {seed}, {by}, before {line}");
-                let (now, input) = Input::parse(line).unwrap_or_else(|| panic!("not a step: {line}"));
+                let (now, input) = parse_input(line).unwrap_or_else(|| panic!("not a step: {line}"));
                 core.step(now, input);
                 steps += 1;
             }

@@ -1,6 +1,7 @@
-//! The scripts of `steps/`: inputs, and after `>` the outputs of the core. They can also test cores in other languages.
+//! The scripts of `steps/`: inputs, and after `>` the outputs of the core.
 
 use holdfast_core::{Core, Input, Output, Settings};
+use simulator_clients::text::{Text, parse_input, parse_settings};
 use std::fmt::Write;
 
 /// Plays a script, and returns it with the core's real outputs.
@@ -12,20 +13,20 @@ fn played(script: &str) -> String {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        if let Some(settings) = Settings::parse(line) {
+        if let Some(settings) = parse_settings(line) {
             core = Core::new(settings);
             continue;
         }
-        let (now, input) = Input::parse(line).unwrap_or_else(|| panic!("not a step: {line}"));
+        let (now, input) = parse_input(line).unwrap_or_else(|| panic!("not a step: {line}"));
         core.step(now, input);
         while let Some(output) = core.take() {
-            let _ = writeln!(played, "> {output}");
+            let _ = writeln!(played, "> {}", Text(&output));
         }
     }
     played
 }
 
-/// `STEPS=write cargo test -p holdfast-core --test computing` writes the current outputs into the scripts.
+/// `STEPS=write cargo test -p simulator_clients --test computing` writes the current outputs into the scripts.
 #[test]
 fn core_outputs_match_scripts() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/steps");
@@ -56,7 +57,7 @@ impl Cluster {
 
     /// Gives a core this input, and returns its outputs. A claim that leaves it goes to the other one.
     fn step(&mut self, at: usize, line: &str) -> Vec<String> {
-        let (now, input) = Input::parse(line).unwrap_or_else(|| panic!("not a step: {line}"));
+        let (now, input) = parse_input(line).unwrap_or_else(|| panic!("not a step: {line}"));
         self.give_input(at, now, input)
     }
 
@@ -65,7 +66,7 @@ impl Cluster {
         let mut done = Vec::new();
         while let Some(output) = self.cores[at].take() {
             if !matches!(output, Output::Wake { .. }) {
-                done.push(format!("{at} {output}"));
+                done.push(format!("{at} {}", Text(&output)));
             }
             if let Output::Moved { moved, .. } = output {
                 done.extend(self.give_input(1 - at, now, Input::Take { moved }));

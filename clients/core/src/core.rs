@@ -152,7 +152,6 @@ impl Core {
             Input::Drop { call } => self.drop_call(call),
             Input::Close { call, within } => self.close(call, within),
             Input::Opened { pair } => self.opened(pair),
-            Input::Received { pair, channel, bytes } => self.received(pair, channel, &bytes),
             Input::Replied { pair, channel, reply } => self.handle_reply(pair, channel, reply),
             Input::Leave { id } => self.leave(id, "MOVED".into()),
             Input::Take { moved } => self.take_over(*moved),
@@ -581,30 +580,6 @@ impl Core {
             pair.asked = self.now;
         }
         self.push_request(Channel::Session, Pair::events_request(waits));
-    }
-
-    fn received(&mut self, number: u64, channel: Channel, bytes: &[u8]) {
-        let now = self.now;
-        let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
-        match channel {
-            Channel::Session => pair.session_bytes.extend_from_slice(bytes),
-            Channel::Requests => {
-                pair.heard = now;
-                pair.request_bytes.extend_from_slice(bytes);
-            }
-        }
-        loop {
-            let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
-            let from = match channel {
-                Channel::Session => &mut pair.session_bytes,
-                Channel::Requests => &mut pair.request_bytes,
-            };
-            match Reply::take(from) {
-                Ok(None) => return,
-                Ok(Some(reply)) => self.handle_reply(number, channel, reply),
-                Err(_) => return self.end_pair(false),
-            }
-        }
     }
 
     fn handle_reply(&mut self, number: u64, channel: Channel, reply: Reply) {

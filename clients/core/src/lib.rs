@@ -16,13 +16,13 @@ mod alarms;
 mod claim;
 mod core;
 mod pair;
-mod resp;
+mod reply;
 mod step;
 mod terms;
 
 pub use crate::core::Core;
 pub use claim::Moved;
-pub use resp::{ProtocolError, Reply, encode};
+pub use reply::Reply;
 pub use step::{Channel, Input, LossReason, Outcome, Output, Settings};
 pub use terms::{Bytes, Id, Limit, Millis, Terms, Wait};
 

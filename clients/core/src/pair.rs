@@ -12,9 +12,6 @@ pub(crate) struct Pair {
     pub(crate) stage: Stage,
     /// The reply of `LOCK.SESSION`.
     pub(crate) id: Option<Bytes>,
-    /// The incomplete reply on each connection.
-    pub(crate) session_bytes: Bytes,
-    pub(crate) request_bytes: Bytes,
     /// The pending requests, oldest first.
     pub(crate) unanswered: VecDeque<Sent>,
     /// When the server last sent something on the request connection, or the first pending request was sent.
@@ -89,8 +86,6 @@ impl Pair {
             number,
             stage: Stage::Opening,
             id: None,
-            session_bytes: Vec::new(),
-            request_bytes: Vec::new(),
             unanswered: VecDeque::new(),
             heard: now,
             asked: now,

@@ -53,9 +53,7 @@ pub enum Input {
     Close { call: Id, within: Millis },
     /// Both connections of a pair are open, with user and database set.
     Opened { pair: u64 },
-    /// Bytes have arrived.
-    Received { pair: u64, channel: Channel, bytes: Bytes },
-    /// A reply has arrived, where the driver's own library parses them. Before `Opened`: the error of the login.
+    /// A reply has arrived. Before `Opened`: the error of the login.
     Replied { pair: u64, channel: Channel, reply: Reply },
     /// One connection of a pair has ended, or could not be opened.
     Ended { pair: u64 },
@@ -83,7 +81,7 @@ pub enum Output {
     Open { pair: u64 },
     /// Close both; give the core nothing more of them.
     End { pair: u64 },
-    /// Send one request: these words, as [`encode`](crate::encode) writes them.
+    /// Send one request: these words, as an array of bulk strings.
     Send { pair: u64, channel: Channel, words: Vec<Bytes> },
     /// A call has ended.
     Ended { call: Id, outcome: Outcome },

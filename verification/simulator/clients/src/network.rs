@@ -1,8 +1,9 @@
-//! Connections between clients and the server, and the bytes on their way.
+//! Connections between clients and the server, and what is on its way.
 
 use holdfast_core::Channel;
 use simulator::random::Random;
 use simulator::redis::{Bytes, node};
+use simulator::resp::Reply;
 use std::collections::BTreeMap;
 
 /// A time in µs of the monotonic clock.
@@ -20,10 +21,10 @@ pub struct Wire {
     pub is_closed: bool,
     /// The server has noticed the close.
     pub is_notified: bool,
-    /// When the last byte arrives, at the server and at the client.
+    /// When the last request or reply arrives, at the server and at the client.
     at_server: Micros,
     at_client: Micros,
-    /// What the module's checker has not read yet.
+    /// The incomplete reply that the server has sent.
     pub unread: Bytes,
 }
 
@@ -34,8 +35,8 @@ pub enum Parcel {
     Request(u64, Vec<Bytes>),
     /// A close arrives at the server.
     End(u64),
-    /// Bytes arrive at the client.
-    Bytes(u64, Bytes),
+    /// A reply arrives at the client.
+    Reply(u64, Reply),
     /// A close arrives at the client.
     Ended(u64),
     /// Both connections of a pair are open, or can't be opened.
@@ -124,7 +125,7 @@ impl Network {
         self.wires.iter().rev().find(|(_, wire)| is_it(wire)).map(|(id, _)| *id)
     }
 
-    /// A client sends this, or closes the connection. Bytes arrive in order.
+    /// A client sends this, or closes the connection. All arrives in order.
     pub fn to_server(&mut self, id: u64, parcel: Parcel, now: Micros) {
         let Some(client) = self.wires.get(&id).filter(|wire| !wire.swallows).map(|wire| wire.client) else { return };
         let at = self.arrival(client, now);
@@ -144,12 +145,12 @@ impl Network {
         self.post(at, parcel);
     }
 
-    /// A connection breaks: some bytes on their way to the server are lost, and all bytes on their way to the client.
+    /// A connection breaks: some requests on their way to the server are lost, and all replies on their way to the client.
     pub fn cut(&mut self, id: u64, now: Micros) {
         let keeps = self.random.one_in(2);
         self.parcels.retain(|_, parcel| match parcel {
             Parcel::Request(to, _) => *to != id || keeps,
-            Parcel::Bytes(from, _) => *from != id,
+            Parcel::Reply(from, _) => *from != id,
             _ => true,
         });
         self.to_server(id, Parcel::End(id), now);
@@ -163,7 +164,7 @@ impl Network {
     /// Nothing arrives on it any more.
     pub fn swallow(&mut self, id: u64) {
         let is_of = |parcel: &Parcel| match parcel {
-            Parcel::Request(it, _) | Parcel::End(it) | Parcel::Bytes(it, _) | Parcel::Ended(it) => *it == id,
+            Parcel::Request(it, _) | Parcel::End(it) | Parcel::Reply(it, _) | Parcel::Ended(it) => *it == id,
             Parcel::Opened(..) => false,
         };
         self.parcels.retain(|_, parcel| !is_of(parcel));

@@ -11,7 +11,7 @@
 use crate::network::{Micros, Network, Parcel};
 use crate::plan::{Act, LONG, Plan};
 use crate::program::{Held, Program};
-use crate::text::Text;
+use crate::text::{Text, of_core};
 use holdfast_core::{Channel, Input, Limit, Output};
 use simulator::config;
 use simulator::redis::event_loop::{Arrival, run_iteration, wakes_at};
@@ -20,6 +20,7 @@ use simulator::resp::Reply;
 use simulator::rules::{Checker, Violation};
 use simulator::stored;
 use std::collections::{BTreeMap, VecDeque};
+use std::iter::from_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
@@ -263,8 +264,8 @@ impl Run {
         let (client, input) = match &parcel {
             Parcel::Opened(client, pair, true) => (*client, Input::Opened { pair: *pair }),
             Parcel::Opened(client, pair, false) => (*client, Input::Ended { pair: *pair }),
-            Parcel::Bytes(id, bytes) => match of(id) {
-                Some(it) => (it.client, Input::Received { pair: it.pair, channel: it.channel, bytes: bytes.clone() }),
+            Parcel::Reply(id, reply) => match of(id) {
+                Some(it) => (it.client, Input::Replied { pair: it.pair, channel: it.channel, reply: of_core(reply) }),
                 None => return Ok(()),
             },
             Parcel::Ended(id) => match of(id) {
@@ -284,7 +285,7 @@ impl Run {
         self.step(client, now, input)
     }
 
-    /// An event-loop iteration of the server, and the bytes that it sends.
+    /// An event-loop iteration of the server, and the replies that it sends.
     fn iteration(&mut self, mut arrivals: Vec<Arrival>) -> Result<(), Violation> {
         let requests = std::mem::take(&mut self.admin_asks);
         if !requests.is_empty() {
@@ -321,14 +322,12 @@ impl Run {
             let Some(wire) = self.network.wires.get_mut(&id) else { continue };
             wire.unread.extend_from_slice(&bytes);
             let has_ended = wire.is_notified;
-            while let Some(reply) = Reply::take(&mut wire.unread) {
+            for reply in from_fn(|| Reply::take(&mut wire.unread)).collect::<Vec<_>>() {
                 self.checker.bytes_sent(&reply);
                 if !has_ended {
                     self.checker.reply_received(id, &reply)?;
+                    self.network.to_client(id, Parcel::Reply(id, reply), now);
                 }
-            }
-            if !bytes.is_empty() && !has_ended {
-                self.network.to_client(id, Parcel::Bytes(id, bytes), now);
             }
             if is_gone {
                 if !has_ended {

@@ -8,7 +8,7 @@
 //! | `7 keep 1 for 5000`, `7 use 2 hold 1 most 1` | hold 1 is cached; a task uses it, as one of so many uses in a row |
 //! | `7 request 3 within 1000 PING`, `7 drop 1`, `7 close 4 within 1000` | the other calls |
 //! | `8 opened 1`, `8 ended 1`, `8 leave 1`, `8 wake` | events of the I/O driver |
-//! | `8 received 1 session :7\r\n` | what has arrived on a connection of pair 1: `session` or `requests` |
+//! | `8 replied 1 session :7\r\n` | a reply on a connection of pair 1: `session` or `requests` |
 //! | `> open 1`, `> end 1`, `> wake 10008` | actions of the I/O driver |
 //! | `> send 1 requests LOCK.INFO k` | a request, as words |
 //! | `> moved 1 MOVED 7 b:1` | a claim that moves to another core; its input there, `take 1`, can't be read from text |
@@ -18,6 +18,7 @@
 //! option (`wait`, `lease`, …) can't be distinguished from it.
 
 use holdfast_core::{Bytes, Channel, Input, Limit, Millis, Outcome, Output, Reply, Settings, Terms, Wait};
+use simulator::resp;
 use std::fmt::{Display, Formatter, Result};
 
 /// Bytes as a word.
@@ -89,10 +90,9 @@ impl Display for Text<'_, Input> {
             Input::Drop { call } => write!(out, "drop {call}"),
             Input::Close { call, within } => write!(out, "close {call} within {within}"),
             Input::Opened { pair } => write!(out, "opened {pair}"),
-            Input::Received { pair, channel, bytes } => {
-                write!(out, "received {pair} {} {}", Text(channel), Word(bytes))
+            Input::Replied { pair, channel, reply } => {
+                write!(out, "replied {pair} {} {}", Text(channel), Word(&encoded(reply)))
             }
-            Input::Replied { pair, channel, reply } => write!(out, "replied {pair} {} {}", Text(channel), Text(reply)),
             Input::Ended { pair } => write!(out, "ended {pair}"),
             Input::Leave { id } => write!(out, "leave {id}"),
             Input::Take { moved } => write!(out, "take {}", moved.id),
@@ -192,9 +192,10 @@ pub fn parse_input(line: &str) -> Option<(Millis, Input)> {
         "opened" => Input::Opened { pair: number(0)? },
         "ended" => Input::Ended { pair: number(0)? },
         "leave" => Input::Leave { id: number(0)? },
-        "received" => {
+        "replied" => {
             let channel = if *rest.get(1)? == "session" { Channel::Session } else { Channel::Requests };
-            Input::Received { pair: number(0)?, channel, bytes: unescape(rest.get(2)?)? }
+            let reply = resp::Reply::take(&mut unescape(rest.get(2)?)?)?;
+            Input::Replied { pair: number(0)?, channel, reply: of_core(&reply) }
         }
         "drop" => Input::Drop { call: number(0)? },
         "close" => Input::Close { call: number(0)?, within: value("within")? },
@@ -244,6 +245,33 @@ pub fn parse_input(line: &str) -> Option<(Millis, Input)> {
     Some((at, input))
 }
 
+/// A reply as the core's type.
+pub fn of_core(reply: &resp::Reply) -> Reply {
+    match reply {
+        resp::Reply::Integer(number) => Reply::Integer(*number),
+        resp::Reply::Bulk(bytes) => Reply::Bulk(bytes.clone()),
+        resp::Reply::Null => Reply::Null,
+        resp::Reply::Line(line) => Reply::Line(line.clone()),
+        resp::Reply::Error(error) => Reply::Error(error.clone()),
+        resp::Reply::Array(elements) => Reply::Array(elements.iter().map(of_core).collect()),
+    }
+}
+
+/// A reply in RESP 2.
+fn encoded(reply: &Reply) -> Bytes {
+    match reply {
+        Reply::Integer(number) => format!(":{number}\r\n").into_bytes(),
+        Reply::Bulk(bytes) => [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat(),
+        Reply::Null => b"$-1\r\n".to_vec(),
+        Reply::Line(line) => format!("+{line}\r\n").into_bytes(),
+        Reply::Error(error) => format!("-{error}\r\n").into_bytes(),
+        Reply::Array(elements) => {
+            let elements: Vec<Bytes> = elements.iter().map(encoded).collect();
+            [format!("*{}\r\n", elements.len()).into_bytes(), elements.concat()].concat()
+        }
+    }
+}
+
 /// The bytes of a word.
 fn unescape(word: &str) -> Option<Bytes> {
     let mut bytes = Vec::new();
@@ -288,8 +316,8 @@ mod tests {
             "7 drop 1",
             "7 close 3 within 0",
             "8 opened 1",
-            "8 received 1 session *1\\r\\n$1\\r\\n\\xff\\r\\n",
-            "8 received 2 requests :7\\r\\n",
+            "8 replied 1 session *3\\r\\n$1\\r\\n\\xff\\r\\n$-1\\r\\n+OK\\r\\n",
+            "8 replied 2 requests :7\\r\\n",
             "9 ended 1",
             "9 leave 1",
             "9 wake",

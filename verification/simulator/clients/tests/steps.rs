@@ -78,7 +78,10 @@ impl Cluster {
     fn open(&mut self, at: usize, now: u64) {
         self.step(at, &format!("{now} opened 1"));
         let heartbeat = "*1\\r\\n*6\\r\\n$9\\r\\nheartbeat\\r\\n:0\\r\\n*0\\r\\n$-1\\r\\n$-1\\r\\n$16\\r\\n3750\\x2030000\\x20667\\x201\\r\\n";
-        self.step(at, &format!("{now} received 1 session *6\\r\\n$2\\r\\nid\\r\\n$5\\r\\nrun:{at}\\r\\n$8\\r\\nprotocol\\r\\n*2\\r\\n:4\\r\\n:4\\r\\n$7\\r\\nversion\\r\\n$5\\r\\n0.4.0\\r\\n{heartbeat}"));
+        let session = "*6\\r\\n$2\\r\\nid\\r\\n$5\\r\\nrun:{at}\\r\\n$8\\r\\nprotocol\\r\\n*2\\r\\n:4\\r\\n:4\\r\\n$7\\r\\nversion\\r\\n$5\\r\\n0.4.0\\r\\n".replace("{at}", &at.to_string());
+        for reply in [&session, heartbeat] {
+            self.step(at, &format!("{now} replied 1 session {reply}"));
+        }
     }
 }
 
@@ -87,19 +90,20 @@ fn moved_claim_continues_at_other_node_with_its_calls() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a## keys k wait 5000 lease 9000 watchdog");
     cluster.open(0, 5);
-    let moved = cluster.step(0, "9 received 1 requests -MOVED\\x207\\x20b:1\\r\\n");
+    let moved = cluster.step(0, "9 replied 1 requests -MOVED\\x207\\x20b:1\\r\\n");
     assert_eq!(moved, ["0 moved 1 MOVED 7 b:1", "1 open 1"]);
     cluster.open(1, 20);
     // Later requests may be queued already, so the request for the other node names how long it has waited.
-    let granted = cluster.step(1, "30 received 1 requests :7\\r\\n");
+    let granted = cluster.step(1, "30 replied 1 requests :7\\r\\n");
     assert_eq!(granted, ["1 ended 1 granted 7"]);
     // The slot returns: the hold moves with its token, and so does the call that waits for its release.
     let asked = cluster.step(1, "40 release 2 hold 1 within 1000");
     assert_eq!(asked, ["1 send 1 requests LOCK.RELEASE k a##1 ALL"]);
-    let back = cluster.step(1, "50 received 1 requests -ASK\\x207\\x20a:1\\r\\n");
+    let back = cluster.step(1, "50 replied 1 requests -ASK\\x207\\x20a:1\\r\\n");
     assert_eq!(back, ["1 moved 1 ASK 7 a:1", "0 send 1 requests ASKING", "0 send 1 requests LOCK.RELEASE k a##1 ALL"]);
     assert!(!cluster.cores[0].is_settled() && cluster.cores[1].is_settled());
-    let released = cluster.step(0, "60 received 1 requests +OK\\r\\n:1\\r\\n");
+    cluster.step(0, "60 replied 1 requests +OK\\r\\n");
+    let released = cluster.step(0, "60 replied 1 requests :1\\r\\n");
     assert_eq!(released, ["0 ended 2 released"]);
 }
 
@@ -108,9 +112,9 @@ fn redirection_loop_is_followed_with_pauses() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a## keys k wait forever watchdog");
     cluster.open(0, 5);
-    cluster.step(0, "9 received 1 requests -MOVED\\x207\\x20b:1\\r\\n");
+    cluster.step(0, "9 replied 1 requests -MOVED\\x207\\x20b:1\\r\\n");
     cluster.open(1, 20);
-    let back = cluster.step(1, "30 received 1 requests -MOVED\\x207\\x20a:1\\r\\n");
+    let back = cluster.step(1, "30 replied 1 requests -MOVED\\x207\\x20a:1\\r\\n");
     assert_eq!(back, ["1 moved 1 MOVED 7 a:1"], "not asked at once");
     let again = cluster.step(0, "130 wake");
     assert_eq!(
@@ -127,7 +131,7 @@ fn late_reply_to_moved_claim_is_ignored() {
     cluster.open(1, 6);
     let left = cluster.step(0, "10 leave 1");
     assert_eq!(left[0], "0 moved 1 MOVED");
-    let late = cluster.step(0, "11 received 1 requests :7\\r\\n");
+    let late = cluster.step(0, "11 replied 1 requests :7\\r\\n");
     assert!(late.is_empty(), "{late:?}");
 }
 
@@ -136,18 +140,18 @@ fn cached_hold_moves_with_its_slot() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a: keys k watchdog kept");
     cluster.open(0, 5);
-    cluster.step(0, "9 received 1 requests :7\\r\\n");
+    cluster.step(0, "9 replied 1 requests :7\\r\\n");
     cluster.step(0, "10 keep 1 for 5000");
     let left = cluster.step(0, "20 leave 1");
     assert_eq!(left, ["0 moved 1 MOVED", "1 open 1"]);
     cluster.open(1, 30);
     let used = cluster.step(1, "40 use 2 hold 1 most 1");
     assert_eq!(used, ["1 ended 2 held"]);
-    cluster.step(1, "41 received 1 requests :7\\r\\n");
+    cluster.step(1, "41 replied 1 requests :7\\r\\n");
     cluster.step(1, "50 keep 1 for 5000");
     // Its caching time also applies at the other node.
     cluster.step(1, "60 leave 1");
-    cluster.step(0, "61 received 1 requests :7\\r\\n");
+    cluster.step(0, "61 replied 1 requests :7\\r\\n");
     let over = cluster.step(0, "5050 wake");
     assert_eq!(over, ["0 send 1 requests LOCK.RELEASE k a:1 ALL"]);
 }

@@ -7,6 +7,7 @@ require (
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/redis/go-redis/v9 v9.23.0
 	holdfast v0.0.0
+	holdfast/goredis v0.0.0
 )
 
 require (
@@ -16,3 +17,5 @@ require (
 )
 
 replace holdfast => ../
+
+replace holdfast/goredis => ../goredis

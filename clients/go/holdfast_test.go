@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -33,17 +34,17 @@ func TestObserve(t *testing.T) {
 	const info = "*2\r\n+holders\r\n*1\r\n*4\r\n+owner\r\n+node#5c\r\n+token\r\n:7\r\n"
 	t.Run("polls with a pause if it has no interval", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
-			asked := 0
+			var asked atomic.Int32
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			f := newFake(t, script{"LOCK.INFO": {func(received) string {
-				if asked++; asked > 200 { // a loop without a pause: no time would pass in the bubble
+				if asked.Add(1) > 200 { // a loop without a pause: no time would pass in the bubble
 					cancel()
 				}
 				return info
 			}}})
-			if err := f.client().Observe(ctx, "k", 0, func(Leader) {}); !errors.Is(err, context.DeadlineExceeded) || asked > 51 {
-				t.Errorf("%v after %d polls", err, asked)
+			if err := f.client().Observe(ctx, "k", 0, func(Leader) {}); !errors.Is(err, context.DeadlineExceeded) || asked.Load() > 51 {
+				t.Errorf("%v after %d polls", err, asked.Load())
 			}
 		})
 	})

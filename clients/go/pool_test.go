@@ -166,12 +166,8 @@ func TestEmptyNameIsANameLikeAnyOther(t *testing.T) {
 
 func TestPollWithoutAReplyIsRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		polls := []string{silent, token}
-		c, end := exhausted(t, func() string {
-			reply := polls[0]
-			polls = polls[1:]
-			return reply
-		})
+		var polls atomic.Int32
+		c, end := exhausted(t, func() string { return []string{silent, token}[polls.Add(1)-1] })
 		mustLock(t, c, Shared())
 		end()
 	})

@@ -1,5 +1,6 @@
 package holdfast;
 
+import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
@@ -16,8 +17,8 @@ public final class Election implements AutoCloseable {
 
     Election(NamedLock lock, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
         this.lock = lock;
-        this.onElected = onElected;
-        this.onLost = onLost;
+        this.onElected = Objects.requireNonNull(onElected, "onElected");
+        this.onLost = Objects.requireNonNull(onLost, "onLost");
         stand();
     }
 
@@ -115,8 +116,8 @@ public final class Election implements AutoCloseable {
 
         Observer(Holdfast client, String name, Consumer<Optional<Leader>> onChange) {
             this.client = client;
-            this.name = name;
-            this.onChange = onChange;
+            this.name = Objects.requireNonNull(name, "name");
+            this.onChange = Objects.requireNonNull(onChange, "onChange");
             client.callback(this::look);
         }
 

@@ -1,6 +1,7 @@
 package holdfast;
 
 import java.time.Duration;
+import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicIntegerArray;
@@ -18,7 +19,9 @@ import org.jspecify.annotations.Nullable;
  * thread lost the lock and locks again, it has one hold with a greater token.
  *
  * <p>Locking without a time limit throws {@link DeadlockException} if the wait would never end. A timed try in such a cycle ends with its time and returns
- * false; it does so at once if its own thread holds the read lock and tries the write lock. All throw {@link UnavailableException} if the server does not reply.
+ * false. It does so at once if its own thread holds the read lock and tries the write lock.
+ *
+ * <p>While the server does not reply, waits go on; a timed try returns false when its time is over. Other methods throw {@link UnavailableException}.
  */
 public final class FencedLock implements Lock {
     /** The key of a thread's holding of a name in a scope. */
@@ -131,6 +134,7 @@ public final class FencedLock implements Lock {
 
     /** Returns the fencing token, or 0. */
     private long acquire(long wait, long leaseTime, TimeUnit unit, boolean interruptibly) throws InterruptedException {
+        Objects.requireNonNull(unit, "unit");
         if (interruptibly && Thread.interrupted()) {
             throw new InterruptedException();
         }

@@ -2,6 +2,7 @@ package holdfast;
 
 import java.lang.ref.Cleaner;
 import java.time.Duration;
+import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
@@ -70,6 +71,7 @@ public final class Hold implements AutoCloseable {
 
     /** Calls {@code action} once, on a thread for callbacks, when the lock is lost; at once if it is lost already. */
     public Hold onLost(Consumer<LossReason> action) {
+        Objects.requireNonNull(action, "action");
         acquisition.end.thenAccept(why -> {
             if (why != null) {
                 acquisition.client.callback(() -> action.accept(why));

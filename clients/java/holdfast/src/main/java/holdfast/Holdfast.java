@@ -10,6 +10,7 @@ import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Optional;
 import java.util.ServiceLoader;
 import java.util.Set;
@@ -332,6 +333,7 @@ public final class Holdfast implements AutoCloseable {
     }
 
     private @Nullable Object query(String command, String name) {
+        Objects.requireNonNull(name, "name");
         if (isClosed()) {
             throw new IllegalStateException("the client is closed");
         }
@@ -499,7 +501,7 @@ public final class Holdfast implements AutoCloseable {
         private @Nullable ExecutorService worker;
 
         private Builder(RedisConnector connector) {
-            this.connector = connector;
+            this.connector = Objects.requireNonNull(connector, "connector");
         }
 
         /** Sets the greatest number of connections to a node: at least 3, by default 32. */
@@ -547,7 +549,7 @@ public final class Holdfast implements AutoCloseable {
 
         /** Adds a listener, for metrics and logs. */
         public Builder listener(HoldfastListener listener) {
-            listeners.add(listener);
+            listeners.add(Objects.requireNonNull(listener, "listener"));
             return this;
         }
 

@@ -2,7 +2,9 @@ package holdfast;
 
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
+import java.util.Objects;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -18,6 +20,7 @@ import org.jspecify.annotations.Nullable;
  */
 public record LockSpec(List<String> names, @Nullable Duration lease, boolean renew, int limit, boolean ephemeral, int replicas, @Nullable String label) {
     public LockSpec {
+        names.forEach(name -> Objects.requireNonNull(name, "name"));
         names = List.copyOf(names);
         check(!names.isEmpty() && names.size() <= 128, "a lock must have 1 to 128 names, got " + names.size());
         for (String name : names) {
@@ -63,7 +66,7 @@ public record LockSpec(List<String> names, @Nullable Duration lease, boolean ren
 
     /** Returns a builder that begins with {@link #of}. */
     public static Builder builder(String... names) {
-        return new Builder(new LockSpec(List.of(names), null, true, 1, false, 0, null));
+        return new Builder(new LockSpec(Arrays.asList(names), null, true, 1, false, 0, null));
     }
 
     /** Returns a builder that begins with these terms. */

@@ -1,6 +1,7 @@
 package holdfast;
 
 import java.time.Duration;
+import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
@@ -15,7 +16,7 @@ public final class NamedLock {
 
     NamedLock(Holdfast client, LockSpec spec) {
         this.client = client;
-        this.spec = spec;
+        this.spec = Objects.requireNonNull(spec, "spec");
     }
 
     public LockSpec spec() {

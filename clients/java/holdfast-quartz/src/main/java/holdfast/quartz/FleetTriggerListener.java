@@ -6,6 +6,7 @@ import holdfast.HoldfastException;
 import holdfast.LockSpec;
 import java.time.Duration;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.ConcurrentHashMap;
 import org.quartz.JobExecutionContext;
@@ -73,8 +74,8 @@ public final class FleetTriggerListener extends TriggerListenerSupport {
      * @param keep for how long the lock of a fire time is held after the run: longer than the clocks of the nodes differ; at least 1 ms
      */
     public FleetTriggerListener(Holdfast client, String prefix, Duration keep) {
-        this.client = client;
-        this.prefix = prefix;
+        this.client = Objects.requireNonNull(client, "client");
+        this.prefix = Objects.requireNonNull(prefix, "prefix");
         this.keep = LockSpec.builder("any").lease(keep).build().lease();
     }
 

@@ -10,13 +10,17 @@ import holdfast.FencedReadWriteLock;
 import holdfast.Holdfast;
 import holdfast.LockLostException;
 import holdfast.LockSpec;
+import holdfast.spi.RedisConnector;
 import holdfast.testing.RedisServer;
 import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.Lock;
+import org.assertj.core.api.ThrowableAssert.ThrowingCallable;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
@@ -359,6 +363,24 @@ class FencedLockTest {
     }
 
     @Test
+    void null_arguments_are_refused_by_their_names() {
+        Holdfast client = one.client();
+        Map<ThrowingCallable, String> calls = new HashMap<>();
+        calls.put(() -> client.fencedLock((String) null), "name");
+        calls.put(() -> client.lockAll(name, null), "name");
+        calls.put(() -> client.lock((LockSpec) null), "spec");
+        calls.put(() -> client.info(null), "name");
+        calls.put(() -> client.force(null), "name");
+        calls.put(() -> client.observe(name, null), "onChange");
+        calls.put(() -> client.elect(name, "value", null, why -> { }), "onElected");
+        calls.put(() -> lock.lock(-1, null), "unit");
+        calls.put(() -> lock.tryLock(1, 1, null), "unit");
+        calls.put(() -> Holdfast.builder((RedisConnector) null), "connector");
+        calls.forEach((call, argument) -> assertThatThrownBy(call).isInstanceOf(NullPointerException.class).hasMessageContaining(argument));
+        assertThat(lock.isLocked()).isFalse();
+    }
+
+    @Test
     void conditions_are_not_supported() {
         assertThatThrownBy(lock::newCondition).isInstanceOf(UnsupportedOperationException.class);
     }
@@ -557,6 +579,8 @@ class FencedLockTest {
         assertThatThrownBy(mine.writeLock()::unlock).isInstanceOf(IllegalMonitorStateException.class);
         assertThat(mine.readLock().isHeldByCurrentThread()).isTrue();
         assertThat(other.writeLock().tryLock()).isFalse();
+        assertThat(mine.writeLock().tryLock()).isTrue();
+        mine.writeLock().unlock();
         mine.readLock().unlock();
         assertThat(other.writeLock().tryLock()).isTrue();
         other.writeLock().unlock();

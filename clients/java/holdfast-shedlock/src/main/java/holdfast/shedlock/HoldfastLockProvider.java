@@ -7,6 +7,7 @@ import holdfast.LockLostException;
 import holdfast.LockSpec;
 import java.time.Duration;
 import java.time.Instant;
+import java.util.Objects;
 import java.util.Optional;
 import net.javacrumbs.shedlock.core.AbstractSimpleLock;
 import net.javacrumbs.shedlock.core.ClockProvider;
@@ -14,6 +15,7 @@ import net.javacrumbs.shedlock.core.ExtensibleLockProvider;
 import net.javacrumbs.shedlock.core.LockConfiguration;
 import net.javacrumbs.shedlock.core.SimpleLock;
 import net.javacrumbs.shedlock.support.LockException;
+import net.javacrumbs.shedlock.support.Utils;
 
 /**
  * A lock provider for ShedLock. A lock is held until it is unlocked, but until {@code lockAtLeastUntil} at least and {@code lockAtMostUntil} at most. It is not
@@ -33,15 +35,15 @@ public final class HoldfastLockProvider implements ExtensibleLockProvider {
 
     /** Makes a provider of locks whose names begin with this prefix. */
     public HoldfastLockProvider(Holdfast client, String prefix) {
-        this.client = client;
-        this.prefix = prefix;
+        this.client = Objects.requireNonNull(client, "client");
+        this.prefix = Objects.requireNonNull(prefix, "prefix");
     }
 
     @Override
     public Optional<SimpleLock> lock(LockConfiguration configuration) {
         String name = prefix + configuration.getName();
         try {
-            LockSpec spec = LockSpec.builder(name).lease(until(configuration.getLockAtMostUntil())).renew(false).build();
+            LockSpec spec = LockSpec.builder(name).lease(until(configuration.getLockAtMostUntil())).renew(false).label(Utils.getHostname()).build();
             return client.lock(spec).tryAcquire().map(hold -> new HoldfastSimpleLock(hold, configuration));
         } catch (HoldfastException | IllegalArgumentException why) {
             throw new LockException("lock '" + name + "' could not be acquired", why);

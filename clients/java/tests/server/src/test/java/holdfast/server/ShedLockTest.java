@@ -18,6 +18,7 @@ import net.javacrumbs.shedlock.core.LockConfiguration;
 import net.javacrumbs.shedlock.core.LockProvider;
 import net.javacrumbs.shedlock.core.SimpleLock;
 import net.javacrumbs.shedlock.support.LockException;
+import net.javacrumbs.shedlock.support.Utils;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
@@ -84,6 +85,13 @@ class ShedLockTest {
         for (int i = 0; i < 10; i++) {
             lock(LONG).orElseThrow().unlock();
         }
+    }
+
+    @Test
+    void owner_begins_with_the_name_of_the_host() {
+        SimpleLock lock = lock(LONG).orElseThrow();
+        assertThat(opened.client().info("job-lock:" + name).orElseThrow().holders().get(0).owner()).startsWith(Utils.getHostname() + "#");
+        lock.unlock();
     }
 
     @Test

@@ -28,12 +28,13 @@ public final class HoldfastLockRegistry extends Registry<DistributedLock> {
 
         @Override
         public void lock(Duration ttl) {
-            lock.lock(Math.max(1, ttl.toMillis()), TimeUnit.MILLISECONDS);
+            lock.lock(lease(ttl), TimeUnit.NANOSECONDS);
         }
 
         @Override
         public boolean tryLock(Duration waitTime, Duration ttl) throws InterruptedException {
-            return !lock.forgetLost() && lock.tryLock(waitTime.toMillis(), Math.max(1, ttl.toMillis()), TimeUnit.MILLISECONDS);
+            long lease = lease(ttl);
+            return !lock.forgetLost() && lock.tryLock(TimeUnit.NANOSECONDS.convert(waitTime), lease, TimeUnit.NANOSECONDS);
         }
     }
 }

@@ -7,37 +7,50 @@ import java.time.Duration;
 import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Objects;
+import java.util.Set;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Lock;
 import java.util.function.Function;
+import java.util.stream.Collectors;
 import org.springframework.integration.support.locks.ExpirableLockRegistry;
 import org.springframework.integration.support.locks.RenewableLockRegistry;
 
 /** What the registries for two versions of Spring Integration share: all but the type of their locks. */
 abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, RenewableLockRegistry<L> {
+    /**
+     * An object for a key.
+     *
+     * @param last when it was obtained last, by {@link System#nanoTime}
+     */
+    private record Obtained<L>(L lock, AtomicLong last) {}
+
     private static final int OBJECTS = 10_000;
 
     private final Holdfast client;
     private final String prefix;
     private final Function<FencedLock, L> adapter;
     /** One object for each key, of the keys that were used last. The objects have no state: a lock is the same with another object. */
-    private final Map<String, L> locks = Collections.synchronizedMap(new LinkedHashMap<>(16, 0.75f, true) {
+    private final Map<String, Obtained<L>> locks = Collections.synchronizedMap(new LinkedHashMap<>(16, 0.75f, true) {
         @Override
-        protected boolean removeEldestEntry(Map.Entry<String, L> eldest) {
+        protected boolean removeEldestEntry(Map.Entry<String, Obtained<L>> eldest) {
             return size() > OBJECTS;
         }
     });
 
     Registry(Holdfast client, String prefix, Function<FencedLock, L> adapter) {
-        this.client = client;
-        this.prefix = prefix;
+        this.client = Objects.requireNonNull(client, "client");
+        this.prefix = Objects.requireNonNull(prefix, "prefix");
         this.adapter = adapter;
     }
 
     /** Returns the lock of this key, which must be a String. */
     @Override
     public L obtain(Object lockKey) {
-        return locks.computeIfAbsent(name(lockKey), name -> adapter.apply(lock(name)));
+        Obtained<L> obtained = locks.computeIfAbsent(name(lockKey), name -> new Obtained<>(adapter.apply(lock(name)), new AtomicLong()));
+        obtained.last.set(System.nanoTime());
+        return obtained.lock;
     }
 
     /** The registry is the scope: as for other registries, the locks of two exclude each other also in one thread. */
@@ -52,12 +65,12 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
         return prefix + name;
     }
 
-    /** Forgets all objects if the age is negative. Otherwise does nothing: there are at most 10,000, which have no state. */
+    /** Forgets the objects that were obtained at least {@code age} ms ago and whose locks this client does not hold. */
     @Override
     public void expireUnusedOlderThan(long age) {
-        if (age < 0) {
-            locks.clear();
-        }
+        Set<String> held = client.holds().stream().flatMap(hold -> hold.names().stream()).collect(Collectors.toSet());
+        long now = System.nanoTime();
+        locks.entrySet().removeIf(it -> now - it.getValue().last.get() >= TimeUnit.MILLISECONDS.toNanos(age) && !held.contains(it.getKey()));
     }
 
     /** Restarts the lease of the current thread's hold, with the client's lease. */
@@ -69,14 +82,22 @@ abstract class Registry<L extends Lock> implements ExpirableLockRegistry<L>, Ren
     /** Restarts the lease of the current thread's hold, with this duration from now on. */
     @Override
     public void renewLock(Object lockKey, Duration ttl) {
-        renew(lockKey, Math.max(1, ttl.toMillis()));
+        renew(lockKey, lease(ttl));
     }
 
-    private void renew(Object key, long ms) {
+    private void renew(Object key, long lease) {
         try {
-            lock(name(key)).renew(ms, TimeUnit.MILLISECONDS);
+            lock(name(key)).renew(lease, TimeUnit.NANOSECONDS);
         } catch (IllegalMonitorStateException why) {
             throw new IllegalStateException("Could not renew the lock '" + key + "': it is not held by this thread", why);
         }
+    }
+
+    /** Converts to ns, at most 292 years. For {@link FencedLock}, a time of 0 or less would mean a lock that is renewed. */
+    static long lease(Duration ttl) {
+        if (ttl.isZero() || ttl.isNegative()) {
+            throw new IllegalArgumentException("ttl must be positive, got " + ttl);
+        }
+        return TimeUnit.NANOSECONDS.convert(ttl);
     }
 }

@@ -66,12 +66,15 @@ class SpringIntegrationTest {
     @Test
     void key_has_one_lock_object_until_unused_objects_expire() {
         DistributedLock lock = registry.obtain("o");
+        DistributedLock unused = registry.obtain("p");
         registry.expireUnusedOlderThan(60_000);
         assertThat(registry.obtain("o")).isSameAs(lock).isNotEqualTo(registry.obtain("p")).isNotEqualTo(elsewhere.obtain("o"));
+        assertThat(registry.obtain("p")).isSameAs(unused);
         lock.lock();
-        registry.expireUnusedOlderThan(-1);
-        assertThat(registry.obtain("o")).isNotSameAs(lock);
-        registry.obtain("o").unlock();
+        registry.expireUnusedOlderThan(0);
+        assertThat(registry.obtain("p")).isNotSameAs(unused);
+        assertThat(registry.obtain("o")).isSameAs(lock);
+        lock.unlock();
         assertThat(elsewhere.obtain("o").tryLock()).isTrue();
         elsewhere.obtain("o").unlock();
     }
@@ -128,6 +131,18 @@ class SpringIntegrationTest {
         assertThat(lock.tryLock(Duration.ofSeconds(60), Duration.ofMillis(100))).isTrue();
         await().until(() -> !server.exists("reg:b"));
         assertThatThrownBy(lock::unlock).isInstanceOf(ConcurrentModificationException.class);
+    }
+
+    @Test
+    void time_to_live_must_be_positive_and_a_wait_may_be_of_any_length() throws Exception {
+        DistributedLock lock = registry.obtain("d");
+        assertThatThrownBy(() -> lock.lock(Duration.ZERO)).isInstanceOf(IllegalArgumentException.class);
+        assertThatThrownBy(() -> lock.tryLock(Duration.ZERO, Duration.ofSeconds(-1))).isInstanceOf(IllegalArgumentException.class);
+        for (long seconds : new long[] {Long.MIN_VALUE, Long.MAX_VALUE}) {
+            assertThat(lock.tryLock(Duration.ofSeconds(seconds), Duration.ofSeconds(60))).isTrue();
+            assertThatThrownBy(() -> registry.renewLock("d", Duration.ofSeconds(seconds))).isInstanceOf(IllegalArgumentException.class);
+            lock.unlock();
+        }
     }
 
     @Test

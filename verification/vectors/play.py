@@ -4,6 +4,7 @@ python3 play.py DRIVER-FOLDER [VECTOR ...]     README.md says what the lines of 
 """
 
 import concurrent.futures
+import itertools
 import json
 import queue
 import re
@@ -81,7 +82,7 @@ class Play:
         self.names, self.connections, self.last, self.held_back = {}, {}, None, []
         # When this player last acted, and a time no later than when the previous request was sent.
         self.acted = self.not_sent_before = time.monotonic()
-        self.calls, self.ended, self.losses, self.lines = {}, {}, {}, queue.Queue()
+        self.numbers, self.calls, self.ended, self.losses, self.lines = itertools.count(1), {}, {}, {}, queue.Queue()
         pipe = subprocess.PIPE
         self.driver = subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, text=True, bufsize=1)
         threading.Thread(target=self.listen, daemon=True).start()
@@ -95,7 +96,7 @@ class Play:
         self.lines.put(None)
 
     def call(self, step):
-        number = len(self.calls) + 1
+        number = next(self.numbers)
         self.calls[f"{step['call']} {step.get('hold', '')}".strip()] = number
         self.driver.stdin.write(json.dumps({"id": number, **step}) + "\n")
 

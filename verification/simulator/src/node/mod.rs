@@ -191,8 +191,8 @@ pub enum LogEntry {
     Started { client: u64, db: i32, at: Millis, steady: Millis, is_session: bool, commands: Vec<Vec<Bytes>> },
     /// A key was written by something other than the module.
     Written { db: i32, key: Bytes, expired: bool },
-    /// A key got another expiry, or none, by something other than the module.
-    ExpiryChanged { db: i32, key: Bytes },
+    /// A key got another expiry, or none, by something other than the module: `at` is in Unix milliseconds.
+    ExpiryChanged { db: i32, key: Bytes, at: Option<Millis> },
     /// A database, or every database, was flushed.
     Flushed(Option<i32>),
     /// Two databases were swapped.

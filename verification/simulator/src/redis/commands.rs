@@ -339,7 +339,7 @@ fn expire_at(db: i32, key: &[u8], at: Option<Millis>) -> String {
         Some(at) => vec![b"PEXPIREAT".to_vec(), key.to_vec(), at.to_string().into_bytes()],
         None => vec![b"PERSIST".to_vec(), key.to_vec()],
     };
-    node(|node| node.log.push(LogEntry::ExpiryChanged { db, key: key.to_vec() }));
+    node(|node| node.log.push(LogEntry::ExpiryChanged { db, key: key.to_vec(), at }));
     notify(db, key, Touch::Changed);
     note(db, &command);
     integer(1)

@@ -218,7 +218,7 @@ impl Checker {
             // (What a command writes at the end of an iteration, a module of Redis 7.0 sees only after those that arrive next.)
             let mut last = self.causes.iter().rev().take_while(|(at, _)| is_late && *at > self.last_iteration);
             let is_current =
-                is_current && !last.any(|(_, cause)| matches!(cause, Cause::ExpiryChanged(_, it) if it == key));
+                is_current && !last.any(|(_, cause)| matches!(cause, Cause::ExpiryChanged(_, it, _) if it == key));
             if let Some(binding) = belief.binding().filter(is_its).filter(|_| is_known && is_current) {
                 belief.promised = belief.promised.max(request + binding.lease * sure / 1000);
             }

@@ -143,7 +143,7 @@ impl Checker {
             let here = |db: i32| db == open.db || were_swapped;
             let shortens = |cause: &&Cause| match cause {
                 Cause::Own(by, db, _) => here(*db) && by.concerns(key, &request.owner),
-                Cause::Written(db, written, _) | Cause::ExpiryChanged(db, written) => here(*db) && written == key,
+                Cause::Written(db, written, _) | Cause::ExpiryChanged(db, written, _) => here(*db) && written == key,
                 _ => false,
             };
             if later.iter().any(shortens) {

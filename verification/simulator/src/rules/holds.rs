@@ -134,7 +134,7 @@ impl Checker {
             let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(is_its));
             // An expiry that was changed in this iteration may be over already.
             let changes_expiry = |(_, cause): &(Position, Cause)| match cause {
-                Cause::ExpiryChanged(on, expiry_changed) => on == db && expiry_changed == key,
+                Cause::ExpiryChanged(on, expiry_changed, _) => on == db && expiry_changed == key,
                 _ => false,
             };
             let is_over = belief.had_expired
@@ -204,7 +204,7 @@ impl Checker {
             if let Some(holder) = holder {
                 let owns = |(_, cause): &(Position, Cause)| match cause {
                     Cause::Own(request, on, _) => on == db && request.concerns(key, owner),
-                    Cause::Written(on, written, _) | Cause::ExpiryChanged(on, written) => on == db && written == key,
+                    Cause::Written(on, written, _) | Cause::ExpiryChanged(on, written, _) => on == db && written == key,
                     Cause::Flushed(_) | Cause::Swapped(..) | Cause::Role => true,
                     Cause::Forced(..) | Cause::Disconnected(_) => false,
                 };
@@ -238,6 +238,14 @@ impl Checker {
                 // (A hold that has expired by now ends as soon as writes are possible.)
                 let lags = lags(hold) || belief.follows.is_some_and(|at| is_blocked || at < now);
                 belief.is_left &= lags || is_blocked;
+                // A hold with a deadline of its own lasts no longer than the expiry that another command gave the key, even if
+                // the grant of another holder has replaced that expiry since.
+                let shortens = |cause: &Cause| match cause {
+                    Cause::ExpiryChanged(on, changed, at) => at.filter(|_| on == db && changed == key),
+                    _ => None,
+                };
+                let shortest = causes().filter_map(|(_, cause)| shortens(cause)).min().filter(|_| belief.limit > 1);
+                belief.promised = shortest.map_or(belief.promised, |at| at.min(belief.promised));
                 if let Some(at) = holder.deadline.filter(|at| *at < belief.promised && !lags) {
                     if !causes().any(owns) {
                         let what = format!("{}: expires at {at}, promised {}", show(hold), belief.promised);

@@ -131,9 +131,9 @@ impl Checker {
                     }
                     cause(Cause::Written(db, key, expired));
                 }
-                LogEntry::ExpiryChanged { db, key } => {
+                LogEntry::ExpiryChanged { db, key, at } => {
                     self.expiry_changed.insert(key.clone());
-                    cause(Cause::ExpiryChanged(db, key));
+                    cause(Cause::ExpiryChanged(db, key, at));
                 }
                 LogEntry::Flushed(db) => cause(Cause::Flushed(db)),
                 LogEntry::Swapped(one, other) => {

@@ -387,7 +387,7 @@ impl Checker {
             }
             let mut last = self.causes.iter().rev().take_while(|(at, _)| *at > self.iteration);
             belief.is_left |= last.any(|(_, cause)| match cause {
-                Cause::Written(on, changed, false) | Cause::ExpiryChanged(on, changed) => on == db && changed == key,
+                Cause::Written(on, changed, false) | Cause::ExpiryChanged(on, changed, _) => on == db && changed == key,
                 _ => false,
             });
             if is_bound && belief.is_left {

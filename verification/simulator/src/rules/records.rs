@@ -133,8 +133,8 @@ pub(super) enum Cause {
     Forced(i32, Bytes),
     /// Another command wrote the key, or (`true`) the key expired.
     Written(i32, Bytes, bool),
-    /// Another command changed the key's expiry.
-    ExpiryChanged(i32, Bytes),
+    /// Another command changed the key's expiry to this Unix time in milliseconds, or removed it.
+    ExpiryChanged(i32, Bytes, Option<u64>),
     /// A database, or every database, was flushed.
     Flushed(Option<i32>),
     /// Two databases were swapped.

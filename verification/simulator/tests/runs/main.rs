@@ -12,6 +12,7 @@ mod replicas;
 mod requests;
 mod sessions;
 mod simulation;
+mod unseen_changes;
 
 use simulator::play::play;
 use simulator::redis::Generation;

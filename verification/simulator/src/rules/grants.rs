@@ -301,9 +301,13 @@ impl Checker {
             _ if !bound => old_binding.map(shortened),
             // A request without flags keeps the binding of its session.
             Some(old) if same.is_some() && flagless && request.replicas == 0 => Some(shortened(old)),
-            // (A queued request may have been granted after a request that was sent later.)
+            // (A queued request may have been granted after a request that was sent later. Its replicas have then confirmed no less
+            // than was promised before.)
             Some(old) if old.at > position && old.client != binding.client => {
-                Some(Binding { is_unsure: old.is_unsure || request.wait.is_some(), ..old })
+                let was_queued = request.wait.is_some();
+                let confirmed = binding.confirmed.filter(|_| was_queued).map(|at| at.max(promised));
+                let confirmed = old.confirmed.into_iter().chain(confirmed).min();
+                Some(Binding { is_unsure: old.is_unsure || was_queued, confirmed, ..old })
             }
             _ => Some(same.map_or(binding, both)),
         };

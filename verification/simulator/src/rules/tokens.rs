@@ -21,6 +21,8 @@ impl Checker {
                     older = Some((db, key.clone(), newest, lock.fence));
                 }
                 carried.extend(lock.fence.map(|fence| ((db, key.clone()), fence)));
+                // (Those that are over may exist again: if the clock is set back, or the key loses its expiry.)
+                let StoredValue::Lock(lock) = stored::read_at(node, db, key, 0) else { continue };
                 let tokens = lock.holders.into_iter().filter_map(|it| Some((it.owner, it.token?)));
                 let tokens = tokens.filter(|(owner, token)| self.tokens.get(token).map(|(of, _)| of) != Some(owner));
                 seen.extend(tokens.map(|(owner, token)| ((db, key.clone(), owner), token)));

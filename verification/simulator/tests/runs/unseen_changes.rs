@@ -15,6 +15,31 @@ fn unseen_changes_violate_no_invariant() {
          a LOCK.ACQUIRE k0 o2 LIMIT 2 REPLICAS 1
          +20
          !clock 200",
+        // A lease of a shared lock ends unseen, during a long command, and another command then removes the expiry of
+        // the key: the hold is back, under a token that is older than the newest.
+        "b LOCK.ACQUIRE k2 o0 LEASE
+         d DEBUG SLEEP 3
+         d CLIENT KILL ID #b
+         b LOCK.ACQUIRE k0 o1 SHARED LEASE 50
+         b PEXPIRE k0 100000
+         c LOCK.MACQUIRE 2 k1 k2 o0
+         +20
+         c PERSIST k0",
+        // A queued request is granted after one that was sent later, and binds the hold: it ends at what replicas have
+        // confirmed.
+        "!replicas 20
+         c LOCK.SESSION REPLACES $s
+         b LOCK.SESSION REPLACES $c
+         +1200
+         c LOCK.ACQUIRE k1 o1 LEASE 2000 SESSION $s
+         c LOCK.ACQUIRE k1 o1 LEASE 50 REPLICAS 1 SESSION $s
+         a CLIENT PAUSE 1000
+         b LOCK.ACQUIRE k1 o1 LEASE 50 REPLICAS 1 WATCHDOG WAIT 0 SESSION $s
+         +120
+         c LOCK.ACQUIRE k0 o0
+         c CLIENT PAUSE 1000
+         b LOCK.ACQUIRE k1 o0 WAIT 300
+         b LOCK.ACQUIRE k1 o1 LEASE 2000",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

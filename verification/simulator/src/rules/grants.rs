@@ -281,13 +281,18 @@ impl Checker {
         let is_older = |old: &Binding| old.at > position && old.lease != lease;
         let both = |old: Binding| {
             let both = both(old);
+            // (What replicas have confirmed of a later request counts. One of several like requests may have had no flags, and have
+            // left the binding as it was.)
+            let confirmed = match old.confirmed {
+                Some(before) if request.is_unsure => Some(both.confirmed.map_or(before, |at| at.min(before))),
+                before => before.filter(|_| old.at >= position).or(both.confirmed),
+            };
             Binding {
                 at: old.at.max(position),
                 lease: if flagless { old.lease } else { lease },
                 longest: if flagless { old.longest } else { binding.longest },
                 is_unsure: both.is_unsure || is_older(&old),
-                // (What replicas have confirmed of a later request counts.)
-                confirmed: old.confirmed.filter(|_| old.at >= position).or(both.confirmed),
+                confirmed,
                 ..both
             }
         };

@@ -40,6 +40,13 @@ fn unseen_changes_violate_no_invariant() {
          c CLIENT PAUSE 1000
          b LOCK.ACQUIRE k1 o0 WAIT 300
          b LOCK.ACQUIRE k1 o1 LEASE 2000",
+        // Which of two like requests was granted is unknown: the one without flags keeps the binding, and so what
+        // replicas have confirmed of it.
+        "!replicas never 20 2000
+         s LOCK.ACQUIRE k0 o2 LEASE 50 LIMIT 3 REPLICAS 1
+         s LOCK.EVENTS
+         e LOCK.ACQUIRE k0 o2 LIMIT 3 WATCHDOG WAIT 0 SESSION $s
+         e LOCK.ACQUIRE k0 o2 LIMIT 3 WAIT 0 SESSION $s",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -175,9 +175,13 @@ impl Checker {
                         }
                     }
                 }
-                // Redirected after the replicas had confirmed the request: the binding has been made.
+                // Redirected after the replicas had confirmed the request: the binding has been made. (So it may be if no node
+                // serves the slot by then, unless the request was refused when it arrived.)
                 ("acquire" | "macquire" | "renew" | "mrenew", Reply::Error(error))
-                    if error.starts_with("MOVED") && request.replicas > 0 && request.binds() =>
+                    if (error.starts_with("MOVED")
+                        || error.starts_with("CLUSTERDOWN") && position <= self.iteration)
+                        && request.replicas > 0
+                        && request.binds() =>
                 {
                     self.abandoned.push((open.db, request));
                 }

@@ -47,6 +47,24 @@ fn unseen_changes_violate_no_invariant() {
          s LOCK.EVENTS
          e LOCK.ACQUIRE k0 o2 LIMIT 3 WATCHDOG WAIT 0 SESSION $s
          e LOCK.ACQUIRE k0 o2 LIMIT 3 WAIT 0 SESSION $s",
+        // No node serves the slot of a re-entry when its replicas have confirmed it: its client receives an error, and
+        // the hold is ephemeral all the same.
+        "!replicas 20 2000
+         c LOCK.ACQUIRE k2 o2 LIMIT 3
+         b LOCK.ACQUIRE k3 o0
+         +120
+         c LOCK.ACQUIRE k3 o1
+         c LOCK.RENEW k1 o3 WATCHDOG
+         +20
+         c LOCK.ACQUIRE k3 o2 REPLICAS 1 WAIT 300
+         c LOCK.ACQUIRE k2 o2 LIMIT 3 EPHEMERAL REPLICAS 1
+         +120
+         +20
+         d LOCK.RELEASE k3 o0
+         +1
+         +20
+         !slot k2 unowned
+         +120",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

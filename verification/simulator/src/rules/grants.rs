@@ -301,6 +301,13 @@ impl Checker {
             self.replied.iter().any(|(_, it)| it.wait.is_some() && it.binds() && it.concerns(key, &request.owner));
         let binding =
             Binding { is_unsure: is_unsure || waited && old_binding.is_some_and(|old| old.is_unsure), ..binding };
+        let earliest = |of_last: Option<u64>, of_other: Option<u64>| {
+            of_last.into_iter().chain(of_other.map(|at| at.max(promised))).min()
+        };
+        let was_queued_elsewhere = |(_, it): &(i32, Request)| {
+            let is_queued = it.wait.is_some() && it.replicas > 0 && it.binds();
+            is_queued && it.client != request.client && it.concerns(key, &request.owner)
+        };
         let binding = match old_binding {
             _ if request.unbind => None,
             _ if !bound => old_binding.map(shortened),
@@ -310,9 +317,12 @@ impl Checker {
             // than was promised before.)
             Some(old) if old.at > position && old.client != binding.client => {
                 let was_queued = request.wait.is_some();
-                let confirmed = binding.confirmed.filter(|_| was_queued).map(|at| at.max(promised));
-                let confirmed = old.confirmed.into_iter().chain(confirmed).min();
+                let confirmed = earliest(old.confirmed, binding.confirmed.filter(|_| was_queued));
                 Some(Binding { is_unsure: old.is_unsure || was_queued, confirmed, ..old })
+            }
+            // (So may the earlier request, if its outcome was received in this iteration.)
+            Some(old) if old.client != binding.client && self.replied.iter().any(was_queued_elsewhere) => {
+                Some(Binding { confirmed: earliest(binding.confirmed, old.confirmed), ..binding })
             }
             _ => Some(same.map_or(binding, both)),
         };

@@ -65,6 +65,22 @@ fn unseen_changes_violate_no_invariant() {
          +20
          !slot k2 unowned
          +120",
+        // Two queued requests of an owner are granted in the reverse order, and their outcomes are read together: the
+        // one with REPLICAS has bound the hold last.
+        r"!replicas 0
+         t LOCK.ACQUIRE k0 o3
+         a LOCK.ACQUIRE k0 o2 WAIT 300 WAITED 300 SESSION $t
+         a LOCK.ACQUIRE k0 o1 WAIT 20
+         b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         a LOCK.ACQUIRE k0 o2 LEASE 400 REPLICAS 1 SESSION $t
+         b LOCK.ACQUIRE k0 o2 LEASE 400 WAIT 20 SESSION $s
+         b LOCK.RELEASE k0 o0
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         +20
+         a PERSIST k0
+         t LOCK.EVENTS WAIT 50
+         s LOCK.EVENTS WAIT 0
+         a LOCK.ACQUIRE k0 o2",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -18,8 +18,10 @@ impl Checker {
         }
         let waiting = self.waiting();
         let mut first: BTreeMap<u64, Position> = BTreeMap::new();
-        for (Arrival { position, .. }, .., token) in &granted {
+        let mut dbs: BTreeMap<u64, BTreeSet<i32>> = BTreeMap::new();
+        for (Arrival { position, .. }, db, .., token) in &granted {
             first.entry(*token).and_modify(|it| *it = (*it).min(*position)).or_insert(*position);
+            dbs.entry(*token).or_default().insert(*db);
         }
         let claimed = granted.iter().filter(|(arrival, ..)| arrival.claimed.is_some());
         let claims: BTreeSet<u64> = claimed.map(|(.., token)| *token).collect();
@@ -32,10 +34,12 @@ impl Checker {
             // A token from an earlier iteration belongs to a re-entry, or to a grant that was checked then. In this
             // iteration, the first reply with a token is the grant.
             // (It is unknown which reply that was if one of the requests has `WAITED`.)
+            // (Nor if a swap of databases has taken the hold to a queued request of its owner, which re-enters it.)
             // A token that `FENCE` named belongs to a re-entry, too.
             let is_known = self.tokens.contains_key(&token) || self.fences.contains(&token);
             let is_new = !is_known && first.get(&token) == Some(&position);
             let is_new = is_new && (arrival.claimed.is_some() || !claims.contains(&token));
+            let is_new = is_new && dbs.get(&token).is_none_or(|dbs| dbs.len() == 1);
             // An unread grant to the same owner makes it a re-entry.
             let again = |wait: &Wait| {
                 wait.request.owner == request.owner && wait.request.keys.iter().any(|key| request.keys.contains(key))

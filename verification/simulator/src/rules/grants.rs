@@ -281,8 +281,8 @@ impl Checker {
         let is_older = |old: &Binding| old.at > position && old.lease != lease;
         let both = |old: Binding| {
             let both = both(old);
-            // (What replicas have confirmed of a later request counts. One of several like requests may have had no flags, and have
-            // left the binding as it was.)
+            // (What replicas have confirmed of a later request counts. One of several like requests may have had no
+            // flags, and have left the binding as it was.)
             let confirmed = match old.confirmed {
                 Some(before) if request.is_unsure => Some(both.confirmed.map_or(before, |at| at.min(before))),
                 before => before.filter(|_| old.at >= position).or(both.confirmed),
@@ -313,8 +313,8 @@ impl Checker {
             _ if !bound => old_binding.map(shortened),
             // A request without flags keeps the binding of its session.
             Some(old) if same.is_some() && flagless && request.replicas == 0 => Some(shortened(old)),
-            // (A queued request may have been granted after a request that was sent later. Its replicas have then confirmed no less
-            // than was promised before.)
+            // (A queued request may have been granted after a request that was sent later. Its replicas have then
+            // confirmed no less than was promised before.)
             Some(old) if old.at > position && old.client != binding.client => {
                 let was_queued = request.wait.is_some();
                 let confirmed = earliest(old.confirmed, binding.confirmed.filter(|_| was_queued));

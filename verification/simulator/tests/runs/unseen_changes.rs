@@ -81,6 +81,15 @@ fn unseen_changes_violate_no_invariant() {
          t LOCK.EVENTS WAIT 50
          s LOCK.EVENTS WAIT 0
          a LOCK.ACQUIRE k0 o2",
+        // A queued request re-enters a hold that a swap of databases has brought to it, and whose grant is read in the
+        // same event-loop iteration.
+        "d SELECT 1
+         c LOCK.ACQUIRE k2 o1
+         b LOCK.ACQUIRE k2 o2 WAIT 300
+         +120
+         a LOCK.ACQUIRE k2 o3 WAIT 0
+         d LOCK.ACQUIRE k2 o3
+         e SWAPDB 0 1",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -237,7 +237,9 @@ impl Checker {
         // another command wrote may be less than that of an earlier hold.)
         let is_perhaps_bound = self.perhaps_bound.contains(&(hold.1.clone(), hold.2.clone()));
         let is_requested = self.requested_bindings.contains_key(&hold);
-        let may_be_bound = is_perhaps_bound || is_requested && (renews || self.fences.contains(&token));
+        // (A hold that was on record under this token has not ended, although another token showed there.)
+        let was_known = self.newest.get(&hold).is_some_and(|it| it.token == token);
+        let may_be_bound = is_perhaps_bound || is_requested && (renews || was_known || self.fences.contains(&token));
         let binds_it = || before.is_none() && may_be_bound;
         // (Nor is it known since when, how, and what its replicas have confirmed.)
         let is_replicated = self.replicated.contains(&(hold.1.clone(), hold.2.clone()));

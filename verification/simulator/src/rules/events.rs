@@ -149,6 +149,13 @@ impl Checker {
                 } else {
                     self.waits.remove(at);
                 }
+                // Another request of this owner may have re-entered the withdrawn grant over the same connection: the flags stay.
+                let re_enters = |wait: &Wait| {
+                    wait.open.db == db && wait.request.client == request.client && wait.request.owner == owner
+                };
+                if request.binds() && detail.bytes().starts_with(b"CANCELLED") && self.waits.iter().any(re_enters) {
+                    self.abandoned.push((db, request.clone()));
+                }
                 if what == b"granted" {
                     // A hold that was unbound before this event was read is bound again.
                     let granted = token.number().unwrap_or(0);

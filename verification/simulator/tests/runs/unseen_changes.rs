@@ -103,6 +103,17 @@ fn unseen_changes_violate_no_invariant() {
          a LOCK.ACQUIRE k2 o0
          +0
          d LOCK.RENEW k2 o0 FENCE 1800000060604066",
+        // An ephemeral grant is withdrawn after a request of the same session has re-entered it: the hold stays ephemeral.
+        "!replicas never 20 2000
+         s LOCK.ACQUIRE k0 o2 LEASE 50
+         b LOCK.MACQUIRE 3 k2 k1 k0 o1 WAIT 0 EPHEMERAL SESSION $s
+         +1200
+         e LOCK.ACQUIRE k2 o1 REPLICAS 1 SESSION $s
+         +400
+         d LOCK.RELEASE k0 o1 ALL
+         s LOCK.EVENTS
+         +120
+         s !end",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

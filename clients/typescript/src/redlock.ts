@@ -5,7 +5,7 @@ import type { Holdfast } from './holdfast.js';
 
 /** Settings of node-redlock. `driftFactor` and `automaticExtensionThreshold` are accepted and have no effect: a hold is certain for 99 % of its lease, and renewed at each quarter. */
 export interface Settings {
-  /** How often node-redlock repeats a refused acquisition. Here, it waits in the queue for as long as that would take. Negative: without a limit. */
+  /** How often node-redlock repeats a refused acquisition. Here, it waits in the queue for as long as that would take. Negative or infinite: without a limit. */
   readonly retryCount: number;
   /** The time between two of these repetitions, ms. */
   readonly retryDelay: number;
@@ -94,7 +94,7 @@ export class Lock implements ExecutionResult {
  * - an acquisition waits at the server: it counts as one attempt, and the event reports a lock that is held only once, when the time is over;
  * - an extension or a release is repeated until the server has answered, not `retryCount` times;
  * - releasing again resolves; `using` takes any duration, and rejects with the routine's error even if the release fails, too;
- * - an acquisition rejects if a resource is named twice;
+ * - an acquisition rejects if a resource is named twice, and with a `RangeError` for a duration below 1 ms or no resource;
  * - a program can't construct a `Lock`, such as to release that of another process, and there is no `clients`.
  */
 export class Redlock extends EventEmitter {
@@ -170,7 +170,7 @@ export class Redlock extends EventEmitter {
   async #acquire(names: readonly string[], duration: number, more: Partial<Settings> | undefined, renew: boolean): Promise<Lock> {
     const lease = whole(duration);
     const { retryCount, retryDelay, retryJitter } = { ...this.settings, ...given(more) };
-    const wait = retryCount < 0 ? undefined : retryCount * (retryDelay + retryJitter);
+    const wait = retryCount < 0 || retryCount === Number.POSITIVE_INFINITY ? undefined : retryCount * (retryDelay + retryJitter);
     const hold = await this.#or('the lock was not acquired', this.#holdfast.lockAll(names, { lease, renew, wait }));
     return new Lock(this, hold, this.#vote());
   }
@@ -195,9 +195,9 @@ export class Redlock extends EventEmitter {
 
 export default Redlock;
 
-/** The settings that have a value. */
-const given = (settings: Partial<Settings> = {}): Partial<Settings> =>
-  Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
+/** The settings that are numbers: as node-redlock does, all others are ignored. */
+const given = (settings?: Partial<Settings> | null): Partial<Settings> =>
+  Object.fromEntries(Object.entries(settings ?? {}).filter(([, value]) => typeof value === 'number'));
 
 function whole(duration: number): number {
   if (!Number.isInteger(duration)) throw new Error('Duration must be an integer value in milliseconds.');

@@ -84,6 +84,9 @@ test('redlock_accepts_settings_without_a_value_and_durations_of_any_length', asy
   const longest = Math.floor(Number.MAX_SAFE_INTEGER / 10);
   const lock = await redlock.acquire(['long'], longest, { retryDelay: undefined } as object);
   await (await lock.extend(3 * longest)).release();
+  const endless = { retryCount: Number.POSITIVE_INFINITY, retryDelay: 0, retryJitter: 0 };
+  await (await redlock.acquire(['long'], 1000, endless)).release();
+  expect(await redlock.using(['long'], 1000, null as unknown as object, async () => 'done')).toBe('done');
   expect(redis.cli('EXISTS', 'long')).toBe('0');
 });
 

@@ -1,9 +1,9 @@
 import { once } from 'node:events';
 import { setTimeout as pause } from 'node:timers/promises';
 import { ClosedError, LockLostError, type LossReason } from './errors.js';
-import { checkFunction, checkLease, checkRange, type Hold } from './hold.js';
+import { checkCount, checkFunction, checkLease, checkRange, type Hold } from './hold.js';
 import type { LockInfo } from './replies.js';
-import { onAbort } from './signals.js';
+import { checkSignal, onAbort } from './signals.js';
 
 export interface ElectionOptions {
   /** What {@link Holdfast.leader} says of this candidate, such as its address; at most about 400 bytes. */
@@ -16,9 +16,9 @@ export interface ElectionOptions {
   replicas?: number | undefined;
   /** Resigns when it aborts. */
   signal?: AbortSignal | undefined;
-  /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts when leadership is lost. Releasing `hold` ends the term, and the candidacy goes on. */
+  /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts when leadership is lost. Releasing `hold` ends the term, and the candidacy goes on. An error that it throws is an unhandled rejection. */
   onElected?: ((hold: Hold) => void | PromiseLike<void>) | undefined;
-  /** Called when leadership was lost; not after a resignation. */
+  /** Called when leadership was lost; not after a resignation. An error that it throws is an unhandled rejection. */
   onLost?: ((reason: LossReason) => void | PromiseLike<void>) | undefined;
 }
 
@@ -61,7 +61,8 @@ export class Election {
     this.#options = options;
     const { signal, value = '' } = options;
     checkLease(options.lease ?? 5000);
-    checkRange('replicas', options.replicas ?? 0, 0, 2 ** 31 - 1);
+    checkCount('replicas', options.replicas ?? 0, 0);
+    checkSignal(signal);
     if (typeof value !== 'string') throw new TypeError(`value must be a string, got ${String(value)}`);
     checkFunction('onElected', options.onElected);
     checkFunction('onLost', options.onLost);
@@ -143,12 +144,13 @@ export async function* observe(
 ): AsyncGenerator<Leader | null, void, undefined> {
   const { signal } = options;
   const interval = checkRange('interval', options.interval ?? 1000, 1, 2 ** 31 - 1); // With more, a timer would fire at once.
+  checkSignal(signal);
   let last: string | undefined;
   while (!signal?.aborted) {
     const leader = await holdfast.leader(name);
     const state = JSON.stringify(leader);
     if (state !== last) yield leader;
     last = state;
-    await pause(interval, undefined, { signal }).catch(() => {});
+    await pause(interval, undefined, { signal: signal ?? undefined }).catch(() => {});
   }
 }

@@ -195,9 +195,11 @@ export class Hold {
 
   /**
    * Asks the server whether the lock is held; does not renew the lease. False after a loss or a release. Rejects with an {@link UnavailableError}
-   * if there is no answer within `timeout` ms, and with a {@link ServerError}; the state of the lock is unknown then.
+   * if there is no answer within `timeout` ms, and with a {@link ServerError}; the state of the lock is unknown then. Rejects with a
+   * `RangeError` if `timeout` is no number from 0.
    */
   async check(timeout = 5000): Promise<boolean> {
+    checkTimeout(timeout);
     if (this.#over) return false;
     const end = now() + timeout;
     const asked = this.terms.keys.map(async (key) => {
@@ -238,10 +240,10 @@ export class Hold {
   /**
    * Releases the lock. Rejects with a {@link LockLostError} if it was no longer held, with a {@link ServerError} if the server refuses, and
    * with an {@link UnavailableError} if it did not confirm within `timeout` ms (5,000); then the release goes on in the background until the
-   * lease is over. Later calls have the outcome of the first one.
+   * lease is over. Later calls have the outcome of the first one. Rejects with a `RangeError`, and does nothing, if `timeout` is no number from 0.
    */
-  release(options: { timeout?: number } = {}): Promise<void> {
-    this.#released ??= this.#release(options.timeout ?? RELEASE_TIMEOUT);
+  async release(options: { timeout?: number } = {}): Promise<void> {
+    this.#released ??= this.#release(checkTimeout(options.timeout ?? RELEASE_TIMEOUT));
     return this.#released;
   }
 
@@ -472,8 +474,16 @@ export function checkRange(what: string, value: number, least: number, most: num
   throw new RangeError(`${what} must be a number from ${least} to ${most}, got ${String(value)}`);
 }
 
+/** Throws a `RangeError` unless the value is a whole number that the server takes, and at least `least`. */
+export function checkCount(what: string, value: number, least: number): number {
+  if (Number.isInteger(checkRange(what, value, least, 2 ** 31 - 1))) return value;
+  throw new RangeError(`${what} must be a whole number, got ${value}`);
+}
+
 /** Throws a `RangeError` unless the value is a lease, ms. */
 export const checkLease = (value: number): number => checkRange('lease', value, 1, LONGEST_LEASE);
+
+const checkTimeout = (value: number): number => checkRange('timeout', value, 0, Number.POSITIVE_INFINITY);
 
 /** Throws a `TypeError` unless the value is a function or undefined. */
 export function checkFunction(what: string, value: unknown): void {

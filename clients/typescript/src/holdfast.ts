@@ -5,6 +5,7 @@ import { Election, type ElectionOptions, type Leader, leaderOf, observe } from '
 import { ClosedError, NotAcquiredError, ServerError } from './errors.js';
 import {
   type Client,
+  checkCount,
   checkFunction,
   checkLease,
   checkRange,
@@ -18,6 +19,7 @@ import { OTHER, type Pool } from './pool.js';
 import { Renewer } from './renewer.js';
 import { type LockInfo, lockInfo, type Waiter, waiterList } from './replies.js';
 import { Server } from './server.js';
+import { checkSignal } from './signals.js';
 import { now, sleep } from './time.js';
 import { Line, Turns } from './turns.js';
 
@@ -69,7 +71,9 @@ export interface Lock {
 export type KindOptions = Omit<LockOptions, 'limit' | 'shared'>;
 
 const NO_LIMIT: readonly string[] = [];
-const checkLimit = (value: number): number => checkRange('limit', value, 1, 2 ** 31 - 1);
+const checkLimit = (value: number): number => checkCount('limit', value, 1);
+/** How many names the server takes in one request. */
+const MOST_NAMES = 128;
 /** How long `close()` waits for the server, ms. */
 const CLOSE_TIMEOUT = 5000;
 
@@ -127,10 +131,12 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   constructor(driver: Driver, options: HoldfastOptions = {}) {
     super();
     this.#options = options;
-    if (!driver || 'duplicate' in driver) throw new TypeError('driver must come from fromIoredis or fromNodeRedis');
+    if (typeof driver?.connect !== 'function' || 'duplicate' in driver)
+      throw new TypeError('driver must come from fromIoredis or fromNodeRedis');
     checkLease(options.lease ?? 1);
     checkFunction('actor', options.actor);
-    const server = new Server(driver, checkRange('maxConnections', options.maxConnections ?? 32, 3, Number.POSITIVE_INFINITY));
+    const maxConnections = checkRange('maxConnections', options.maxConnections ?? 32, 3, Number.POSITIVE_INFINITY);
+    const server = new Server(driver, Math.floor(maxConnections));
     this.#client = {
       server,
       renewer: new Renewer(server),
@@ -165,7 +171,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return await this.acquire([name], { ...options, wait: 0 }).outcome;
   }
 
-  /** Acquires several locks in one step, all or none; in a cluster they must be in one slot. Rejects as {@link Holdfast.lock}. */
+  /** Acquires several locks, 128 at most, in one step, all or none; in a cluster they must be in one slot. Rejects as {@link Holdfast.lock}. */
   async lockAll(names: readonly string[], options: LockOptions = {}): Promise<Hold> {
     const hold = await this.acquire(names, options).outcome;
     if (!hold) throw new NotAcquiredError(names);
@@ -232,7 +238,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return Number(await this.request(name, ['LOCK.FORCE', this.key(name)], false));
   }
 
-  /** The key of a lock. Throws a `TypeError` if the name is no string. */
+  /** The key of a lock. Throws a `TypeError` if the name is no string. The libraries send a lone surrogate as U+FFFD. */
   key(name: string): string {
     if (typeof name !== 'string') throw new TypeError(`the name of a lock must be a string, got ${String(name)}`);
     return (this.#options.prefix ?? '') + name;
@@ -240,9 +246,11 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
 
   /**
    * Sends one command about the lock `name`, for adapters. It is sent again after a lost reply only if it is `repeatable` (the default). `broke` is
-   * called when a reply was lost. Rejects as {@link Holdfast.info}.
+   * called when a reply was lost. Rejects as {@link Holdfast.info}, and with a `TypeError` if an argument is no string.
    */
-  request(name: string, command: readonly string[], repeatable = true, broke?: () => void): Promise<unknown> {
+  async request(name: string, command: readonly string[], repeatable = true, broke?: () => void): Promise<unknown> {
+    // node-redis would break the connection, and the request would be repeated.
+    for (const word of command) if (typeof word !== 'string') throw new TypeError(`a command must be of strings, got ${String(word)}`);
     return this.#request(this.key(name), command, repeatable, broke);
   }
 
@@ -284,11 +292,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     if (this.#closing) throw new ClosedError();
     if (typeof options !== 'object') throw new TypeError(`options must be an object, got ${String(options)}`);
     const { signal, limit, shared, wait = Number.POSITIVE_INFINITY } = options;
-    if (signal && typeof signal.throwIfAborted !== 'function') throw new TypeError(`signal must be an AbortSignal, got ${String(signal)}`);
+    checkSignal(signal);
     signal?.throwIfAborted();
     const actor = this.#options.actor?.();
     if (!Array.isArray(names) || names.length === 0)
       throw new RangeError(`names must be an array of at least one name, got ${String(names)}`);
+    // With very many arguments, ioredis throws while it has the connection.
+    if (names.length > MOST_NAMES) throw new RangeError(`names must be at most ${MOST_NAMES}, got ${names.length}`);
     if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError("several names can't be combined with limit or shared");
     const terms: Terms = {
       names: [...names], // The caller may change its array.
@@ -296,7 +306,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       lease: checkLease(options.lease ?? this.#options.lease ?? 10_000),
       renewed: options.renew ?? true,
       ephemeral: options.ephemeral ?? false,
-      replicas: checkRange('replicas', options.replicas ?? 0, 0, 2 ** 31 - 1),
+      replicas: checkCount('replicas', options.replicas ?? 0, 0),
       limit: shared ? ['SHARED'] : limit !== undefined && limit !== 1 ? ['LIMIT', String(checkLimit(limit))] : NO_LIMIT,
       wait: checkRange('wait', wait, 0, Number.POSITIVE_INFINITY),
       prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`),

@@ -1255,6 +1255,31 @@ test('steal_pauses_when_the_lock_stays_held_after_force', async () => {
   await within(5100, holdfast.close());
 });
 
+test('observe_pauses_when_its_signal_is_null', async () => {
+  vi.useRealTimers(); // They do not replace those of node:timers/promises.
+  const { server, holdfast } = start({ INFO: [reply(null), reply(null), reply(null)] });
+  const observation = holdfast.observe('a', { signal: null as unknown as AbortSignal });
+  await observation.next();
+  const next = observation.next();
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect(server.sent).toEqual(['LOCK.INFO a']);
+  await holdfast.close();
+  await expect(next).rejects.toMatchObject({ code: 'CLOSED' });
+  const wrong = holdfast.observe('a', { signal: {} as AbortSignal });
+  await expect(wrong.next()).rejects.toThrow('signal must be an AbortSignal');
+});
+
+test('release_and_check_refuse_a_time_out_of_range', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(1)] });
+  const hold = await within(10, holdfast.lock('a'));
+  for (const timeout of [Number.NaN, -1, '5'] as number[]) {
+    await expect(hold.release({ timeout })).rejects.toThrow('timeout must be a number from 0 to Infinity');
+    await expect(hold.check(timeout)).rejects.toThrow('timeout must be a number from 0 to Infinity');
+  }
+  expect(server.sent).toHaveLength(1);
+  await within(10, hold.release());
+});
+
 test('observe_refuses_an_interval_that_no_timer_takes', async () => {
   const { holdfast } = start({});
   for (const interval of [0, 2 ** 31, Number.POSITIVE_INFINITY, Number.NaN])
@@ -1301,6 +1326,9 @@ test('invalid_terms_are_refused', async () => {
   const { holdfast } = start({});
   expect(() => start({}, { maxConnections: 2 })).toThrow(RangeError);
   await expect(holdfast.lockAll([])).rejects.toBeInstanceOf(RangeError);
+  await expect(holdfast.lockAll(Array.from({ length: 129 }, (_, i) => `${i}`))).rejects.toThrow('names must be at most 128, got 129');
+  await expect(holdfast.lock('a', { replicas: 0.5 })).rejects.toThrow('replicas must be a whole number, got 0.5');
+  expect(() => holdfast.semaphore('a', 1.5)).toThrow('limit must be a whole number, got 1.5');
   await expect(holdfast.lockAll(['a', 'b'], { shared: true })).rejects.toBeInstanceOf(TypeError);
   expect(() => holdfast.semaphore('a', 0)).toThrow(RangeError);
   expect(() => holdfast.elect('a', { lease: 0 })).toThrow(RangeError);
@@ -1332,7 +1360,8 @@ test('lock_refuses_what_typescript_would', async () => {
   await expect(holdfast.lock('a', { signal: new AbortController() as unknown as AbortSignal })).rejects.toThrow(
     'signal must be an AbortSignal',
   );
-  for (const driver of [undefined, { connect() {}, duplicate() {} }] as unknown as FakeServer[])
+  await expect(holdfast.request('a', ['LOCK.INFO', undefined as unknown as string])).rejects.toThrow('a command must be of strings');
+  for (const driver of [undefined, {}, { connect() {}, duplicate() {} }] as unknown as FakeServer[])
     expect(() => new Holdfast(driver)).toThrow('driver must come from fromIoredis or fromNodeRedis');
   expect(server.sent).toEqual([]);
 });

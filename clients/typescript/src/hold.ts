@@ -55,6 +55,14 @@ export interface Origin {
   readonly mayBeQueued: boolean;
 }
 
+/** The holds that are due at the same moment. */
+export interface Bucket {
+  /** By the monotonic clock, whole ms. */
+  readonly at: number;
+  readonly holds: Set<Hold>;
+  readonly alarm: Alarm;
+}
+
 /** Renews what a client holds. */
 export interface Renewals {
   readonly holds: Set<Hold>;
@@ -104,7 +112,7 @@ export class Hold {
   /** @internal The connection of an ephemeral hold. */ readonly connection: Connection | undefined;
   /** @internal When it was granted. */ heldSince = 0;
   /** @internal When to renew, or when the hold is over, by the monotonic clock. */ due = 0;
-  /** @internal The holds that are due together with it. */ bucket: Set<Hold> | undefined;
+  /** @internal The holds that are due together with it. */ bucket: Bucket | undefined;
   /** @internal A renewal is under way. */ renewing = false;
   /** @internal Called when it was released or lost. */ ended: (() => void) | undefined;
   /** @internal Called before the end of the program or of the client releases it. */ retire: (() => void) | undefined;

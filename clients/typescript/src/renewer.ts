@@ -1,5 +1,5 @@
 import { UnavailableError } from './errors.js';
-import type { Hold, Renewals } from './hold.js';
+import type { Bucket, Hold, Renewals } from './hold.js';
 import { RENEW } from './pool.js';
 import type { Server } from './server.js';
 import { Alarm, now, silence } from './time.js';
@@ -12,7 +12,7 @@ export class Renewer implements Renewals {
   readonly holds = new Set<Hold>();
   readonly #server: Server;
   /** The holds of each moment in which something is due. */
-  readonly #buckets = new Map<number, Set<Hold>>();
+  readonly #buckets = new Map<number, Bucket>();
 
   constructor(server: Server) {
     this.#server = server;
@@ -24,15 +24,19 @@ export class Renewer implements Renewals {
     const at = Math.ceil(hold.due);
     let bucket = this.#buckets.get(at);
     if (!bucket) {
-      bucket = new Set();
+      bucket = { at, holds: new Set(), alarm: new Alarm(at - now(), () => this.#ring(at)) };
       this.#buckets.set(at, bucket);
-      new Alarm(at - now(), () => this.#ring(at));
     }
-    hold.bucket = bucket.add(hold);
+    bucket.holds.add(hold);
+    hold.bucket = bucket;
   }
 
   remove(hold: Hold): void {
-    hold.bucket?.delete(hold);
+    const { bucket } = hold;
+    if (!bucket?.holds.delete(hold) || bucket.holds.size > 0 || this.#buckets.get(bucket.at) !== bucket) return;
+    // Without renewals it may be due only in years: released holds must leave no timers.
+    bucket.alarm.cancel();
+    this.#buckets.delete(bucket.at);
   }
 
   renewNow(hold: Hold): void {
@@ -78,7 +82,7 @@ export class Renewer implements Renewals {
   }
 
   #ring(at: number): void {
-    const due = this.#buckets.get(at) ?? [];
+    const due = this.#buckets.get(at)?.holds ?? [];
     this.#buckets.delete(at);
     const groups = new Map<unknown, Hold[]>();
     for (const hold of due) {

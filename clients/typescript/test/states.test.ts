@@ -518,6 +518,17 @@ test('hold_without_renewal_is_lost_when_its_certainty_is_over', async () => {
   expect(server.sent).toHaveLength(1);
 });
 
+test('released_holds_without_renewal_leave_no_timers', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted, granted], RELEASE: [reply(1), reply(1)] });
+  const options = { renew: false, lease: 3_600_000 };
+  const holds = await within(10, Promise.all([holdfast.lock('a', options), holdfast.lock('b', options)]));
+  const before = vi.getTimerCount();
+  expect(before).toBeGreaterThan(1);
+  await within(10, Promise.all(holds.map((hold) => hold.release())));
+  expect(vi.getTimerCount()).toBe(1); // That of the client.
+  expect(holds.map((hold) => hold.isHeld)).toEqual([false, false]);
+});
+
 test('renew_restarts_the_lease', async () => {
   const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN), reply(null)] });
   const hold = await within(10, holdfast.lock('a', { lease: 1000, renew: false }));

@@ -14,6 +14,7 @@ import holdfast
 from fake import Fake, error, granted
 from holdfast import _engine as engine
 from holdfast import _rules as rules
+from holdfast import redlock
 from holdfast._rules import State
 from kinds import Tasks, Threads
 from servers import Server, close_all, until
@@ -147,6 +148,27 @@ def test_servers_are_ordered_by_name_and_must_differ(kind, three, name):
     lock = kind.redlock([two, one], name)
     engines = lock._inner.engines if hasattr(lock, "_inner") else lock.engines
     assert [engine.source.server_name for engine in engines] == sorted(engine.source.server_name for engine in engines)
+
+
+def test_redlock_raises_when_an_argument_is_wrong(kind, three, name):
+    other = Tasks() if isinstance(kind, Threads) else Threads()
+    try:
+        mine, its = opened(kind, three[:1])[0], opened(other, three[:1])[0]
+        kind_of_lock = redlock.RedLock if isinstance(kind, Threads) else redlock.AsyncRedLock
+        for wrong in (None, getattr(its, "_inner", its)):
+            with pytest.raises(TypeError, match=r"holdfasts must be instances of .*Holdfast'>, got"):
+                kind_of_lock([getattr(mine, "_inner", mine), wrong], name)
+        with pytest.raises(ValueError, match=r"server_timeout must be between .*, got nan"):
+            kind.redlock([mine], name, server_timeout=float("nan"))
+        lock = kind.redlock([mine], name)
+        with pytest.raises(ValueError, match="wait must be a number of seconds, got nan"):
+            lock.acquire(float("nan"))
+        hold = lock.acquire(30)
+        with pytest.raises(ValueError, match="timeout must be a number of seconds, got nan"):
+            hold.release(float("nan"))
+        hold.release()
+    finally:
+        other.close()
 
 
 def test_release_leaves_nothing_at_any_server(kind, own_three, name):

@@ -4,7 +4,9 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import decimal
 import errno
+import gc
 import itertools
 import queue
 import sys
@@ -411,6 +413,38 @@ def test_lock_raises_value_error_when_its_replicas_are_no_number(faked, replicas
         faked.lock("k", replicas=replicas)
 
 
+@pytest.mark.parametrize("count", [2, "9", float("nan")])
+def test_holdfast_raises_value_error_when_it_may_open_too_few_connections(kind, fake, count):
+    with pytest.raises(ValueError, match=f"max_connections must be an integer of at least 3, got {count!r}"):
+        kind.open(kind.redis(fake.port), max_connections=count)
+
+
+def test_acquire_raises_type_error_when_cancel_is_no_event_of_its_flavour(faked, kind):
+    with pytest.raises(TypeError, match=r"cancel must be an instance of .*Event"):
+        faked.lock("k").acquire(cancel=asyncio.Event() if isinstance(kind, Threads) else threading.Event())
+
+
+def test_elect_raises_type_error_when_an_argument_is_of_a_wrong_type(faked):
+    for callbacks in [(None,), (print, 5)]:
+        with pytest.raises(TypeError, match="on_elected and on_lost must be callable, got"):
+            faked.elect("k", *callbacks)
+    with pytest.raises(TypeError, match="value must be a str, got b'host'"):
+        faked.elect("k", print, value=b"host")
+
+
+def test_lock_class_raises_when_an_argument_is_wrong(fake):
+    client = redis.Redis(port=fake.port)
+    with pytest.raises(TypeError, match="holdfast must be a Holdfast object, got"):
+        lock_class(client)
+    with holdfast.Holdfast(client) as opened:
+        with pytest.raises(ValueError, match=r"timeout must be between .*, got '10'"):
+            lock_class(opened)(client, "k", timeout="10")
+        lock = lock_class(opened)(client, "k", timeout=10)
+        lock.acquire()
+        with pytest.raises(ValueError, match="additional_time must be a number of seconds, got '10'"):
+            lock.extend("10")
+
+
 def test_lock_raises_value_error_when_it_is_shared_and_has_a_limit(faked):
     with pytest.raises(ValueError, match=r"shared=True .* no limit, got limit=3"):
         faked.lock("k", shared=True, limit=3)
@@ -540,14 +574,27 @@ def test_renew_keeps_the_former_lease_when_the_server_refuses_the_new_one(faked,
     assert hold.is_held()
 
 
-@pytest.mark.parametrize("lease", [0, -1, 1e12, float("nan"), float("inf")])
-def test_lease_is_refused_when_it_is_out_of_range(faked, fake, lease):
+@pytest.mark.parametrize("lease", [0, -1, 1e12, float("nan"), float("inf"), "10", decimal.Decimal(10)])
+def test_lease_is_refused_when_it_is_out_of_range_or_no_number(faked, fake, lease):
     hold = faked.lock("k", lease=50).acquire(30)
     for wrong in (lambda: hold.renew(lease), lambda: faked.lock("j", lease=lease)):
         with pytest.raises(ValueError, match=r"lease must be between 0\.001 and 315360000 s"):
             wrong()
     assert 40 < hold.remaining() <= 50 * 0.99
     assert fake.of("RENEW") == []
+    hold.renew()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), "5", decimal.Decimal(5), []], ids=str)
+def test_time_is_refused_when_it_is_no_number(faked, fake, seconds):
+    with pytest.raises(ValueError, match="wait must be a number of seconds, got"):
+        faked.lock("k").acquire(seconds)
+    hold = faked.lock("k").acquire(30)
+    with pytest.raises(ValueError, match="timeout must be a number of seconds, got"):
+        hold.release(seconds)
+    assert hold.is_held()
+    hold.release()
+    assert len(fake.of("RELEASE")) == 1
 
 
 def test_renewal_counts_with_the_lease_that_it_sent(faked, kind, fake):
@@ -914,6 +961,34 @@ def test_election_goes_on_when_a_callback_raises_no_exception(faked, kind, fake)
     election.close()
     assert len(fake.of("RELEASE")) == 1
     assert not election.is_leader
+
+
+async def test_election_that_is_cancelled_releases_its_hold(fake, end_tasks):
+    client = redis.asyncio.Redis(port=fake.port)
+    opened = holdfast.asyncio.Holdfast(client)
+    election = opened.elect("k", lambda hold: None)
+    await _until(lambda: election.is_leader, "it is elected")
+    election._campaigner.cancel()
+    await _until(lambda: fake.of("RELEASE"), "the hold is released")
+    assert not opened._engine.grants
+    await opened.close()
+    await closed(client)
+
+
+def test_renewals_and_elections_go_on_when_logging_fails(faked, fake, quick, monkeypatch):
+    def fail(*_):
+        raise ValueError("a handler that fails")
+
+    for method in ("warning", "exception"):
+        monkeypatch.setattr(engine.logger, method, fail)
+    fake.script["ACQUIRE"].append(error("ERR an error that does not pass"))
+    election = faked.elect("elected", lambda hold: None)
+    until(lambda: election.is_leader, "it is elected")
+    faked.lock("dropped", lease=60).acquire(30)
+    gc.collect()
+    seen = len(fake.of("RENEW"))
+    until(lambda: len(fake.of("RENEW")) > seen + 5, "the holds are renewed")
+    election.close()
 
 
 def test_several_keys_are_lost_when_one_is(faked, fake, quick):

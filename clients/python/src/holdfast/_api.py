@@ -206,7 +206,9 @@ class ElectionBase:
                     await self._lead(self._grant)
                 except Exception as error:
                     if not self._stop.is_set() and not self._engine.is_closed:
-                        logger.warning("election %r: %s", self._terms.name, error)
+                        # The application's logging may be what fails.
+                        with contextlib.suppress(Exception):
+                            logger.warning("election %r: %s", self._terms.name, error)
                         await self._engine.io.wait(self._stop, 1.0)
         finally:
             self._ended.set()
@@ -216,13 +218,16 @@ class ElectionBase:
         grant.listener = wake.set
         # The reference lasts as long as the term: a hold that is dropped is logged.
         hold = self._hold(self._engine, grant)
-        await self._call(self._on_elected, hold)
-        while grant.state is State.HELD and not self._stop.is_set():
-            # The application may also end the term by releasing the hold, which sets no event.
-            await self._engine.io.wait(wake, 0.1)
-        if grant.state is State.HELD:
-            with contextlib.suppress(LockLostError):
-                await hold._release(RELEASE_TIME)
+        try:
+            await self._call(self._on_elected, hold)
+            while grant.state is State.HELD and not self._stop.is_set():
+                # The application may also end the term by releasing the hold, which sets no event.
+                await self._engine.io.wait(wake, 0.1)
+        finally:
+            # Whatever ended the term: the timer would renew the hold for ever.
+            if grant.state is State.HELD:
+                with contextlib.suppress(LockLostError):
+                    await hold._release(RELEASE_TIME)
         if grant.reason is not None and self._on_lost is not None:
             await self._call(self._on_lost, grant.reason)
 
@@ -324,6 +329,10 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         on_elected gets the hold. It has to return before on_lost is called, and before close() hands over. A normal
         exit hands over at once; a killed leader is replaced when its lease is over.
         """
+        if not callable(on_elected) or not (on_lost is None or callable(on_lost)):
+            raise TypeError(f"on_elected and on_lost must be callable, got {on_elected!r} and {on_lost!r}")
+        if not isinstance(value, str):
+            raise TypeError(f"value must be a str, got {value!r}")
         escaped = value.replace("%", "%25").replace(_SEPARATOR, "%23")
         prefix = f"{escaped}{_SEPARATOR}".encode() if value else b""
         terms = _terms(name, lease, True, ephemeral, replicas, prefix=prefix)
@@ -351,6 +360,7 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         return None
 
     async def _observe(self, name: Name, every: float) -> AsyncIterator[Leader | None]:
+        rules.check_seconds("every", every)
         before: Any = self
         while True:
             leader = await self._leader(name)

@@ -71,8 +71,7 @@ class Engine:
     """The state and the work of a Holdfast object."""
 
     def __init__(self, source: Source, io: Any, max_connections: int, hooks: Hooks | None) -> None:
-        if max_connections < 3:
-            raise ValueError(f"max_connections must be at least 3, got {max_connections!r}")
+        rules.check_integer("max_connections", max_connections, 3)
         self.io = io
         self.source = source
         self.hooks = hooks or Hooks()
@@ -149,6 +148,11 @@ class Engine:
 
     async def acquire(self, terms: Terms, wait: float | None, cancel: Any = None) -> Grant:
         """Acquires a lock. `wait`: in seconds; 0: does not wait, None: without a limit. Raises NotAcquiredError."""
+        if wait is not None:
+            rules.check_seconds("wait", wait)
+        if cancel is not None and not isinstance(cancel, self.io.event):
+            # With asyncio, an event of threading would block the event loop.
+            raise TypeError(f"cancel must be an instance of {self.io.event!r}, got {cancel!r}")
         self.enter()
         self._start_timer()
         look_every = LOOK_AGAIN if cancel is None else GRACE
@@ -556,7 +560,9 @@ class Engine:
                 try:
                     await self._renew_due()
                 except Exception:
-                    logger.exception("renewals failed")
+                    # The application's logging may be what fails.
+                    with contextlib.suppress(Exception):
+                        logger.exception("renewals failed")
                     await self.io.sleep(0.1)
         except asyncio.CancelledError:
             # The event loop ends.
@@ -752,6 +758,9 @@ class Engine:
 
         If the server does not answer in time, the release goes on in the background (B19).
         """
+        # First: an error must not leave a hold that is neither released nor renewed.
+        rules.check_seconds("timeout", seconds)
+        end = now() + seconds
         if grant.state is State.RELEASED:
             return
         if self.is_closed or grant.reason is LossReason.FORKED:
@@ -764,7 +773,7 @@ class Engine:
             if grant.state is State.HELD:
                 grant.state = State.RELEASING
         try:
-            if not await self._release(grant, now() + seconds):
+            if not await self._release(grant, end):
                 self.lost(grant, LossReason.GONE, State.RELEASING)
         except BaseException as error:
             is_fatal = isinstance(error, Exception) and judge(error) is Verdict.FATAL

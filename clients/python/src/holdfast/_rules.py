@@ -64,10 +64,16 @@ def ms(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000 - 1e-6))
 
 
-def check_lease(lease: float) -> None:
-    """Raises ValueError if the server would refuse this lease, or if it is NaN."""
-    if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
-        raise ValueError(f"lease must be between {SHORTEST_LEASE} and {LONGEST_LEASE:.0f} s, got {lease!r}")
+def check_lease(lease: float, argument: str = "lease") -> None:
+    """Raises ValueError if this is no number, or if the server would refuse it as a lease."""
+    if not isinstance(lease, (int, float)) or not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+        raise ValueError(f"{argument} must be between {SHORTEST_LEASE} and {LONGEST_LEASE:.0f} s, got {lease!r}")
+
+
+def check_seconds(argument: str, value: float) -> None:
+    """Raises ValueError if this is no number, or NaN."""
+    if not isinstance(value, (int, float)) or not value <= math.inf:
+        raise ValueError(f"{argument} must be a number of seconds, got {value!r}")
 
 
 def check_integer(argument: str, value: int, least: int) -> None:

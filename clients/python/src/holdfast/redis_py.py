@@ -39,6 +39,8 @@ class _Base:
 
     def __post_init__(self) -> None:
         self._engine = self._holdfast._engine
+        if self.timeout:
+            rules.check_lease(self.timeout, "timeout")
         self._terms = Terms((rules.encode(self.name),), self.name, self.timeout or 10.0, renew=not self.timeout)
         self.local: Any = threading.local() if self.thread_local else types.SimpleNamespace()
         self.local.token = self.local.grant = None
@@ -84,6 +86,7 @@ class _Base:
         if self.timeout is None:
             raise LockError(f"cannot {verb} lock {self.name!r}: it has no timeout")
         lease = self.timeout if additional is None else additional
+        rules.check_seconds("additional_time", lease)
         if not replace:
             lease += grant.remaining()
         await self._engine.renew(grant, lease)
@@ -199,5 +202,7 @@ class AsyncLock(_Base):
 
 def lock_class(holdfast: Holdfast | AsyncHoldfast) -> type[Any]:
     """Makes the class to pass to `client.lock(…, lock_class=…)`. Its locks use this Holdfast object."""
+    if not isinstance(holdfast, HoldfastBase):
+        raise TypeError(f"holdfast must be a Holdfast object, got {holdfast!r}")
     base = Lock if isinstance(holdfast, Holdfast) else AsyncLock
     return type(base.__name__, (base,), {"_holdfast": holdfast})

@@ -10,12 +10,13 @@ from typing import Any
 
 from redis.exceptions import ConnectionError
 
-from . import Hold, Lock
+from . import Hold, Holdfast, Lock
 from . import _rules as rules
 from ._api import HoldBase, HoldfastBase, HoldT, LockBase
 from ._engine import Engine, logger
 from ._rules import Grant, Terms, Verdict, judge, now
 from .asyncio import Hold as AsyncHold
+from .asyncio import Holdfast as AsyncHoldfast
 from .asyncio import Lock as AsyncLock
 from .errors import LockLostError, LossReason, NotAcquiredError
 
@@ -81,6 +82,7 @@ class _Hold(HoldBase):
         await self._each_while_held("renew", lease)
 
     async def _release(self, timeout: float) -> None:
+        rules.check_seconds("timeout", timeout)
         if self._is_over:
             return
         was_held, self._is_over = self.is_held(), True
@@ -96,6 +98,7 @@ class _RedLock(LockBase[HoldT]):
     """What RedLock and AsyncRedLock share."""
 
     _kind: Any
+    _holdfast: Any
 
     def __init__(
         self,
@@ -110,6 +113,11 @@ class _RedLock(LockBase[HoldT]):
 
         server_timeout: how many seconds a server may take to answer. The other terms are those of `Holdfast.lock`.
         """
+        holdfasts = list(holdfasts)
+        for one in holdfasts:
+            if not isinstance(one, self._holdfast):
+                raise TypeError(f"holdfasts must be instances of {self._holdfast!r}, got {one!r}")
+        rules.check_lease(server_timeout, "server_timeout")
         engines = [one._engine for one in holdfasts]
         if not engines or any(engine.source.is_cluster for engine in engines):
             raise ValueError("holdfasts must be at least one, and none of a cluster")
@@ -125,6 +133,8 @@ class _RedLock(LockBase[HoldT]):
         self._suspect: dict[Engine, float] = {}
 
     async def _acquire(self, wait: float | None, cancel: Any = None) -> HoldT:
+        if wait is not None:
+            rules.check_seconds("wait", wait)
         until = math.inf if wait is None else now() + wait
         while cancel is None or not cancel.is_set():
             parts: dict[Engine, Grant] = {}
@@ -203,7 +213,7 @@ class RedHold(_Hold, Hold):
 class RedLock(_RedLock[Hold], Lock):
     """A lock on a majority of independent servers, for threads. Raises ConnectionError if no majority answers."""
 
-    _kind = RedHold
+    _kind, _holdfast = RedHold, Holdfast
 
 
 class AsyncRedHold(_Hold, AsyncHold):
@@ -213,4 +223,4 @@ class AsyncRedHold(_Hold, AsyncHold):
 class AsyncRedLock(_RedLock[AsyncHold], AsyncLock):
     """A lock on a majority of independent servers, for asyncio. Raises ConnectionError if no majority answers."""
 
-    _kind = AsyncRedHold
+    _kind, _holdfast = AsyncRedHold, AsyncHoldfast

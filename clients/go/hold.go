@@ -387,6 +387,8 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	if lease > 0 {
 		lease = max(lease, time.Millisecond)
 	}
+	extended, cancel := extend(ctx)
+	defer cancel()
 	var a answer
 	done := make(chan struct{})
 	go func() { // a request that is interrupted would end its connection, and an ephemeral hold with it
@@ -396,8 +398,6 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 			return a
 		})
 	}()
-	extended, cancel := extend(ctx)
-	defer cancel()
 	select {
 	case <-done:
 	case <-extended.Done():
@@ -419,12 +419,12 @@ func (h *Hold) Release(ctx context.Context) error { return h.ReleaseAfter(ctx, 0
 
 // ReleaseAfter stops the renewal and lets the lock expire after d: for jobs that must not run twice within that time.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
+	ctx, cancel := extend(ctx) // first: it panics if ctx is nil, and the hold must then stay as it is
+	defer cancel()
 	h.mu.Lock()
 	first := h.kept.Err() == nil
 	h.stop()
 	h.mu.Unlock()
-	ctx, cancel := extend(ctx)
-	defer cancel()
 	if first && (h.ctx.Err() != nil || !h.release(ctx, d)) {
 		go h.release(h.client.ctx, d)
 	}

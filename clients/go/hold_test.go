@@ -162,6 +162,34 @@ func TestPanicOfTheAcquiredHookReleasesTheLock(t *testing.T) {
 	})
 }
 
+func TestPanicOnANilContextLeavesTheHoldAsItIs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}})
+		h := mustLock(t, f.client())
+		for name, call := range map[string]func(context.Context) error{
+			"Release": h.Release,
+			"Renew":   func(ctx context.Context) error { return h.Renew(ctx, 0) },
+		} {
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Errorf("%s did not panic", name)
+					}
+				}()
+				_ = call(nil) //nolint:staticcheck // the wrong argument is tested
+			}()
+		}
+		if !h.Held() {
+			t.Error("the hold is not held")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := h.Release(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // suspend makes the wall clock say that the hold is over.
 func (h *hold) suspend() {
 	h.mu.Lock()

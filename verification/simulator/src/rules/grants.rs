@@ -28,8 +28,9 @@ impl Checker {
         self.replied.iter().any(|(_, it)| it.wait.is_some() && binds(it))
     }
 
-    /// The database of a hold that was requested in `db`. Otherwise, the databases that were swapped since, of which none
-    /// has this token: it may have been raised, or the hold has ended and what is there is another one of this owner.
+    /// The database of a hold that was requested in `db`. Otherwise, the databases that were swapped since. None has this
+    /// token: it may have been raised, or the hold has ended and what is there is another one of this owner. Or several
+    /// have it, because the lock was copied.
     fn current_db(&self, (request, db): (Position, i32), hold: (&[u8], &[u8]), token: u64) -> Result<i32, Vec<i32>> {
         let (key, owner) = hold;
         let other = |(at, cause): &(Position, Cause)| match cause {
@@ -37,12 +38,14 @@ impl Checker {
             Cause::Swapped(one, two) if *at > request && *two == db => Some(*one),
             _ => None,
         };
-        let dbs: Vec<i32> = [db].into_iter().chain(self.causes.iter().filter_map(other)).collect();
+        let mut dbs: Vec<i32> = [db].into_iter().chain(self.causes.iter().filter_map(other)).collect();
+        dbs.sort_unstable();
+        dbs.dedup();
         let is_there = |db: &&i32| node(|node| stored::read(node, **db, key).of(owner)?.token) == Some(token);
-        match dbs.iter().find(is_there) {
-            Some(there) => Ok(*there),
-            None if dbs.len() == 1 => Ok(db),
-            None => Err(dbs),
+        match dbs.iter().filter(is_there).collect::<Vec<_>>()[..] {
+            [there] => Ok(*there),
+            [] if dbs.len() == 1 => Ok(db),
+            _ => Err(dbs),
         }
     }
 

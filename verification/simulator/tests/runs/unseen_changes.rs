@@ -114,6 +114,16 @@ fn unseen_changes_violate_no_invariant() {
          s LOCK.EVENTS
          +120
          s !end",
+        // Copies of a lock are in two databases that are swapped: a token does not tell which one was granted.
+        "a LOCK.ACQUIRE k0 o1
+         c LOCK.ACQUIRE k0 o0 LEASE 2000 WAIT 300
+         b RESTORE k0 400 \\x10\\x40\\x1f\\x1f\\x00\\x00\\x00\\x04\\x00\\x82o0\\x03\\x01\\x01\\x86#fence\\x07\\xf4\\x00@\\x1e\\x18$\\x0a\\x06\\x00\\x09\\xff\\x0a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00 REPLACE
+         b SWAPDB 0 1
+         +1200
+         b RESTORE k0 400 \\x10\\x40\\x1f\\x1f\\x00\\x00\\x00\\x04\\x00\\x82o0\\x03\\x01\\x01\\x86#fence\\x07\\xf4\\x00@\\x1e\\x18$\\x0a\\x06\\x00\\x09\\xff\\x0a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00
+         c LOCK.ACQUIRE k0 o0
+         c SWAPDB 0 1
+         c LOCK.ACQUIRE k0 o0 LEASE 50",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

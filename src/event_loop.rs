@@ -493,7 +493,7 @@ fn swapped(ctx: Ctx, one: i32, other: i32) {
     enter(ctx, |state, _| {
         state.bindings.swap(one, other);
         state.undelivered.swap(one, other);
-        let bindings = if state.sweep.is_over() { BindingId::FIRST } else { state.bindings.next_id() };
+        let bindings = state.sweep.end_of_bindings();
         start_sweep(state, ctx, Some(one), bindings);
         start_sweep(state, ctx, Some(other), bindings);
     });

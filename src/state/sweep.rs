@@ -58,6 +58,12 @@ impl Sweep {
         is_now || self.next.is_some_and(|(next, (_, end))| next.is_none_or(|it| it == db) && binding < end)
     }
 
+    /// Bindings before this one may still have to be examined, in this pass or the next; no later one.
+    pub fn end_of_bindings(&self) -> BindingId {
+        let ends = [self.bindings.map(|(_, end)| end), self.next.map(|(_, (_, end))| end)];
+        ends.into_iter().flatten().max().unwrap_or(BindingId::FIRST)
+    }
+
     /// Where the pass continues among the waiters, and where it ends.
     pub fn waiters(&self) -> Option<(WaiterId, WaiterId)> {
         self.waiters

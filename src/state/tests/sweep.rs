@@ -75,3 +75,17 @@ fn sweep_completes_while_others_are_requested() {
     }
     assert_eq!(seen[..4], [0, 1, 2, 0]);
 }
+
+#[test]
+fn end_of_bindings_is_that_of_the_last_sweep() {
+    let mut sweep = Sweep::default();
+    assert_eq!(sweep.end_of_bindings(), BindingId::FIRST);
+    sweep.begin(None, (nth(1), BindingId(4)));
+    sweep.begin(None, (nth(1), BindingId(7)));
+    assert_eq!(sweep.end_of_bindings(), BindingId(7));
+    sweep.passed_waiter(None);
+    sweep.passed_binding(None);
+    assert_eq!(sweep.end_of_bindings(), BindingId(7));
+    sweep.passed_binding(None);
+    assert_eq!(sweep.end_of_bindings(), BindingId::FIRST);
+}

@@ -290,3 +290,19 @@ fn loss_of_hold_bound_after_a_step_is_reported_in_pause() {
          e RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE",
     );
 }
+
+/// A sweep that a flush began examines no binding that came later, also if databases are swapped meanwhile.
+#[test]
+fn hold_bound_during_a_sweep_follows_clock_step_after_swap() {
+    breaks_nothing(
+        "s LOCK.ACQUIRE k2 o1
+         a LOCK.ACQUIRE k2 o2 SHARED WAIT 0
+         a SWAPDB 0 1
+         a LOCK.ACQUIRE k1 o2 SESSION $s
+         a SWAPDB 0 1
+         b FLUSHALL
+         b LOCK.ACQUIRE k2 o1 WAIT 0 SESSION $s
+         +0
+         !clock 60000",
+    );
+}

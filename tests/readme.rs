@@ -122,6 +122,23 @@ fn links_in_documents_resolve() {
     assert!(links > 50, "{links}");
 }
 
+/// A script that took the word for a name would build something, or start a server.
+#[test]
+fn scripts_only_show_help_when_asked_for_it() {
+    let mut scripts = vec![workspace().join(".ci/run")];
+    let files = fs::read_dir(workspace().join("scripts")).expect("scripts/").map(|file| file.expect("a file").path());
+    scripts.extend(files.filter(|file| file.is_file() && file.extension().is_none()));
+    assert!(scripts.len() > 15, "{scripts:?}");
+    for script in scripts {
+        let text = fs::read_to_string(&script).expect("text");
+        let first = text.lines().nth(1).expect("a second line").trim_start_matches(['#', '"', ' ']);
+        let output = Command::new(&script).arg("--help").output().expect("the script runs");
+        let shown = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(output.status.success() && shown.starts_with(first), "{}: {shown}", script.display());
+        assert!(output.stderr.is_empty(), "{}: {}", script.display(), String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn table_of_bounds_names_existing_tests() {
     let reference = document("docs/reference.md");

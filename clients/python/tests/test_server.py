@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -459,11 +458,9 @@ def test_unreachable_server_raises_in_time(kind, fake):
 
 
 def test_lock_works_over_a_unix_socket(kind, name):
-    path = None
-    server = Server(("unixsocket", f"/tmp/holdfast-{os.getpid()}-{name.replace(':', '')}.sock"))
+    server = Server(("unixsocket", "redis.sock"))
     try:
-        path = dict(server.settings)["unixsocket"]
-        with kind.open(kind.unix(path)).lock(name) as hold:
+        with kind.open(kind.unix(f"{server.directory}/redis.sock")).lock(name) as hold:
             hold.check()
     finally:
         server.close()

@@ -422,10 +422,11 @@ fn load_is_refused_when_a_needed_command_was_renamed() {
 
 /// Starts a server with the module and a configuration that renames a command to nothing. The error is the log.
 fn start_without(command: &str) -> Result<Server, String> {
-    let dir = env::temp_dir().join(format!("holdfast-renamed-{command}-{}", std::process::id()));
-    fs::create_dir_all(&dir).expect("a directory");
+    let dir = temporary_directory(&format!("renamed-{command}"));
     let file = dir.join("redis.conf");
     let lines = format!("save \"\"\nrename-command {command} \"\"\nloadmodule {}\n", module_path().display());
     fs::write(&file, lines).expect("a file");
-    Server::builder().without_module().config_file(&file).try_start()
+    let started = Server::builder().without_module().config_file(&file).try_start();
+    fs::remove_dir_all(dir).expect("removed");
+    started
 }

@@ -30,17 +30,18 @@ fn project_readme_command_runs_under_lock() {
     let (command, _) = rest.split_once('`').unwrap();
     // In place of a printer, the program prints the lock.
     let lpr = r"printf '#!/bin/sh\nredis-cli HKEYS printer\n' >$PWD/lpr; chmod +x lpr; PATH=$PWD:$PATH";
-    let seen = shell(&server, &format!("cd $(mktemp -d); {lpr}; {command}; rm -r $PWD"));
+    let seen = shell(&server, &format!("cd $TMPDIR; {lpr}; {command}"));
     assert!(seen.contains("#fence"), "{command}: {seen}");
 }
 
+/// Runs a command in a shell with a temporary directory, which is removed then.
 fn shell(server: &Server, command: &str) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_holdfast"));
     let path = format!("{}:{}", program.parent().unwrap().display(), env::var("PATH").unwrap());
     // The README's server uses the default port.
     let command = command.replace("redis-cli", &format!("redis-cli -p {}", server.port()));
     let output = Command::new("bash")
-        .args(["-c", &format!("exec 2>&1; {command}")])
+        .args(["-c", &format!("exec 2>&1; export TMPDIR=$(mktemp -d); trap 'rm -r $TMPDIR' EXIT; {command}")])
         .env("PATH", path)
         .env("REDIS_URL", format!("redis://{}", server.addr()))
         .output()

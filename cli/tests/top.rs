@@ -154,6 +154,7 @@ impl Tmux {
 impl Drop for Tmux {
     fn drop(&mut self) {
         self.says(&["kill-server"]);
+        let _ = std::fs::remove_file(&self.socket);
     }
 }
 

@@ -124,10 +124,11 @@ impl Checker {
         let is_raised = |it: &&Belief| it.token == token || request.fence == Some(token);
         // (Unless the owner has requested the lock again, and may hold it under another limit.)
         let acquires = |it: &Request| it.command.ends_with("acquire") && it.concerns(key, &request.owner);
-        // (By a request without a received reply, or by one whose client will never receive any.)
+        // (By a request without a received reply, by one whose client will never receive any, or by one whose reply came in
+        // this iteration: the swap of databases may hide which hold it was granted.)
         let may_be_another = || {
-            let abandoned = self.abandoned.iter().map(|(_, it)| it);
-            self.undecided().map(|(.., it)| it).chain(abandoned).any(acquires)
+            let others = self.abandoned.iter().chain(&self.replied).map(|(_, it)| it);
+            self.undecided().map(|(.., it)| it).chain(others).any(acquires)
         };
         let is_again = |it: &&Belief| self.set_back > 0 && (it.token == token || !may_be_another());
         let known = self.beliefs.get(&hold).or_else(|| self.expired_holds.get(&hold).filter(is_again));

@@ -124,6 +124,17 @@ fn unseen_changes_violate_no_invariant() {
          c LOCK.ACQUIRE k0 o0
          c SWAPDB 0 1
          c LOCK.ACQUIRE k0 o0 LEASE 50",
+        // After the clock was set back, an owner whose hold has expired is granted the lock again. In the same iteration, its token
+        // is raised, and databases are swapped: the raised hold is the new one, which is ephemeral.
+        "c LOCK.ACQUIRE k2 o1
+         c LOCK.ACQUIRE k2 o0 LEASE 50 WAIT 0
+         !clock -60000
+         b SWAPDB 0 1
+         +120
+         a LOCK.RELEASE k0 o0
+         c LOCK.RENEW k2 o0 LEASE 30000 FENCE 1800001200365733
+         c SWAPDB 0 1
+         a LOCK.ACQUIRE k2 o0 EPHEMERAL",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -216,7 +216,10 @@ impl Checker {
         let undecided: Vec<Request> = self.undecided().map(|(.., it)| it).chain(abandoned).cloned().collect();
         for ((_, key, owner), belief) in &mut self.beliefs {
             // A request without a received outcome may have changed the lease, or what replicas must confirm.
-            let is_its = |binding: &Binding| binding.client == session && binding.watchdog && !binding.is_unsure;
+            // (Nor does a heartbeat cover a hold whose outcome had not been received when `LOCK.EVENTS` was sent.)
+            let is_its = |binding: &Binding| {
+                binding.client == session && binding.watchdog && !binding.is_unsure && binding.received < began
+            };
             let is_known = !undecided.iter().any(|request| request.concerns(key, owner));
             // The heartbeat may have been composed before the last renewal. If the client read late, another command
             // may have changed the expiry since.

@@ -135,6 +135,19 @@ fn unseen_changes_violate_no_invariant() {
          c LOCK.RENEW k2 o0 LEASE 30000 FENCE 1800001200365733
          c SWAPDB 0 1
          a LOCK.ACQUIRE k2 o0 EPHEMERAL",
+        // A hold is confirmed right after `LOCK.EVENTS … HEARTBEAT` in the same iteration: that heartbeat does not cover it.
+        "!replicas 0 20
+         b LOCK.MACQUIRE 2 k1 k2 o0 LEASE 400 SESSION $s
+         +1200
+         a LOCK.ACQUIRE k0 o0 REPLICAS 1 WATCHDOG SESSION $s
+         c DEBUG SLEEP 0.03
+         s LOCK.ACQUIRE k2 o1 WATCHDOG
+         b LOCK.ACQUIRE k3 o1 REPLICAS 1
+         +20
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
+         e LOCK.MACQUIRE 2 k2 k3 o1 WAIT 300
+         s LOCK.EVENTS WAIT 0
+         a LOCK.MACQUIRE 2 k1 k2 o0 WAIT 20 WAITED 60000",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

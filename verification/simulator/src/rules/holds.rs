@@ -52,9 +52,13 @@ impl Checker {
     /// renewed it since.)
     pub(super) fn undecided_bindings(&self, last: u64) -> Vec<(Position, u64, Request)> {
         let seen_at = node(|node| node.millis().saturating_sub(node.clock.mono.saturating_sub(last) / 1000));
-        let undecided = self.undecided().filter(|(_, open, it)| {
+        // (One of several like requests: the last of them came later.)
+        let is_repeated =
+            |began: Position| self.waits.iter().any(|wait| wait.open.began == Some(began) && wait.latest > began);
+        let undecided = self.undecided().filter(|(began, open, it)| {
             let lasted = self.has_stepped
                 || self.was_blocked(last)
+                || is_repeated(*began)
                 || open.at + it.lease.unwrap_or(30_000) + HANDLED_WITHIN >= seen_at;
             let goes_on = |((_, key, owner), belief): (&Hold, &Belief)| {
                 let is_watched = belief.binding.is_some_and(|binding| binding.watchdog);

@@ -148,6 +148,16 @@ fn unseen_changes_violate_no_invariant() {
          e LOCK.MACQUIRE 2 k2 k3 o1 WAIT 300
          s LOCK.EVENTS WAIT 0
          a LOCK.MACQUIRE 2 k1 k2 o0 WAIT 20 WAITED 60000",
+        // The hold that replicas have confirmed ends by its lease in the iteration in which its session is killed. Its `WAITING` counted
+        // as a repetition of a request of long before, whose `timeout` was not read.
+        "!replicas 2000 0
+         b LOCK.ACQUIRE k0 o1 LEASE 50
+         a EVAL return_redis.call(unpack(ARGV)) 0 LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s
+         +1200
+         s LOCK.ACQUIRE k0 o0 LEASE 50 REPLICAS 1 SESSION *
+         a LOCK.ACQUIRE k0 o1 WAIT 0
+         a CLIENT KILL ID #s
+         b LOCK.ACQUIRE k0 o0 WAIT 0",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

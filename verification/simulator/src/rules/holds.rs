@@ -433,7 +433,11 @@ impl Checker {
                     let is_its = *token == belief.token || self.fences.contains(token);
                     is_its && (client, name, who) == (&binding.client, key, owner)
                 };
-                if is_sure && !self.lost_events.keys().any(is_event) && !self.unbound.contains_key(&loss) {
+                let is_lost = self.lost_events.keys().any(is_event);
+                // (Not one that was read before the hold was bound.)
+                let mut unbound = self.unbound.iter();
+                let is_unbound = unbound.any(|(of, at)| *of == loss || is_event(of) && *at > binding.at);
+                if is_sure && !is_lost && !is_unbound {
                     self.due_losses.insert(loss);
                 }
             }

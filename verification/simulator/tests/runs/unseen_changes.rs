@@ -158,6 +158,18 @@ fn unseen_changes_violate_no_invariant() {
          a LOCK.ACQUIRE k0 o1 WAIT 0
          a CLIENT KILL ID #s
          b LOCK.ACQUIRE k0 o0 WAIT 0",
+        // A request whose client is gone raises the token. The `unbound` event with that token reports the loss.
+        "a LOCK.ACQUIRE k0 o0
+         +1
+         b LOCK.RELEASE k0 o1
+         s LOCK.EVENTS WAIT 50
+         !slot k0 migrates
+         b !vanish
+         +0
+         a LOCK.RENEW k0 o1
+         b LOCK.RENEW k0 o0 FENCE 1800000060140531
+         b DEL k0
+         a LOCK.ACQUIRE k0 o0 SESSION $s",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -281,6 +281,26 @@ def test_acquire_raises_when_the_error_is_fatal(faked, fake, text, kind_of):
     assert fake.of("RELEASE") == []
 
 
+def test_acquire_ends_in_its_time_when_replicas_may_take_longer(faked, fake):
+    fake.script["VERSION"].append(VERSION.replace(b":1000\r", b":3600000\r"))
+    fake.script["ACQUIRE"].append(SILENCE)
+    with pytest.raises(holdfast.NotAcquiredError):
+        faked.lock("k", replicas=1).acquire(0.3)
+
+
+@pytest.mark.parametrize("redirect", ["MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"])
+def test_redirect_raises_when_the_client_is_for_one_server(faked, fake, redirect):
+    fake.script["ACQUIRE"].append(error(redirect))
+    with pytest.raises(redis.ResponseError, match=r"RedisCluster.*1 127\.0\.0\.1:1"):
+        faked.lock("k").acquire(30)
+    assert len(fake.of("ACQUIRE")) == 1
+    faked.lock("k").acquire(30)
+    fake.script["RELEASE"].append(error(redirect))
+    hold = faked.lock("j").acquire(30)
+    with pytest.raises(redis.ResponseError, match="RedisCluster"):
+        hold.release()
+
+
 def test_acquire_withdraws_when_a_fatal_error_follows_a_cut(faked, fake):
     fake.script["ACQUIRE"].extend([CUT, error("DEADLOCK a waits for b")])
     with pytest.raises(holdfast.DeadlockError):

@@ -210,6 +210,7 @@ class Engine:
                 else:
                     grant.asked.remove(asked)
                 await poll.aclose()
+                reply = self._without_cluster(reply)
                 was_hurried, hurried = hurried, False
                 verdict, is_broken = judge(reply), rules.is_transport(reply)
                 if asked is not None and verdict is Verdict.YES:
@@ -286,7 +287,7 @@ class Engine:
         except BaseException:
             await pool.discard(line)
             raise
-        grant.sent, grant.over = sent, grant.until + GRACE + extra
+        grant.sent, grant.over = sent, grant.until + GRACE
         # A request with NEW must not be repeated (B22).
         grant.ask_at = silent_at if grant.slot is not None and terms.owner is None else math.inf
         commands: list[Words] = [(b"ASKING",), words] if is_asking else [words]
@@ -442,6 +443,13 @@ class Engine:
 
     # Commands
 
+    def _without_cluster(self, reply: Any) -> Any:
+        """The reply. A redirect of a client for one server becomes a fatal error: no repetition would end otherwise."""
+        if self.source.is_cluster or judge(reply) is not Verdict.MOVED:
+            return reply
+        text = f"this server is a node of a cluster: give Holdfast a redis.RedisCluster (redirect: {reply})"
+        return ResponseError(text)
+
     def _pause(self, error: Exception, key: bytes, pool: Pool | None, lease: float) -> float:
         """Notes what an error says about the node, and returns how long to pause."""
         verdict = judge(error)
@@ -516,6 +524,7 @@ class Engine:
                     await self.command(pool, priority, lambda: [(b"LOCK.VERSION",)], seconds)
                 send = functools.partial(self.command, grants=[grant], check=check, again=again)
                 _, [reply, *_] = await send(pool, priority, make, seconds)
+                reply = self._without_cluster(reply)
                 if rules.is_ask(reply) and grant.pool is None:
                     pool = self.router.redirected(reply, key, pool)
                     _, [reply, *_] = await send(pool, priority, make, seconds, is_asking=True)

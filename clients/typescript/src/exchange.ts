@@ -42,6 +42,8 @@ export interface Request extends Pick<Exchange, 'target' | 'priority' | 'lease' 
 /** Knows which server serves what. */
 export interface Router {
   pool(target: string | Pool): Pool;
+  /** The reply; of a client for one server, a fatal error in place of a redirect, since no repetition would end otherwise. */
+  checked(reply: unknown): unknown;
   /** Learns from error replies. Returns where to send the pipeline again, if all of them are redirects. */
   learn(
     target: string | Pool,
@@ -131,7 +133,7 @@ export class Sending implements Taker {
       this.#broke(connection, outcome);
       return;
     }
-    const replies = this.#isAsking ? outcome.filter((_, i) => i % 2 === 1) : outcome;
+    const replies = (this.#isAsking ? outcome.filter((_, i) => i % 2 === 1) : outcome).map((reply) => this.#router.checked(reply));
     const isError = (reply: unknown): boolean => reply instanceof ServerError;
     if (isReply && !replies.every((reply, i) => reply === null || isError(reply) || isReply(reply, i))) {
       this.#broke(connection, new UnavailableError('the server answered what is no reply to this request', true));

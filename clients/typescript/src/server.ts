@@ -72,6 +72,12 @@ export class Server implements Router {
     for (const pool of this.#pools.values()) pool.close();
   }
 
+  checked(reply: unknown): unknown {
+    const isRedirect = reply instanceof ServerError && (reply.code === 'MOVED' || reply.code === 'ASK');
+    if (!isRedirect || this.#driver.addresses) return reply;
+    return ServerError.from(`ERR this server is a node of a cluster: give Holdfast a client for a cluster (redirect: ${reply.message})`);
+  }
+
   learn(target: string | Pool, pool: Pool, connection: Connection, replies: readonly unknown[]): ReturnType<Router['learn']> {
     const failed = replies.filter((reply): reply is ServerError => reply instanceof ServerError);
     const redirects = this.#driver.addresses ? failed.filter(({ code }) => code === 'MOVED' || code === 'ASK') : [];

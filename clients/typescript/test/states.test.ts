@@ -125,6 +125,17 @@ test.each(['WRONGTYPE x', 'DEADLOCK x', 'NOPERM x', 'NOAUTH x', 'ERR syntax', 'N
   },
 );
 
+test.each(['MOVED 1 127.0.0.1:1', 'ASK 1 127.0.0.1:1'])(
+  'lock_rejects_when_a_client_for_one_server_is_redirected_by_%s',
+  async (redirect) => {
+    const { server, holdfast } = start({ ACQUIRE: [reply(`-${redirect}`)] });
+    const message = expect.stringMatching(`node of a cluster.*${redirect}`);
+    await expect(within(10, holdfast.lock('a'))).rejects.toMatchObject({ code: 'ERR', message });
+    await vi.advanceTimersByTimeAsync(3000);
+    expect(server.sent).toHaveLength(1);
+  },
+);
+
 test.each([['NONSENSE'], [[]], [['OK', 0]], [[TOKEN]]])('lock_asks_again_over_another_connection_when_reply_is_%j', async (nonsense) => {
   const { server, holdfast } = start({ ACQUIRE: [reply(nonsense), granted] });
   expect((await within(500, holdfast.lock('a'))).fence).toBe(TOKEN);

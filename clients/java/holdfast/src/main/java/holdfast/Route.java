@@ -104,7 +104,11 @@ final class Route {
         });
     }
 
-    private static @Nullable Object checked(Request request, @Nullable Object outcome, Predicate<Object> isReply) {
+    private @Nullable Object checked(Request request, @Nullable Object outcome, Predicate<Object> isReply) {
+        // Of a client for one server. No repetition would end otherwise.
+        if (outcome instanceof RedisError error && Verdict.of(error) == Verdict.MOVED && !client.connector.isCluster()) {
+            return new RedisError("ERR this server is a node of a cluster: give Holdfast a client for a cluster (redirect: " + error.message() + ")");
+        }
         if (outcome == null || outcome instanceof RedisError || outcome instanceof Throwable || isReply.test(outcome)) {
             return outcome;
         }

@@ -218,6 +218,14 @@ class ClientTest extends ScriptedFixture {
         close(cluster);
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"})
+    void redirect_is_an_error_when_the_client_is_for_one_server(String redirect) {
+        server.next(ACQUIRE, "-" + redirect + "\r\n");
+        assertThatThrownBy(() -> acquired(client.lock("k"))).hasMessageContaining("node of a cluster").hasMessageContaining(redirect);
+        assertThat(server.read(ACQUIRE)).hasSize(1);
+    }
+
     @Test
     void release_sends_asking_before_each_command_after_a_redirect() throws Exception {
         FakeServer other = new FakeServer(clock).always("ASKING", "+OK\r\n");

@@ -113,6 +113,7 @@ fn advice(message: &str, no_answer: bool) -> String {
         ("to access", "give this user the right to the key: ACL SETUSER"),
         ("NOPERM", "give this user the right: ACL SETUSER"),
         ("CROSSSLOT", "in a cluster the keys of one run share a slot: {name}a {name}b"),
+        ("MOVED", "this server is a node of a cluster: use redis+cluster:// in --url or REDIS_URL"),
         ("READONLY", "this server is a replica: use the address of the primary, or of Sentinel"),
         ("too many wait", "raise that setting, or use fewer clients"),
         (

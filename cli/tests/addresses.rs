@@ -19,6 +19,12 @@ fn cluster_sentinel_and_socket_are_accepted_as_addresses() {
     let slots = done(holdfast_at(&url).args(["run", "a", "b", "--", "true"]));
     assert_eq!(slots.code, Some(69));
     assert!(slots.err.contains("CROSSSLOT") && slots.err.contains("{name}a"), "{}", slots.err);
+    let node = format!("redis://{}", cluster.node(0).addr());
+    let elsewhere = ["a", "b", "c", "d"].map(|key| done(holdfast_at(&node).args(["run", key, "--", "true"])));
+    assert!(
+        elsewhere.iter().any(|run| run.err.contains("MOVED") && run.err.contains("redis+cluster://")),
+        "{elsewhere:?}"
+    );
 
     let trio = Trio::start();
     let url = format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name());

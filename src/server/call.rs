@@ -59,6 +59,14 @@ impl Reply {
         if self.is(raw::REDISMODULE_REPLY_STRING) { self.text() } else { None }
     }
 
+    /// The bytes of the second element of an array.
+    pub(super) fn second(self) -> Option<Vec<u8>> {
+        // SAFETY: the reply is valid. The function returns null if it is no array, or has no such element. An element is
+        // valid as long as the array.
+        let element = unsafe { api!(RedisModule_CallReplyArrayElement)(self.0, 1) };
+        if element.is_null() { None } else { Self(element).bytes() }
+    }
+
     /// The message of an error reply.
     pub(super) fn error(self) -> Option<Vec<u8>> {
         if self.is(raw::REDISMODULE_REPLY_ERROR) { self.text() } else { None }

@@ -100,16 +100,18 @@ fn read_slots(ctx: Ctx) {
     if !is_known {
         // Not `CLUSTER SLOTS`: Valkey 8.0 composes its reply for a connection, and crashes if there is none.
         let nodes = call::run(ctx, c"CLUSTER", c"NODES", &[], Reply::bytes).unwrap_or_default();
-        let slots = parse_slots(&String::from_utf8_lossy(&nodes));
+        let setting = Text::new(b"cluster-preferred-endpoint-type");
+        let endpoint = call::run(ctx, c"CONFIG", c"GET", &[&setting], Reply::second).unwrap_or_default();
+        let slots = parse_slots(&String::from_utf8_lossy(&nodes), &endpoint);
         let info = call::run(ctx, c"CLUSTER", c"INFO", &[], Reply::bytes).unwrap_or_default();
         let is_down = String::from_utf8_lossy(&info).lines().any(|line| line == "cluster_state:fail");
         SLOTS.with(|it| *it = Slots { read: Some(now), is_down, ..slots });
     }
 }
 
-/// Parses the reply of `CLUSTER NODES`. It has a line for each node: id, address (`host:port@busport`, optionally
-/// followed by `,hostname`), flags, five more fields, and slots. Slots in brackets are being migrated or imported.
-fn parse_slots(nodes: &str) -> Slots {
+/// Parses the reply of `CLUSTER NODES`. It has a line for each node: id, address (see [`address_for_clients`]), flags,
+/// five more fields, and slots. Slots in brackets are being migrated or imported.
+fn parse_slots(nodes: &str, endpoint: &[u8]) -> Slots {
     let mut all = Slots::default();
     for line in nodes.lines() {
         let mut fields = line.split(' ');
@@ -117,7 +119,7 @@ fn parse_slots(nodes: &str) -> Slots {
         let owner = if flags.split(',').any(|flag| flag == "myself") {
             Owner::Myself
         } else {
-            all.addresses.push(address.split(['@', ',']).next().unwrap_or_default().into());
+            all.addresses.push(address_for_clients(address, endpoint));
             Owner::Other(all.addresses.len().saturating_sub(1))
         };
         for slots in fields.skip(5) {
@@ -138,16 +140,40 @@ fn parse_slots(nodes: &str) -> Slots {
     all
 }
 
+/// The address of a node as the server names it in `-MOVED`, with the value of `cluster-preferred-endpoint-type`.
+/// `CLUSTER NODES` shows `host:port@busport`, optionally followed by `,hostname`.
+fn address_for_clients(address: &str, endpoint: &[u8]) -> String {
+    let (place, rest) = address.split_once('@').unwrap_or((address, ""));
+    let (ip, port) = place.rsplit_once(':').unwrap_or((place, ""));
+    let host = match endpoint {
+        b"hostname" => rest.split(',').nth(1).filter(|name| !name.is_empty()).unwrap_or("?"),
+        b"unknown-endpoint" => "",
+        _ => ip,
+    };
+    format!("{host}:{port}")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Owner, parse_slots};
+    use super::{Owner, address_for_clients, parse_slots};
+
+    #[test]
+    fn address_is_the_preferred_endpoint() {
+        let named = |address, endpoint: &str| address_for_clients(address, endpoint.as_bytes());
+        let address = "127.0.0.1:7002@17002,host";
+        assert_eq!(
+            ["ip", "hostname", "unknown-endpoint"].map(|it| named(address, it)),
+            ["127.0.0.1:7002", "host:7002", ":7002"]
+        );
+        assert_eq!(["", "hostname"].map(|it| named("::1:7002@17002", it)), ["::1:7002", "?:7002"]);
+    }
 
     #[test]
     fn parse_slots_reads_ranges_and_moving_slots() {
         let nodes = "aa 127.0.0.1:7001@17001 myself,master - 0 0 1 connected 0-99 [5->-bb] [7-<-bb]\n\
                      bb 127.0.0.1:7002@17002,host master - 0 1426238316232 2 connected 100-200 300\n\
                      cc 127.0.0.1:7003@17003 slave bb 0 1426238316232 3 connected\n";
-        let slots = parse_slots(nodes);
+        let slots = parse_slots(nodes, b"ip");
         let expected = [(0, 99, Owner::Myself), (100, 200, Owner::Other(0)), (300, 300, Owner::Other(0))];
         assert_eq!(slots.ranges, expected);
         assert_eq!(slots.addresses, ["127.0.0.1:7002", "127.0.0.1:7003"]);

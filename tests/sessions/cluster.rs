@@ -4,7 +4,7 @@ use redis::Value;
 use support::{eventually, until};
 
 use super::session::{A_WHILE, Event, Session};
-use crate::common::error;
+use crate::common::{ask_ok, error, text};
 use crate::lines::{Reply, waiters};
 use crate::moving_slot::MovingSlot;
 use crate::waiter::{Commands, SOON, Waiter, assert_held, until_no_waiters};
@@ -40,6 +40,27 @@ fn waits_of_session_end_with_moved() {
     there.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
     client.run_ok("LOCK.RELEASE key holder");
     there.event().token_of(&["key"], "first");
+}
+
+/// Clients may be unable to reach a node by its IP address, or to verify its certificate.
+#[test]
+fn moved_names_preferred_endpoint() {
+    for endpoint in ["hostname", "unknown-endpoint"] {
+        let (mut fixture, mut session) = start();
+        ask_ok(&mut fixture.client, &format!("CONFIG SET cluster-preferred-endpoint-type {endpoint}"));
+        ask_ok(&mut fixture.target().raw(), "CONFIG SET cluster-announce-hostname node.example.com");
+        until(SOON, "the node knows the host name", || {
+            text(&fixture.client.run("CLUSTER NODES")).contains("node.example.com")
+        });
+        fixture.client.get_token("LOCK.ACQUIRE key holder LEASE 60000");
+        session.wait(&mut fixture.client, "LOCK.ACQUIRE key first WAIT 0");
+        fixture.cluster.move_slot(fixture.slot, fixture.from, fixture.to);
+        let received = session.event();
+        let reply = fixture.client.run("LOCK.ACQUIRE key first");
+        let (code, place) = error(&reply);
+        assert_eq!(received, Event::refused(&["key"], "first", &format!("{code} {place}")), "{endpoint}");
+        assert!(!place.contains("127.0.0.1"), "{place}");
+    }
 }
 
 #[test]

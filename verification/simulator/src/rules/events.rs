@@ -212,6 +212,7 @@ impl Checker {
     pub(super) fn apply_heartbeat(&mut self, session: u64, said: &str, (began, request): (Position, u64)) {
         let Some(sure) = said.split(' ').nth(2).and_then(|sure| sure.parse::<u64>().ok()) else { return };
         let is_late = node(|node| node.generation == Generation::Redis70);
+        let unseen = self.iterations.front().map_or(0, |(_, position)| *position);
         let abandoned = self.abandoned.iter().map(|(_, request)| request);
         let undecided: Vec<Request> = self.undecided().map(|(.., it)| it).chain(abandoned).cloned().collect();
         for ((_, key, owner), belief) in &mut self.beliefs {
@@ -225,8 +226,9 @@ impl Checker {
             // may have changed the expiry since.
             let is_current =
                 belief.since < began && !(self.deliveries_are_unknown && self.expiry_changed.contains(key));
-            // (What a command writes at the end of an iteration, a module of Redis 7.0 sees only after those that arrive next.)
-            let mut last = self.causes.iter().rev().take_while(|(at, _)| is_late && *at > self.last_iteration);
+            // (What a command writes at the end of an iteration, a module of Redis 7.0 sees only after those that arrive
+            // next, and up to a millisecond later.)
+            let mut last = self.causes.iter().rev().take_while(|(at, _)| is_late && *at > unseen);
             let is_current =
                 is_current && !last.any(|(_, cause)| matches!(cause, Cause::ExpiryChanged(_, it, _) if it == key));
             if let Some(binding) = belief.binding().filter(is_its).filter(|_| is_known && is_current) {

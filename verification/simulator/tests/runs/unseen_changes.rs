@@ -170,6 +170,28 @@ fn unseen_changes_violate_no_invariant() {
          b LOCK.RENEW k0 o0 FENCE 1800000060140531
          b DEL k0
          a LOCK.ACQUIRE k0 o0 SESSION $s",
+        // Another command shortens the lease at the end of an iteration of Redis 7.0, whose timers wait up to a millisecond for one
+        // that is due already: the heartbeat meanwhile does not know of it.
+        "!replicas 0 never never
+         a LOCK.ACQUIRE k1 o0
+         c LOCK.ACQUIRE k3 o0 SESSION $s
+         +400
+         !clock -60000
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
+         c LOCK.ACQUIRE k1 o1 WAIT 0
+         c PEXPIRE k3 30
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
+         c LOCK.ACQUIRE k0 o0
+         a LOCK.ACQUIRE k3 o0 WATCHDOG SESSION $s
+         b LOCK.ACQUIRE k2 o0 WAIT 20
+         c LOCK.ACQUIRE k0 o1 WAIT 300 SESSION $s
+         a LOCK.ACQUIRE k2 o0 REPLICAS 1 SESSION $s
+         +0
+         +1
+         b LOCK.ACQUIRE k1 o1 WAIT 300 SESSION $s
+         +0
+         +0
+         b LOCK.ACQUIRE k0 o1 WAIT 300",
     ];
     runs.into_iter().for_each(breaks_nothing);
 }

@@ -300,6 +300,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     // With very many arguments, ioredis throws while it has the connection.
     if (names.length > MOST_NAMES) throw new RangeError(`names must be at most ${MOST_NAMES}, got ${names.length}`);
     if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError("several names can't be combined with limit or shared");
+    if (shared && limit !== undefined) throw new TypeError("shared and limit can't be combined");
     const terms: Terms = {
       names: [...names], // The caller may change its array.
       keys: names.map((name) => this.key(name)),

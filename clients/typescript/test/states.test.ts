@@ -1348,6 +1348,7 @@ test('invalid_terms_are_refused', async () => {
   const { holdfast } = start({});
   expect(() => start({}, { maxConnections: 2 })).toThrow(RangeError);
   await expect(holdfast.lockAll([])).rejects.toBeInstanceOf(RangeError);
+  await expect(holdfast.lock('a', { shared: true, limit: 2 })).rejects.toBeInstanceOf(TypeError);
   await expect(holdfast.lockAll(Array.from({ length: 129 }, (_, i) => `${i}`))).rejects.toThrow('names must be at most 128, got 129');
   await expect(holdfast.lock('a', { replicas: 0.5 })).rejects.toThrow('replicas must be a whole number, got 0.5');
   expect(() => holdfast.semaphore('a', 1.5)).toThrow('limit must be a whole number, got 1.5');

@@ -1,18 +1,18 @@
 # What can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help run stop build test simulate test-versions test-pythons test-containers conformance lint bench bench-quick league lab image dist test-dist test-deploy docs install
+.PHONY: help run stop build install-build test simulate test-versions test-pythons test-containers conformance lint bench bench-quick league lab image dist test-dist test-deploy docs install
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: install ## Builds the module and starts a Redis with it on 127.0.0.1
+run: install-build ## Builds the module and starts a Redis with it on 127.0.0.1
 	@scripts/run
 
 stop: ## Stops the Redis that `make run` started
 	@scripts/run --stop
 
-build: install ## Builds the module: target/release/libholdfast.so
+build: install-build ## Builds the module: target/release/libholdfast.so
 	@HOLDFAST_MODULE= scripts/build
 
 test: install ## Runs every test against this machine's Redis (ARGS=name: those whose name contains it)
@@ -47,16 +47,16 @@ lint: install ## Formatting, clippy, documentation, cycles among modules, linter
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 	scripts/test-clients --lint
 
-bench: build ## Measures the module beside what people use today, into target/bench
+bench: install build ## Measures the module beside what people use today, into target/bench
 	@scripts/bench
 
-bench-quick: build ## The same in two minutes: shows that it runs, judges nothing
+bench-quick: install build ## The same in two minutes: shows that it runs, judges nothing
 	@scripts/bench --quick
 
 league: ## Measures Holdfast beside its competitors, into docs/league.md (ARGS=--smoke: shows that it runs)
 	@bench/league/run $(ARGS)
 
-lab: build ## Failover, partitions, kill -9, random requests: tries to break it (LAB_MINUTES=n)
+lab: install build ## Failover, partitions, kill -9, random requests: tries to break it (LAB_MINUTES=n)
 	@scripts/lab
 
 image: install ## Builds the container image holdfast-test:redis-8.0 (SERVER=redis-7.0, valkey-8.1, valkey-9.1: with that server)
@@ -76,3 +76,7 @@ docs: install ## Builds the documentation's site: target/site/index.html
 
 install: ## Installs what is missing for all of these (nothing, when all is there)
 	@scripts/install
+
+# Neither other languages nor what only tests use.
+install-build:
+	@scripts/install --build

@@ -221,14 +221,15 @@ fn may_acquire(state: &State, ctx: Ctx, requester: &Requester, locks: &[Lock], o
         _ => User::of_client(ctx, requester.client),
     };
     let Some(user) = user else { return true };
+    let db = locks.first().map_or(0, Lock::db);
     if let [lock] = locks {
-        return user.may_run(&[words().acquire.as_text(), lock.name().text(), owner]);
+        return user.may_run(db, &[words().acquire.as_text(), lock.name().text(), owner]);
     }
     let count = Text::new(locks.len().to_string().as_bytes());
     let mut command = vec![words().macquire.as_text(), count.as_text()];
     command.extend(locks.iter().map(|lock| lock.name().text()));
     command.push(owner);
-    user.may_run(&command)
+    user.may_run(db, &command)
 }
 
 /// Whether a request belongs to an ended session whose requests have not left the queue yet.

@@ -3,7 +3,7 @@
 use super::Ctx;
 use super::text::{AsText, Text, TextRef};
 use libc::c_int;
-use redis_module::raw::{self, RedisModuleUser};
+use redis_module::raw::{self, RedisModuleString, RedisModuleUser};
 use std::ptr::NonNull;
 
 /// A user of the server, with its current permissions.
@@ -31,12 +31,18 @@ impl User {
         checked == raw::REDISMODULE_OK as c_int
     }
 
-    /// Whether the user may run `command`: its name, followed by its arguments.
-    pub fn may_run(&self, command: &[TextRef]) -> bool {
-        let (argv, argc) = (TextRef::raw_of_all(command), c_int::try_from(command.len()).unwrap_or(0));
+    /// Whether the user may run `command` in a database: its name, followed by its arguments.
+    pub fn may_run(&self, db: i32, command: &[TextRef]) -> bool {
+        let (user, argv) = (self.0.as_ptr(), TextRef::raw_of_all(command));
+        let (argc, mut reason) = (c_int::try_from(command.len()).unwrap_or(0), 0);
         // SAFETY: the user and the arguments are valid for the call, which changes nothing, and only reads `argc`
-        // elements of the array.
-        let checked = unsafe { api!(RedisModule_ACLCheckCommandPermissions)(self.0.as_ptr(), argv, argc) };
+        // elements of the array. The reason is a local variable.
+        let checked = unsafe {
+            match check_in_db() {
+                Some(check) => check(user, argv, argc, db, &raw mut reason),
+                None => api!(RedisModule_ACLCheckCommandPermissions)(user, argv, argc),
+            }
+        };
         checked == raw::REDISMODULE_OK as c_int
     }
 }
@@ -46,6 +52,20 @@ impl Drop for User {
         // SAFETY: `named` created it, and it is freed once. The server's own user stays.
         unsafe { api!(RedisModule_FreeModuleUser)(self.0.as_ptr()) };
     }
+}
+
+/// The user, the arguments and their number, the database, and the reason of a refusal.
+type CheckInDb =
+    unsafe extern "C" fn(*mut RedisModuleUser, *mut *mut RedisModuleString, c_int, c_int, *mut c_int) -> c_int;
+
+/// `ValkeyModule_ACLCheckPermissions` of Valkey 9.1, which the `redis-module` crate lacks. On a server where rights can
+/// name databases (`db=`), the older function refuses every user whose rights do.
+fn check_in_db() -> Option<CheckInDb> {
+    let mut check: Option<CheckInDb> = None;
+    // SAFETY: the name is a C string. The server stores the function that has this name, which has this signature, or
+    // leaves the variable as it is.
+    unsafe { api!(RedisModule_GetApi)(c"ValkeyModule_ACLCheckPermissions".as_ptr(), (&raw mut check).cast()) };
+    check
 }
 
 /// The name of the user of a connection.

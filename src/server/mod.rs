@@ -82,7 +82,7 @@ pub fn complete() -> bool {
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply RedisModule_CreateStringFromLongLong
         RedisModule_CreateTimer RedisModule_DeleteKey RedisModule_EventLoopAddOneShot
         RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString
-        RedisModule_FreeThreadSafeContext RedisModule_GetAbsExpire
+        RedisModule_FreeThreadSafeContext RedisModule_GetAbsExpire RedisModule_GetApi
         RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById RedisModule_GetClientUserNameById
         RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName
         RedisModule_GetDetachedThreadSafeContext RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents

@@ -1,7 +1,7 @@
 //! A waiting user loses rights: its request is refused, and the next waiter is granted.
 
 use redis::Value;
-use support::{Raw, Server, until};
+use support::{Raw, Server, skip, until};
 
 use crate::lines::{Commands, Reply, SOON, arrives, owners, waiters};
 
@@ -108,6 +108,36 @@ fn restored_rights_allow_grant() {
     connection.run("ACL SETUSER app ~key +lock.acquire");
     connection.run("LOCK.RELEASE key holder");
     arrives(&mut first).token();
+}
+
+/// The requests that wait are of a blocked client, and of a session for several keys.
+#[test]
+fn rights_to_a_database_allow_grant_there() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    for (db, rights, allowed) in [(0, "db=0", true), (3, "db=0,3", true), (3, "db=0", false)] {
+        connection.run(&format!("SELECT {db}"));
+        hold(&mut connection);
+        if connection.run("ACL SETUSER app resetdbs db=0,3") != Value::Okay {
+            return skip("rights can't name databases on this server");
+        }
+        let (mut one, mut several) = (of_app(&server), of_app(&server));
+        for connection in [&mut one, &mut several] {
+            assert_eq!(connection.run(&format!("SELECT {db}")), Value::Okay);
+        }
+        several.run("LOCK.SESSION");
+        assert_eq!(one.begin("LOCK.ACQUIRE key one WAIT 0"), None);
+        several.run("LOCK.MACQUIRE 2 second third several WAIT 0 SESSION *");
+        connection.run(&format!("ACL SETUSER app resetdbs {rights}"));
+        connection.run("LOCK.RELEASE key holder");
+        connection.run("LOCK.RELEASE second holder");
+        let is_granted = matches!(arrives(&mut one), Value::Int(_));
+        assert_eq!(is_granted, allowed, "{rights} in {db}");
+        let expected = |owner| if allowed { vec![owner] } else { Vec::new() };
+        assert_eq!(owners(&mut connection, "key"), expected("one"), "{rights} in {db}");
+        assert_eq!(owners(&mut connection, "second"), expected("several"), "{rights} in {db}");
+        connection.run("FLUSHALL");
+    }
 }
 
 #[test]

@@ -26,8 +26,8 @@ impl User {
         self.0.may_touch(key.bytes())
     }
 
-    /// Whether the user may run a command with these arguments: its name, then the others.
-    pub fn may_run(&self, command: &[TextRef]) -> bool {
+    /// Whether the user may run a command with these arguments: its name, then the others. Users may use all databases.
+    pub fn may_run(&self, _db: i32, command: &[TextRef]) -> bool {
         let argv: Vec<Vec<u8>> = command.iter().map(|arg| arg.bytes().to_vec()).collect();
         node(|node| node.may_run(&self.0, &argv))
     }

@@ -120,8 +120,8 @@ fn is_needed(ctx: Ctx) -> bool {
         None => "CLIENT LIST doesn't say which connections are".into(),
     };
     ctx.warn(&format!(
-        "holdfast: not unloaded: {connections} in a transaction or had {COMMANDS}* as their last command, which the \
-         server would still use. Close them (CLIENT KILL TYPE normal), or send another command over each.",
+        "holdfast: not unloaded: {connections} blocked, in a transaction, or had {COMMANDS}* as their last command, which \
+         the server might still use. Close them (CLIENT KILL TYPE normal), or send another command over each.",
     ));
     true
 }

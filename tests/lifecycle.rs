@@ -292,6 +292,13 @@ fn unload_is_refused_while_a_command_may_run() {
     // (A container's log arrives later than the reply.)
     until(SOON, "four refusals are logged", || server.log().matches("not unloaded: 1 connection").count() == 4);
     assert_eq!(array(&ask(&mut other, "EXEC")).len(), 2);
+    // The server may have looked up the second command already.
+    other.send_bytes(&encode(["BLPOP list 0", "LOCK.INFO none"].map(words))).unwrap();
+    until(SOON, "the client is blocked", || info_number(&server, "clients", "blocked_clients") == 1);
+    assert!(error(&ask(&mut raw, "MODULE UNLOAD holdfast")).1.contains("not possible"));
+    ask(&mut raw, "RPUSH list element");
+    assert_eq!((array(&other.read().unwrap()).len(), other.read().unwrap()), (2, Value::Nil));
+    ask(&mut other, "PING");
     for _ in 0..5 {
         ask_ok(&mut raw, "MODULE UNLOAD holdfast");
         ask_ok(&mut raw, &load);

@@ -11,8 +11,9 @@ use redis_module::raw;
 ///
 /// Servers keep a pointer to the last command of each connection, even after the module of the command is unloaded.
 /// `CLIENT LIST` reads the command's name there. Redis 8.0 and later run the command if the next request has the same
-/// name. A transaction has such a pointer for each queued request. So the function counts the connections whose last
-/// command matches, and all connections in a transaction.
+/// name. A transaction has such a pointer for each queued request. On Valkey 9.1, a blocked connection has one for each
+/// request that it has pipelined. So the function counts the connections whose last command matches, and all
+/// connections that are in a transaction or blocked.
 pub fn count_at_commands(ctx: Ctx, prefix: &str) -> Option<usize> {
     let list = call::run(ctx, c"CLIENT", c"LIST", &[], Reply::bytes)?;
     Some(String::from_utf8_lossy(&list).lines().filter(|line| is_at(line, prefix)).count())
@@ -45,7 +46,7 @@ const CLIENT_INFO_VERSION: u64 = 1;
 fn is_at(line: &str, prefix: &str) -> bool {
     line.split(' ').filter_map(|field| field.split_once('=')).any(|(name, value)| match name {
         "cmd" => value.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix)),
-        "flags" => value.contains('x'), // In a transaction.
+        "flags" => value.contains(['x', 'b']), // In a transaction, or blocked.
         _ => false,
     })
 }
@@ -55,11 +56,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_is_counted_by_last_command_or_transaction() {
+    fn connection_is_counted_by_last_command_or_flags() {
         let at = |line| is_at(line, "lock.");
         assert!(at("id=7 addr=127.0.0.1:5 name= flags=N db=0 multi=-1 cmd=lock.session user=default"));
         assert!(at("id=7 flags=N multi=-1 cmd=LOCK.SESSION"));
         assert!(at("id=7 flags=Px multi=2 cmd=get"));
+        assert!(at("id=7 flags=b multi=-1 cmd=blpop"));
         assert!(!at("id=7 name=cmd=lock.session flags=N multi=-1 cmd=clock.lock.session user=lock."));
         assert!(!at("id=7 flags=N multi=0 cmd=NULL"));
         assert!(!at("id=7 flags=P multi=-1 cmd=client|list"));

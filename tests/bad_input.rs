@@ -428,6 +428,8 @@ fn invalid_numkeys_is_refused() {
             for bad in NO_TEXTS {
                 server.refuses(&[name.as_bytes(), bad, b"free", b"me"], &[]);
             }
+            // Without an owner, the last key is taken for it.
+            server.refuses_line(&format!("{name} 2 free held"), &["between 1 and 1", "owner"]);
             server.refuses_line(&format!("{name} 2 held held me"), &[]);
             server.refuses_line(&format!("{name} 3 free held free me"), &[]);
             let many: Vec<String> = (0..129).map(|number| format!("key-{number}")).collect();

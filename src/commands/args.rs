@@ -499,10 +499,7 @@ fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
     let count =
         parse_number(text).and_then(|count| usize::try_from(count).ok()).filter(|count| (1..=most).contains(count));
     let count = count.ok_or_else(|| {
-        format!(
-            "ERR numkeys must be between 1 and the number of keys that follow (here at most {most}), got {}",
-            show(text)
-        )
+        format!("ERR numkeys must be between 1 and {most} here, since the owner follows the keys, got {}", show(text))
     })?;
     if count > MOST_KEYS {
         return Err(format!("ERR numkeys must be at most {MOST_KEYS}, got {count}"));

@@ -140,7 +140,7 @@ impl Client {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 let Some(client) = client.upgrade() else { break };
-                if client.answers(&keys, answers_within).await {
+                if client.shared.is_closed() || client.answers(&keys, answers_within).await {
                     break;
                 }
             }
@@ -180,7 +180,9 @@ impl Client {
                 Wait::Forever => None,
             };
             match self.node_of(keys, within).await {
-                Err(Error::Connection { .. }) if deadline.left(Instant::now()) != Wait::No => {
+                Err(Error::Connection { .. })
+                    if deadline.left(Instant::now()) != Wait::No && !self.shared.is_closed() =>
+                {
                     tokio::time::sleep(LOOK_AGAIN).await;
                 }
                 found => return found,

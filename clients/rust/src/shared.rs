@@ -113,6 +113,11 @@ impl Shared {
         Self { name, servers, config, health: Health::new(), state, settled, events: events::sender() }
     }
 
+    /// Whether the program has closed the client. Its calls fail from then on, and no retry helps.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state().is_closed
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // A panic leaves the state before or after a whole change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

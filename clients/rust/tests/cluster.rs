@@ -55,6 +55,23 @@ async fn acquisition_waits_for_a_cluster_that_refuses_connections() {
 }
 
 #[tokio::test]
+async fn closed_client_does_not_wait_for_a_cluster() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    proxy.refuse();
+    let locks = Locks::open(&format!("redis+cluster://{}", proxy.addr())).unwrap();
+    let waiting = tokio::spawn({
+        let lock = locks.lock("a");
+        async move { lock.acquire().await }
+    });
+    tokio::task::yield_now().await;
+    locks.close().await;
+    for ended in [waiting.await.unwrap(), locks.lock("a").acquire().await] {
+        assert!(matches!(ended, Err(Error::Connection { .. })), "{ended:?}");
+    }
+}
+
+#[tokio::test]
 async fn silent_node_does_not_delay_connections_to_others() {
     let cluster = Cluster::start(1);
     let server = cluster.node(0);

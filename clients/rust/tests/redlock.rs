@@ -106,6 +106,43 @@ async fn invalid_arguments_are_refused() {
 }
 
 #[tokio::test]
+async fn closed_clients_end_acquisitions_with_an_error() {
+    let servers = start(3);
+    let clients = over(&servers);
+    let _guard = lock(&over(&servers)).try_acquire().await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock(&clients);
+        async move { lock.acquire().await }
+    });
+    soon("the request waits", || waiters(&servers[0], "a") == 1).await;
+    for client in &clients {
+        client.close().await;
+    }
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the wait ends").unwrap();
+    let later = tokio::time::timeout(SOON, lock(&clients).acquire()).await.expect("it does not wait");
+    for error in [ended.unwrap_err(), later.unwrap_err()] {
+        assert!(matches!(error, Error::NoMajority { .. }) && error.to_string().contains("closed"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn client_closed_while_its_server_is_unreachable_ends_acquisitions() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    proxy.refuse();
+    let clients = [locks_over(&proxy)];
+    let waiting = tokio::spawn({
+        let lock = lock(&clients);
+        async move { lock.acquire().await }
+    });
+    let error = lock(&clients).try_acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NoMajority { .. }), "{error}");
+    clients[0].close().await;
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the wait ends").unwrap();
+    assert!(matches!(ended, Err(Error::NoMajority { .. })), "{ended:?}");
+}
+
+#[tokio::test]
 async fn waiters_queue_at_the_first_server() {
     const WAITERS: usize = 10;
     let servers = start(5);

@@ -197,9 +197,9 @@ impl Vote {
         Error::Connection { server: server.unwrap_or_default(), keys: self.common.keys.clone(), source: late() }
     }
 
-    /// Marks a server that gave no reply as suspect.
+    /// Marks a server that gave no reply as suspect. That of a closed client would stay suspect for ever.
     fn mark_suspect(&self, error: Error) -> Error {
-        if let Error::Connection { .. } = error {
+        if matches!(error, Error::Connection { .. }) && !self.client.shared().is_closed() {
             self.client.suspect(&self.common.keys, error.clone(), self.common.server_timeout);
         }
         error

@@ -10,8 +10,8 @@ const CLOCK: ClockId = ClockId::Boottime;
 #[cfg(not(target_os = "linux"))]
 const CLOCK: ClockId = ClockId::Monotonic;
 
-/// Longer than any wait, and short enough for every clock.
-const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// The longest wait that the server accepts, and short enough for every clock.
+pub(crate) const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 fn exactly() -> Duration {
     let now = clock_gettime(CLOCK);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use holdfast_core::{Millis, Wait};
+use holdfast_core::Wait;
 
 use crate::clock;
 
@@ -10,8 +10,8 @@ use crate::clock;
 pub(crate) fn at_most(time: Duration) -> Wait {
     match clock::millis(time) {
         0 => Wait::No,
-        // A time that can't be represented is no limit.
-        Millis::MAX => Wait::Forever,
+        // The server refuses a longer wait.
+        _ if time > clock::LONG => Wait::Forever,
         time => Wait::For(time),
     }
 }

@@ -64,6 +64,9 @@ async fn wait_ends_with_grant_or_timeout() {
     let next = waiting.await.unwrap().unwrap().unwrap();
     assert!(next.fence() > first);
     next.release().await.unwrap();
+    // The server would refuse this time.
+    let lock = lock.wait(Duration::from_secs(1 << 40));
+    assert!(lock.acquire().await.unwrap().is_some());
 }
 
 #[tokio::test]

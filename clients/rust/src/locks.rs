@@ -1,5 +1,6 @@
 //! The entry point: clients of one server, a cluster, or Sentinel.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,8 @@ pub(crate) const LONGEST_NAME: usize = 400;
 const NAME_ENDS: char = ':';
 /// How many characters of the host name are used.
 const LONGEST_HOST: usize = 60;
+/// How many keys one command names at most.
+const MOST_KEYS: usize = 128;
 /// No caching by default.
 const KEEP: CacheOptions = CacheOptions { idle: 0, most: 1 };
 
@@ -482,13 +485,12 @@ impl Lock {
 
     /// Each of its keys alone, with its place in the order of servers.
     pub(crate) fn each_key(&self) -> impl Iterator<Item = Result<(Position, Self), Error>> {
-        let alone = |key| Self { keys: Keys::from_iter([key]), ..self.clone() };
+        let alone = |key| self.clone().with_keys(Keys::from_iter([key]));
         self.keys.iter().map(move |key| Ok((self.client.shared().name.position(key)?, alone(key))))
     }
 
-    /// The same with the keys of another one.
-    pub(crate) fn and(self, other: &Self) -> Self {
-        let keys = self.keys.iter().chain(other.keys.iter()).collect();
+    /// The same with these keys.
+    pub(crate) fn with_keys(self, keys: Keys) -> Self {
         Self { keys, ..self }
     }
 
@@ -496,6 +498,13 @@ impl Lock {
         let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", self.keys) });
         if self.keys.is_empty() {
             return Err(Error::Invalid { message: "a lock needs at least one key, got none".into() });
+        }
+        if self.keys.len() > MOST_KEYS {
+            let message = format!("one server locks at most {MOST_KEYS} keys at once, got {}", self.keys.len());
+            return Err(Error::Invalid { message });
+        }
+        if self.keys.iter().collect::<HashSet<_>>().len() < self.keys.len() {
+            return invalid("a key is named twice");
         }
         if self.keys.len() > 1 && self.terms.limit != Limit::One {
             return invalid("several keys can only be locked as mutexes, without SHARED or LIMIT");

@@ -87,14 +87,7 @@ fn groups(locks: &[Lock]) -> Result<Vec<(Position, Lock)>, Error> {
     }
     // Locks of one place stay in the order in which they were named.
     keys.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let mut groups: Vec<(Position, Lock)> = Vec::new();
-    for (position, lock) in keys {
-        match groups.last_mut() {
-            Some((place, group)) if *place == position => *group = joined(group, &lock)?,
-            _ => groups.push((position, lock)),
-        }
-    }
-    Ok(groups)
+    keys.chunk_by(|(one, _), (other, _)| one == other).map(joined).collect()
 }
 
 fn check_options(lock: &Lock) -> Result<(), Error> {
@@ -112,17 +105,16 @@ fn check_options(lock: &Lock) -> Result<(), Error> {
     Ok(())
 }
 
-fn joined(group: &Lock, lock: &Lock) -> Result<Lock, Error> {
-    let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", lock.keys()) });
-    if group.keys().iter().any(|key| lock.keys().iter().any(|other| key == other)) {
-        return invalid("this key is named twice");
+/// The locks of one place as one.
+fn joined(locks: &[(Position, Lock)]) -> Result<(Position, Lock), Error> {
+    let (position, first) = &locks[0];
+    if let Some((_, lock)) = locks.iter().find(|(_, lock)| lock.terms() != first.terms()) {
+        let message = "the locks of one server and slot are acquired by one command, so their terms must be the same";
+        return Err(Error::Invalid { message: format!("{}: {message}", lock.keys()) });
     }
-    if group.terms() != lock.terms() {
-        return invalid(
-            "the locks of one server and slot are acquired by one command, so their terms must be the same",
-        );
-    }
-    Ok(group.clone().and(lock))
+    let group = first.clone().with_keys(locks.iter().flat_map(|(_, lock)| lock.keys().iter()).collect());
+    group.check()?;
+    Ok((position.clone(), group))
 }
 
 /// Locks at several servers that are all held, until this is dropped or one of them is lost.
@@ -288,13 +280,17 @@ mod tests {
             other => panic!("{:?}", other.map(|groups| groups.len())),
         };
         assert!(refused(&[]).contains("one key"));
-        assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("this key is named twice"));
+        assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("named twice"));
         assert!(refused(&[locks.lock("a").shared()]).contains("mutexes only"));
         let second = Duration::from_secs(1);
         assert!(refused(&[locks.lock("a").wait(second)]).contains("MultiLock"));
         assert!(refused(&[locks.lock("a").keep(second)]).contains("be cached"));
         assert!(refused(&[locks.lock("a"), locks.lock("b").lease(second)]).contains("terms"));
         assert!(refused(&[locks.lock("a").lease(Duration::ZERO)]).contains("longer than 0"));
+        let many = |count: usize| (0..count).map(|key| locks.lock(key.to_string())).collect::<Vec<_>>();
+        assert_eq!(groups(&many(128)).unwrap().len(), 1);
+        assert!(refused(&many(100_000)).contains("at most 128 keys at once, got 100000"));
+        assert!(refused(&[locks.lock_all((0..129u8).map(|key| [key]))]).contains("got 129"));
         let other_database = Locks::open(PLACES[1]).unwrap();
         assert_eq!(groups(&[locks.lock("a"), other_database.lock("a").lease(second)]).unwrap().len(), 2);
     }

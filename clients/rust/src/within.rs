@@ -76,6 +76,7 @@ impl<'g> Inner<'g> {
     }
 
     async fn acquire_within(outer: &Guard, lock: &Lock, wait: Wait) -> Result<Option<Inner<'g>>, Error> {
+        lock.check()?;
         let around: Vec<_> = outer.around.iter().chain([&outer.hold]).cloned().collect();
         let has_it = around.iter().find(|hold| lock.is_satisfied_by(hold)).map(Arc::clone);
         let is_reentry = has_it.is_some();

@@ -142,6 +142,8 @@ async fn reentry_is_granted_immediately_and_released_with_the_first_guard() {
     assert!(!is_free(&server, "a") && is_free(&server, "b"));
     drop(a.acquire(&locks.lock("a")).await.unwrap().unwrap());
     a.check().await.unwrap();
+    let error = a.acquire(&locks.lock_all::<&str>([])).await.unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
     // A lost lock is not re-entered.
     let _: i64 = crate::common::say(&server, "LOCK.FORCE a");
     a.lost().await;

@@ -46,7 +46,8 @@ pub(crate) fn parse(url: &str) -> Result<Address, Error> {
             cluster(scheme, rest).map(Address::Cluster)
         }
         Some((scheme @ ("redis" | "rediss" | "valkey" | "valkeys"), "sentinel")) => {
-            let (hosts, path) = rest.split_once('/').ok_or_else(|| invalid("no name of a master"))?;
+            let named = rest.split_once('/').filter(|(_, path)| path.starts_with(|first| !"/?".contains(first)));
+            let (hosts, path) = named.ok_or_else(|| invalid("no name of a master"))?;
             sentinel(scheme, hosts, path)
         }
         _ => Client::open(url).map(Address::One),
@@ -54,20 +55,17 @@ pub(crate) fn parse(url: &str) -> Result<Address, Error> {
     parsed.map_err(|error| invalid(&error.to_string()))
 }
 
-/// The same without passwords, for messages.
+/// The same without logins and options, for messages: either may contain a password.
 pub(crate) fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let rest = match rest.split_once('?') {
-        // It may contain the passwords of Sentinels, and of a socket's server.
-        Some((rest, _)) => format!("{rest}?***"),
-        None => rest.to_owned(),
-    };
-    match rest.rsplit_once('@') {
-        Some((login, rest)) => match login.split_once(':') {
-            Some((user, _)) => format!("{scheme}://{user}:***@{rest}"),
-            None => format!("{scheme}://{login}@{rest}"),
-        },
-        None => format!("{scheme}://{rest}"),
+    let (scheme, rest) = url.split_at(url.find("://").map_or(0, |end| end + "://".len()));
+    match (rest.rfind('@'), rest.find('?')) {
+        // A password that is not encoded, of the login or of the Sentinels.
+        (Some(login), Some(options)) if options < login => format!("{scheme}***"),
+        (login, options) => {
+            let hosts = &rest[login.unwrap_or(0)..options.unwrap_or(rest.len())];
+            let hidden = |part: Option<usize>| if part.is_some() { "***" } else { "" };
+            format!("{scheme}{}{hosts}{}", hidden(login), hidden(options))
+        }
     }
 }
 
@@ -151,8 +149,27 @@ mod tests {
             parse("redis+sentinel://a:26379,b:26380/mymaster/2"),
             Ok(Address::Sentinel { database: 2, .. })
         ));
-        let Err(Error::Invalid { message }) = parse("redis+sentinel://me:secret@a:26379") else { panic!() };
-        assert!(message.contains("no name of a master") && !message.contains("secret"), "{message}");
+        for url in ["redis+sentinel://me:secret@a:26379", "redis+sentinel://me:secret@a:26379/"] {
+            let Err(Error::Invalid { message }) = parse(url) else { panic!("{url}") };
+            assert!(message.contains("no name of a master") && !message.contains("secret"), "{message}");
+        }
+    }
+
+    #[test]
+    fn messages_have_no_password() {
+        for url in [
+            "me:secret@host",
+            "redis:/me:secret@host",
+            "redis://me:sec?ret@host",
+            "redis://me:sec?ret@host?x=secret",
+            "redis://me:se@cret@host:x",
+            "redis+sentinel://a/?sentinel_password=sec@ret",
+        ] {
+            let Err(Error::Invalid { message }) = parse(url) else { panic!("{url}") };
+            assert!(!message.contains("ret"), "{url}: {message}");
+        }
+        assert_eq!(without_password("redis://me:p@host:x/1?pass=p"), "redis://***@host:x/1***");
+        assert_eq!(without_password("redis://host/1"), "redis://host/1");
     }
 
     #[test]

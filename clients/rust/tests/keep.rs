@@ -85,11 +85,13 @@ async fn cached_lock_needs_no_second_confirmation() {
     let first = granted(&lock).await;
     let fence = first.fence();
     first.release().await.unwrap();
+    // More than one, if the replica confirmed the first too late.
+    let asked = requests(&primary);
     replica.stop();
     let again = granted(&lock).await;
     assert_eq!(again.fence(), fence);
     again.check().await.unwrap();
-    assert_eq!(requests(&primary), 1);
+    assert_eq!(requests(&primary), asked);
     // Another client's request is granted.
     let next = waits(&others.lock("a"));
     soon("the other request waits", || waiters(&primary, "a") == 1).await;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand};
 
 use crate::times;
@@ -36,21 +37,22 @@ pub struct Target {
     #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
     /// The client certificate, as a PEM file, for servers that require one
-    #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
     /// Its private key, as a PEM file
-    #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    #[arg(long, global = true, display_order = SERVER_OPTIONS + 1, env = "HOLDFAST_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// Read from the environment only: other users can see arguments.
-    #[arg(skip = passwords("HOLDFAST_PASSWORD"))]
-    pub password: Option<String>,
+    #[arg(skip = std::env::var_os("HOLDFAST_PASSWORD"))]
+    pub password: Option<OsString>,
     /// The password of the Sentinels.
-    #[arg(skip = passwords("HOLDFAST_SENTINEL_PASSWORD"))]
-    pub sentinel_password: Option<String>,
+    #[arg(skip = std::env::var_os("HOLDFAST_SENTINEL_PASSWORD"))]
+    pub sentinel_password: Option<OsString>,
 }
 
-fn passwords(variable: &str) -> Option<String> {
-    std::env::var(variable).ok()
+/// The numbers of locks that the server can be asked for.
+fn counts() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=2_147_483_647)
 }
 
 /// The subcommand.
@@ -61,7 +63,7 @@ pub enum Task {
     /// Shows the holders and waiters of a lock
     Show {
         /// The lock
-        key: String,
+        key: OsString,
         /// As JSON, in one line
         #[arg(long)]
         json: bool,
@@ -70,7 +72,7 @@ pub enum Task {
     Ls {
         /// The pattern of the keys, as for SCAN
         #[arg(default_value = "*")]
-        pattern: String,
+        pattern: OsString,
         /// As JSON, one object per line
         #[arg(long)]
         json: bool,
@@ -80,7 +82,7 @@ pub enum Task {
     /// Forces a lock free: all its holders lose it
     Force {
         /// The lock
-        key: String,
+        key: OsString,
         /// Does not ask for confirmation
         #[arg(long, short)]
         yes: bool,
@@ -156,7 +158,7 @@ pub struct Run {
     pub report: Option<PathBuf>,
     /// The lock; of several locks, all are acquired or none
     #[arg(required = true, value_name = "KEY")]
-    pub keys: Vec<String>,
+    pub keys: Vec<OsString>,
     /// The command and its arguments, run without a shell
     #[arg(required = true, last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -175,7 +177,7 @@ pub struct Top {
     #[arg(long)]
     pub json: bool,
     /// The number of locks of each server
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = counts())]
     pub count: usize,
     /// The refresh interval
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = times::parse)]
@@ -189,7 +191,7 @@ pub struct Metrics {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:19121")]
     pub listen: SocketAddr,
     /// The number of longest queues of each server that have their own metrics
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = counts())]
     pub queues: usize,
     /// Only the servers that clients use, not their replicas
     #[arg(long)]
@@ -224,6 +226,9 @@ mod tests {
             &["run", "-w", "1", "-n", "a", "--", "b"],
             &["run", "--shared", "--limit", "2", "a", "--", "b"],
             &["run", "--limit", "0", "a", "--", "b"],
+            &["top", "--count", "0"],
+            &["metrics", "--queues", "0"],
+            &["metrics", "--queues", "2147483648"],
         ] {
             assert!(Args::try_parse_from([&["holdfast"], wrong].concat()).is_err(), "{wrong:?}");
         }

@@ -6,7 +6,7 @@ use holdfast_client::Locks;
 use holdfast_client::redis::cmd;
 
 use crate::failure::Failure;
-use crate::inspect::{failed, server_of};
+use crate::inspect::{failed, server_of, shown};
 use crate::report::{print, print_message};
 use crate::show;
 
@@ -14,12 +14,11 @@ use crate::show;
 const NEXT: usize = 3;
 
 /// Forces a lock free. Returns 1 if it was free already, or the answer was no.
-pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
-    let mut server = server_of(locks, key.as_bytes()).await?;
-    let name = key.as_bytes();
+pub async fn force(locks: &Locks, name: &[u8], yes: bool) -> Result<u8, Failure> {
+    let mut server = server_of(locks, name).await?;
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let Some(lock) = lock.filter(|lock| !lock.holders.is_empty()) else {
-        print_message(format_args!("{}: {key:?} is free", server.name));
+        print_message(format_args!("{}: {:?} is free", server.name, shown(name)));
         return Ok(1);
     };
     if !yes {
@@ -38,7 +37,7 @@ pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
         }
     }
     let broken: i64 = cmd("LOCK.FORCE")
-        .arg(key)
+        .arg(name)
         .query_async(&mut server.connection)
         .await
         .map_err(|error| failed(&server, name, &error))?;

@@ -168,7 +168,7 @@ impl Server {
     }
 
     /// One slice of the hashes whose keys match, and the cursor of the next; 0: the last slice.
-    pub async fn scan(&mut self, cursor: u64, pattern: &str) -> RedisResult<(u64, Vec<Vec<u8>>)> {
+    pub async fn scan(&mut self, cursor: u64, pattern: &[u8]) -> RedisResult<(u64, Vec<Vec<u8>>)> {
         let mut scan = cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
         scan.query_async(&mut self.connection).await

@@ -11,11 +11,11 @@ use crate::report::{print, print_message, table};
 use crate::times;
 
 /// Lists the locks whose keys match.
-pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failure> {
+pub async fn list(locks: &Locks, pattern: &[u8], json: bool) -> Result<u8, Failure> {
     let mut found = Vec::new();
     let mut hidden = 0;
     for mut server in servers(locks).await? {
-        let fail = |server: &_, error: &_| failed(server, pattern.as_bytes(), error);
+        let fail = |server: &_, error: &_| failed(server, pattern, error);
         // Only for the progress.
         let total = server.size().await.unwrap_or(u64::MAX);
         let (mut cursor, mut looked, mut seen) = (0, 0, HashSet::new());

@@ -22,6 +22,7 @@ mod times;
 mod top;
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -67,9 +68,9 @@ async fn perform(args: &Args) -> Result<u8, Failure> {
     }
     let locks = login::open(&args.target)?;
     match &args.task {
-        Task::Show { key, json } => show::show(&locks, key, *json).await,
-        Task::Ls { pattern, json } => list::list(&locks, pattern, *json).await,
-        Task::Force { key, yes } => force::force(&locks, key, *yes).await,
+        Task::Show { key, json } => show::show(&locks, key.as_bytes(), *json).await,
+        Task::Ls { pattern, json } => list::list(&locks, pattern.as_bytes(), *json).await,
+        Task::Force { key, yes } => force::force(&locks, key.as_bytes(), *yes).await,
         Task::Metrics(task) => metrics::serve(locks, task).await,
         Task::Top(task) => top::top(&locks, task).await,
         // Handled before, or without a server.

@@ -3,7 +3,8 @@
 //! outer run's owner holds the lock. This works for every address, and also when the outer run has ended or lost its
 //! lock.
 
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use holdfast_client::{Locks, Owner};
 
@@ -27,7 +28,7 @@ fn owners() -> Vec<Vec<u8>> {
 
 /// A key that outer runs hold, so that this run would never be granted it. `None` if this user may not read the lock, or the server
 /// is unreachable.
-pub async fn key_of_outer_run(locks: &Locks, task: &Run) -> Option<String> {
+pub async fn key_of_outer_run<'t>(locks: &Locks, task: &'t Run) -> Option<&'t OsStr> {
     let owners = owners();
     if owners.is_empty() {
         return None;
@@ -37,7 +38,7 @@ pub async fn key_of_outer_run(locks: &Locks, task: &Run) -> Option<String> {
         if let Ok(Some(lock)) = server.lock(key.as_bytes()).await
             && is_taken(&lock, &owners, wanted(task))
         {
-            return Some(key.clone());
+            return Some(key);
         }
     }
     None

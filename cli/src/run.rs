@@ -1,8 +1,10 @@
 //! `holdfast run`: runs a command while holding a lock.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -100,11 +102,11 @@ async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
         if !task.no_wait
             && let Some(key) = nested_runs::key_of_outer_run(&locks, task).await
         {
-            return Err(Failure::waits_for_itself(&key));
+            return Err(Failure::waits_for_itself(key.as_bytes()));
         }
         // Without this, a wait would continue until the server is reachable, even if the address is wrong.
         if let Some(key) = task.keys.first() {
-            locks.server_of(key).await?;
+            locks.server_of(key.as_bytes()).await?;
         }
         lock.acquire().await.map_err(Failure::from)
     };
@@ -140,7 +142,7 @@ async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
 }
 
 fn lock(locks: &Locks, task: &Run) -> Lock {
-    let mut lock = locks.lock_all(&task.keys);
+    let mut lock = locks.lock_all(task.keys.iter().map(|key| key.as_bytes()));
     if task.ephemeral {
         lock = lock.ephemeral();
     }
@@ -166,7 +168,7 @@ fn lock(locks: &Locks, task: &Run) -> Lock {
 
 fn variables(task: &Run, guard: &Guard) -> [(&'static str, Vec<u8>); 4] {
     [
-        ("HOLDFAST_KEY", task.keys.join(" ").into_bytes()),
+        ("HOLDFAST_KEY", task.keys.join(OsStr::new(" ")).into_vec()),
         ("HOLDFAST_TOKEN", guard.fence().to_string().into_bytes()),
         ("HOLDFAST_OWNER", guard.owner().as_bytes().to_vec()),
         (nested_runs::OWNERS, nested_runs::owners_with(guard.owner())),

@@ -11,9 +11,8 @@ use crate::times;
 const SHOWN: usize = 100;
 
 /// Shows one lock. Returns 1 if it is free.
-pub async fn show(locks: &Locks, key: &str, json: bool) -> Result<u8, Failure> {
-    let mut server = server_of(locks, key.as_bytes()).await?;
-    let name = key.as_bytes();
+pub async fn show(locks: &Locks, name: &[u8], json: bool) -> Result<u8, Failure> {
+    let mut server = server_of(locks, name).await?;
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let waiters = server.waiters(name, SHOWN).await.map_err(|error| failed(&server, name, &error))?;
     let said = match (&lock, json) {

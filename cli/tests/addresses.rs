@@ -1,5 +1,7 @@
 //! Server addresses, and the errors if a server is missing.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -106,6 +108,11 @@ fn password_is_read_from_environment() {
     let wrong = with(&url, "wrong");
     assert!(wrong.code == Some(69) && wrong.err.contains("HOLDFAST_PASSWORD"), "{wrong:?}");
     assert!(!wrong.err.contains("wrong@") && !wrong.err.contains(":wrong"), "{wrong:?}");
+    // A password is not dropped silently.
+    let mut encoded = holdfast_at(&url);
+    encoded.env("HOLDFAST_PASSWORD", OsStr::from_bytes(b"\xff"));
+    let encoded = done(encoded.args(["run", "a", "--", "echo", "ran"]));
+    assert!(encoded.code == Some(64) && encoded.err.contains("UTF-8"), "{encoded:?}");
     // The address has precedence.
     let url = format!("redis://:s%24cret%23%25%2F%40%3Ay@{}", server.addr());
     assert_eq!(with(&url, "wrong").out, "ran\n");
@@ -159,9 +166,8 @@ fn tls_address_is_accepted() {
     assert_eq!(uncertified.code, Some(69), "{}", uncertified.err);
     assert!(uncertified.err.contains("--tls-cert"), "{}", uncertified.err);
     let mut known = holdfast_at(&url);
-    known.env("HOLDFAST_TLS_CA", &ca);
-    known.env("HOLDFAST_TLS_CERT", file("server.pem")).env("HOLDFAST_TLS_KEY", file("server.key"));
-    let known = done(known.args(["run", "a", "--", "echo", "ran"]));
+    known.env("HOLDFAST_TLS_CA", &ca).env("HOLDFAST_TLS_CERT", file("server.pem"));
+    let known = done(known.args(["--tls-key", &file("server.key"), "run", "a", "--", "echo", "ran"]));
     assert_eq!((known.code, known.out.as_str()), (Some(0), "ran\n"), "{}", known.err);
     until(SOON, "no request waits", || waiters(&server, "a") == 0);
 }

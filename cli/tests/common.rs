@@ -117,6 +117,11 @@ impl Running {
         drop(self.child.stderr.take());
     }
 
+    /// Closes its standard input.
+    pub fn close_input(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
         // It has not been reaped, so its id is still its own.

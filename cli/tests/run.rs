@@ -1,7 +1,9 @@
 //! `holdfast run`.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -53,9 +55,7 @@ fn command_runs_with_lock_and_its_token() {
 #[test]
 fn owner_names_host_and_process() {
     let server = Server::start();
-    for (variables, name) in
-        [(&[("USER", "alice"), ("LOGNAME", "bob")][..], "alice@"), (&[("LOGNAME", "bob")], "bob@"), (&[], "uid")]
-    {
+    for (variables, name) in [(&[("USER", "alice"), ("LOGNAME", "bob")][..], "alice@"), (&[], "uid")] {
         let mut command = holdfast(&server);
         command.env_remove("USER").env_remove("LOGNAME").envs(variables.iter().copied());
         let done = done(command.args(["run", "a", "--", "sh", "-c", "echo $HOLDFAST_OWNER"]));
@@ -71,6 +71,37 @@ fn arguments_and_input_are_passed_unchanged() {
     let mut child = holdfast(&server).args(["run", "a", "--", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"through").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"through");
+}
+
+#[test]
+fn key_may_have_any_bytes() {
+    let server = Server::start();
+    let bytes = |key: &[u8]| -> redis::Value { redis::cmd("LOCK.INFO").arg(key).query(&mut server.connect()).unwrap() };
+    let [one, two] = [b"\xff".as_slice(), b"a\xfeb"].map(OsStr::from_bytes);
+    let mut run =
+        Running::start(holdfast(&server).arg("run").args([one, two]).args(["--", "cat"]).stdin(Stdio::piped()));
+    until(SOON, "both are held", || bytes(b"\xff") != redis::Value::Nil && bytes(b"a\xfeb") != redis::Value::Nil);
+    for arguments in [["show", "--json"], ["ls", "--json"]] {
+        let found = done(holdfast(&server).args(arguments).arg(two));
+        assert!(found.code == Some(0) && found.out.contains(r"a\\xfeb"), "{found:?}");
+    }
+    run.close_input();
+    assert_eq!(run.done().code, Some(0));
+    let named =
+        done(holdfast(&server).arg("run").arg(one).args(["--", "printenv", "HOLDFAST_KEY"]).stdin(Stdio::null()));
+    assert_eq!(named.code, Some(0));
+    let _: i64 = redis::cmd("LOCK.ACQUIRE").arg(b"\xff").arg("alice").query(&mut server.connect()).unwrap();
+    assert_eq!(done(holdfast(&server).args(["force", "--yes"]).arg(one)).code, Some(0));
+    assert_eq!(bytes(b"\xff"), redis::Value::Nil);
+}
+
+#[test]
+fn invalid_arguments_are_refused_without_a_server() {
+    let nowhere = |arguments: &[&str]| done(holdfast_at("redis://127.0.0.1:1").args(arguments)).code;
+    assert_eq!(nowhere(&["run", "--lease", "NaN", "a", "--", "true"]), Some(2));
+    assert_eq!(nowhere(&["top", "--once", "--count", "0"]), Some(2));
+    assert_eq!(nowhere(&["metrics", "--queues", "0"]), Some(2));
+    assert_eq!(nowhere(&["show", "a", "--tls-cert", "a.pem"]), Some(64));
 }
 
 #[test]

@@ -6,10 +6,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use holdfast_client::{Locks, Owner};
+use holdfast_client::Owner;
 
 use crate::args::Run;
-use crate::inspect::{Lock, server_of};
+use crate::inspect::{Lock, Server};
 
 /// The variable with the owners of all outer runs, one per line.
 pub const OWNERS: &str = "HOLDFAST_OWNERS";
@@ -26,15 +26,13 @@ fn owners() -> Vec<Vec<u8>> {
     value.split(|byte| *byte == b'\n').filter(|owner| !owner.is_empty()).map(<[u8]>::to_vec).collect()
 }
 
-/// A key that outer runs hold, so that this run would never be granted it. `None` if this user may not read the lock, or the server
-/// is unreachable.
-pub async fn key_of_outer_run<'t>(locks: &Locks, task: &'t Run) -> Option<&'t OsStr> {
+/// A key that outer runs hold, so that this run would never be granted it. `None` if this user may not read the lock.
+pub async fn key_of_outer_run<'t>(server: &mut Server, task: &'t Run) -> Option<&'t OsStr> {
     let owners = owners();
     if owners.is_empty() {
         return None;
     }
     for key in &task.keys {
-        let Ok(mut server) = server_of(locks, key.as_bytes()).await else { continue };
         if let Ok(Some(lock)) = server.lock(key.as_bytes()).await
             && is_taken(&lock, &owners, wanted(task))
         {

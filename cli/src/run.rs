@@ -17,6 +17,7 @@ use tokio::signal::unix::{self, SignalKind, signal};
 use crate::args::{Run, Target};
 use crate::child::{Change, Child};
 use crate::failure::{Failure, TEMPORARY};
+use crate::inspect::server_of;
 use crate::login;
 use crate::nested_runs;
 use crate::report::{print_aside, print_message};
@@ -99,16 +100,10 @@ async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
     let mut signals = Signals::listen()?;
     let lock = lock(&locks, task);
     let acquire = async {
-        if !task.no_wait
-            && let Some(key) = nested_runs::key_of_outer_run(&locks, task).await
-        {
-            return Err(Failure::waits_for_itself(key.as_bytes()));
+        tokio::select! {
+            granted = lock.acquire() => granted.map_err(Failure::from),
+            Err(failure) = check_server(&locks, task) => Err(failure),
         }
-        // Without this, a wait would continue until the server is reachable, even if the address is wrong.
-        if let Some(key) = task.keys.first() {
-            locks.server_of(key.as_bytes()).await?;
-        }
-        lock.acquire().await.map_err(Failure::from)
     };
     let granted = tokio::select! {
         granted = acquire => match granted {
@@ -139,6 +134,18 @@ async fn under_lock(target: &Target, task: &Run) -> Result<Outcome, Failure> {
         }
     };
     watch(task, guard, child, &mut signals).await
+}
+
+/// Fails if the server can't be reached, since a wait would continue until it can be, even if the address is wrong. Fails also if the
+/// wait would never end.
+async fn check_server(locks: &Locks, task: &Run) -> Result<(), Failure> {
+    let mut server = server_of(locks, task.keys.first().map_or(&[], |key| key.as_bytes())).await?;
+    if !task.no_wait
+        && let Some(key) = nested_runs::key_of_outer_run(&mut server, task).await
+    {
+        return Err(Failure::waits_for_itself(key.as_bytes()));
+    }
+    Ok(())
 }
 
 fn lock(locks: &Locks, task: &Run) -> Lock {
@@ -256,12 +263,14 @@ fn ended(status: ExitStatus) -> Outcome {
 /// The name that `show` and `ls` print for this owner: `user@host:pid`.
 fn whoami() -> String {
     // Cron and containers set different variables.
-    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok().filter(|it| !it.is_empty()));
     let id = || std::fs::metadata("/proc/self").map_or_else(|_| "?".to_owned(), |own| format!("uid{}", own.uid()));
     let user = user.unwrap_or_else(id);
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "?".to_owned());
-    let short = |text: &str| text.trim().chars().take(60).collect::<String>();
-    format!("{}@{}:{}", short(&user).replace('#', "?"), short(&host), std::process::id())
+    // An owner may not contain `##`, and stands on one line of `HOLDFAST_OWNERS`.
+    let visible = |letter: char| if letter == '#' || letter.is_control() { '?' } else { letter };
+    let short = |text: &str| text.trim().chars().take(60).map(visible).collect::<String>();
+    format!("{}@{}:{}", short(&user), short(&host), std::process::id())
 }
 
 /// The signals that this process handles.

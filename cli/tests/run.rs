@@ -55,7 +55,12 @@ fn command_runs_with_lock_and_its_token() {
 #[test]
 fn owner_names_host_and_process() {
     let server = Server::start();
-    for (variables, name) in [(&[("USER", "alice"), ("LOGNAME", "bob")][..], "alice@"), (&[], "uid")] {
+    for (variables, name) in [
+        (&[("USER", "alice"), ("LOGNAME", "bob")][..], "alice@"),
+        (&[("USER", ""), ("LOGNAME", "bob")], "bob@"),
+        (&[("USER", "a##\nb")], "a???b@"),
+        (&[], "uid"),
+    ] {
         let mut command = holdfast(&server);
         command.env_remove("USER").env_remove("LOGNAME").envs(variables.iter().copied());
         let done = done(command.args(["run", "a", "--", "sh", "-c", "echo $HOLDFAST_OWNER"]));
@@ -102,6 +107,18 @@ fn invalid_arguments_are_refused_without_a_server() {
     assert_eq!(nowhere(&["top", "--once", "--count", "0"]), Some(2));
     assert_eq!(nowhere(&["metrics", "--queues", "0"]), Some(2));
     assert_eq!(nowhere(&["show", "a", "--tls-cert", "a.pem"]), Some(64));
+}
+
+#[test]
+fn run_asks_an_unresponsive_server_once_whatever_the_number_of_keys() {
+    let server = Server::start();
+    server.stop();
+    let keys: Vec<_> = (0..20).map(|key| key.to_string()).collect();
+    let mut run = holdfast(&server);
+    run.env("HOLDFAST_OWNERS", "outer").args(["run", "--wait", "1s"]).args(keys).args(["--", "echo", "ran"]);
+    let silent = done(&mut run);
+    server.cont();
+    assert_eq!((silent.code, silent.out.as_str()), (Some(69), ""), "{}", silent.err);
 }
 
 #[test]

@@ -181,3 +181,12 @@ fn top_refreshes_in_place_and_takes_keys_in_tmux() {
     tmux.keys("q");
     tmux.shows("ended 0");
 }
+
+#[test]
+fn top_without_a_keyboard_is_an_error() {
+    let server = Server::start();
+    let script = format!("setsid -w {} top < /dev/null; echo code $?", env!("CARGO_BIN_EXE_holdfast"));
+    let terminal = Terminal::of_shell(&server, &script);
+    terminal.shows("use --once");
+    terminal.shows("code 69");
+}

@@ -36,7 +36,7 @@ pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
     // Connection errors are printed before the screen is switched.
     read_queues(locks, task.count).await?;
     // A panic restores the screen as well.
-    let mut terminal = ratatui::init();
+    let mut terminal = ratatui::try_init().map_err(|error| Failure::of("terminal", &error, "use --once"))?;
     let outcome = run(&mut terminal, locks, task).await;
     ratatui::restore();
     outcome

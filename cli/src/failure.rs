@@ -6,8 +6,6 @@ use std::io;
 use holdfast_client::Error;
 use holdfast_client::redis::RedisError;
 
-use crate::inspect::shown;
-
 /// sysexits.h: internal software error. Here: the wait would never end.
 const NEVER: u8 = 70;
 /// sysexits.h: a service is unavailable.
@@ -47,8 +45,8 @@ impl Failure {
     }
 
     /// An outer run holds this key until this run ends.
-    pub fn waits_for_itself(key: &[u8]) -> Self {
-        let message = format!("{:?}: waiting would never end: an outer run holds it", shown(key));
+    pub fn waits_for_itself(key: &str) -> Self {
+        let message = format!("{key:?}: waiting would never end: an outer run holds it");
         let next = "run the command without this lock; if it outlives the outer run: env -u HOLDFAST_OWNERS holdfast …";
         Self { message, next: next.to_owned(), code: NEVER }
     }

@@ -17,7 +17,7 @@ use tokio::signal::unix::{self, SignalKind, signal};
 use crate::args::{Run, Target};
 use crate::child::{Change, Child};
 use crate::failure::{Failure, TEMPORARY};
-use crate::inspect::server_of;
+use crate::inspect::{server_of, shown};
 use crate::login;
 use crate::nested_runs;
 use crate::report::{print_aside, print_message};
@@ -143,7 +143,7 @@ async fn check_server(locks: &Locks, task: &Run) -> Result<(), Failure> {
     if !task.no_wait
         && let Some(key) = nested_runs::key_of_outer_run(&mut server, task).await
     {
-        return Err(Failure::waits_for_itself(key.as_bytes()));
+        return Err(Failure::waits_for_itself(&shown(key.as_bytes())));
     }
     Ok(())
 }
